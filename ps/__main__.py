@@ -1,0 +1,129 @@
+"""``python -m distkeras.ps``: the parameter server on its own, and the table of rules."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import secrets
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps import rules
+from distkeras.ps.center import Center
+from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.schedulers import BoundedStaleness
+from distkeras.ps.server import ParameterServer
+from distkeras.ps.wire import KEY_BYTES
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    main = argparse.ArgumentParser(prog="python -m distkeras.ps", description=__doc__)
+    commands = main.add_subparsers(dest="command", required=True)
+    commands.add_parser("rules", help="print the table of rules, in Markdown")
+    commands.add_parser("key", help="print a new random key, to be kept in a file")
+    commands.add_parser("driven", help="serve as a driver's child: settings on standard input, until it closes")
+    serve = commands.add_parser("serve", help="serve one job until interrupted")
+    serve.add_argument("--rule", required=True, help=f"one of {', '.join(rules.all_rules())}")
+    serve.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a hyper-parameter of the rule")
+    serve.add_argument("--workers", type=int, required=True, help="number of workers of the job")
+    serve.add_argument("--learning-rate", type=float, help="the server's learning rate (gradient rules)")
+    serve.add_argument("--staleness-bound", type=int, help="iterations that a worker may be ahead of the slowest")
+    serve.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=0, help="port to bind (default: one that is free)")
+    serve.add_argument("--key-file", required=True, help=f"file with the job's key, {2 * KEY_BYTES} hexadecimal digits")
+    serve.add_argument("--measure-gap", action="store_true", help="record the gap of each commit")
+    return main
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Command line → what `build` takes."""
+    hyper_parameters = {}
+    for assignment in arguments.set:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            raise ConfigurationError(f"`--set` must be NAME=VALUE. Received: --set {assignment}")
+        try:
+            hyper_parameters[name] = json.loads(text)
+        except ValueError:
+            hyper_parameters[name] = text
+    return {
+        "rule": arguments.rule,
+        "hyper_parameters": hyper_parameters,
+        "workers": arguments.workers,
+        "learning_rate": arguments.learning_rate,
+        "staleness_bound": arguments.staleness_bound,
+        "measure_gap": arguments.measure_gap,
+        "host": arguments.host,
+        "port": arguments.port,
+        "key": Path(arguments.key_file).read_text().strip(),
+    }
+
+
+def build(settings: dict[str, Any]) -> ParameterServer:
+    """A server from JSON-ready settings: see `settings_of`.
+
+    Raises:
+        ConfigurationError: a setting that cannot work.
+        OSError: the port cannot be bound.
+    """
+    rule = rules.make(settings["rule"], **settings["hyper_parameters"])
+    workers, bound = settings["workers"], settings["staleness_bound"]
+    try:
+        key = bytes.fromhex(settings["key"])
+    except ValueError:
+        raise ConfigurationError("the key must be hexadecimal digits. Received: something else") from None
+
+    def center(vector: np.ndarray, statistics: np.ndarray) -> Center:
+        return Center(
+            rule,
+            vector,
+            workers=workers,
+            learning_rate=settings["learning_rate"],
+            scheduler=None if bound is None else BoundedStaleness(workers, bound),
+            statistics=statistics,
+            measure_gap=settings["measure_gap"],
+        )
+
+    center(np.zeros(1, np.float32), np.zeros(0, np.float32))  # a bad combination fails here, not at the first publish
+    return ParameterServer(center, key=key, host=settings["host"], port=settings["port"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if arguments.command == "rules":
+        sys.stdout.write(rules.table() + "\n")
+        return 0
+    if arguments.command == "key":
+        sys.stdout.write(secrets.token_hex(KEY_BYTES) + "\n")
+        return 0
+    driven = arguments.command == "driven"
+    try:
+        server = build(json.loads(sys.stdin.readline()) if driven else settings_of(arguments))
+    except (DistkerasError, OSError) as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        return 2
+    with server:
+        sys.stdout.write(json.dumps({"host": server.address[0], "port": server.address[1]}) + "\n")
+        sys.stdout.flush()
+        if driven:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
+            sys.stdin.read()  # returns when the driver closes its end, or dies
+        else:
+            done = threading.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: done.set())
+            done.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""The center variable, the server half of its rule, and the ledger: a plain state machine.
+
+No threads, no sockets, no clocks of its own; whoever drives it holds one lock around every call. What it keeps true:
+
+1. A commit is applied whole or not at all, and at most once: it must come from the holder of its partition's lease,
+   carry the next sequence number, and continue the mini-batches where the last commit ended.
+2. The clock ticks once per applied commit, under the same lock as the arithmetic.
+3. A published version of the center never changes. For rules that send the center itself, the payload's buffer
+   becomes the next version; rules with a view work in place and send a buffer that the view was written to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from distkeras.ps.buffers import Buffer, Pool
+from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.messages import NO_FLOATS, Commit
+from distkeras.ps.records import Log
+from distkeras.ps.rules.base import BLOCK, Chunk, Context, Rule, Scalars, Vector
+from distkeras.ps.schedulers import Scheduler, Synchronous
+
+
+@dataclass
+class Member:
+    """A partition's standing: who holds its lease, and how far it has come."""
+
+    attempt: int
+    connected: bool = True
+    finished: bool = False
+    sequence: int = 0
+    epoch: int = 0
+    batch: int = 0
+    #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
+    released: int | None = None
+    steps: int = 0
+    sent: Buffer | None = None
+    vectors: tuple[Vector, ...] = ()
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a worker is sent. The receiver of this drops ``buffer`` when the bytes are out."""
+
+    buffer: Buffer
+    clock: int
+    sequence: int
+    learning_rate: float
+    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+
+
+class Center:
+    """The shared parameters under one rule.
+
+    Args:
+        rule: the update rule.
+        vector: initial parameters, shape ``(size,)``, float32 (float64 in simulations); copied.
+        workers: number of workers of the job, n.
+        learning_rate: the server's eta; gradient rules only.
+        scheduler: when replies are released; None: what the rule needs.
+        statistics: initial moving statistics (BatchNormalization), averaged by step count, never through the rule.
+        measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit, for one more pass over the vector.
+        incarnation: which life of the server this is.
+        block: elements of one chunk.
+        now: clock for the records, seconds since the epoch.
+
+    Raises:
+        ConfigurationError: a gradient rule without a learning rate, or no worker.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        vector: Vector,
+        *,
+        workers: int,
+        learning_rate: float | None = None,
+        scheduler: Scheduler | None = None,
+        statistics: np.ndarray = NO_FLOATS,
+        measure_gap: bool = False,
+        incarnation: int = 1,
+        block: int = BLOCK,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.traits = rule.traits
+        if workers < 1:
+            raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers}")
+        if self.traits.gradient and learning_rate is None:
+            raise ConfigurationError(
+                f"`learning_rate` must be given: rule {rule.name!r} takes its steps at the server. Received: None"
+            )
+        if scheduler is None:
+            if self.traits.synchronous:
+                scheduler = Synchronous(workers)
+            else:
+                scheduler = Scheduler(workers, gather=self.traits.fixed_workers)
+        if self.traits.synchronous != isinstance(scheduler, Synchronous):
+            raise ConfigurationError(
+                f"rule {rule.name!r} must run under {'rounds' if self.traits.synchronous else 'an asynchronous pace'}. "
+                f"Received: scheduler={type(scheduler).__name__}"
+            )
+        self.rule = rule
+        self.workers = workers
+        self.learning_rate = 0.0 if learning_rate is None else float(learning_rate)
+        self.scheduler = scheduler
+        self.statistics = np.array(statistics)
+        self.incarnation = incarnation
+        self.clock = 0
+        self.counters: dict[str, int] = {}
+        self.log = Log()
+        self.members: dict[int, Member] = {}
+        self.pool = Pool(vector.size, vector.dtype)
+        self.current = self.pool.take()
+        self.current.array[...] = vector
+        self.model = tuple(np.zeros_like(vector) for _ in self.traits.model_vectors)
+        self._now = now
+        self._block = block
+        self._measure_gap = measure_gap
+        self._keeps_sent = self.traits.keeps_sent or measure_gap
+        self._chunk = Chunk()
+        self._scratch = np.empty(min(max(block, BLOCK), vector.size), vector.dtype)
+        self._round: Buffer | None = None
+        self._round_statistics = np.zeros_like(self.statistics)
+        self._round_steps = 0
+
+    @property
+    def size(self) -> int:
+        """Elements of the center."""
+        return self.pool.size
+
+    # ---- leases -----------------------------------------------------------------------------------------------
+
+    def join(self, worker: int, attempt: int) -> Member | None:
+        """Gives ``attempt`` the lease of ``worker``'s partition; None while another attempt holds it and is connected.
+
+        Raises:
+            LeaseLostError: a later attempt has the lease.
+            RemoteProtocolError: no such worker.
+        """
+        if not 0 <= worker < self.workers:
+            raise RemoteProtocolError(f"`worker` must be in [0, {self.workers}). Received: worker={worker}")
+        member = self.members.get(worker)
+        if member is None:
+            member = self.members[worker] = Member(attempt)
+            member.vectors = tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
+        elif attempt < member.attempt:
+            raise LeaseLostError(
+                f"attempt {member.attempt} holds the lease. Received: attempt {attempt}", worker=worker
+            )
+        elif attempt > member.attempt and member.connected and not member.finished:
+            return None
+        if attempt != member.attempt:
+            member.attempt, member.released = attempt, None
+        member.connected = True
+        if not member.finished:
+            self.scheduler.joined(worker)
+        return member
+
+    def disconnected(self, worker: int, attempt: int) -> None:
+        """The connection of ``attempt`` is gone: a waiting newcomer may take over."""
+        member = self.members.get(worker)
+        if member is not None and member.attempt == attempt:
+            member.connected = False
+
+    def leave(self, worker: int, attempt: int) -> None:
+        """The partition's data has ended."""
+        self.held(worker, attempt).finished = True
+        self.scheduler.left(worker)
+        self._end_round_if_complete()
+
+    def held(self, worker: int, attempt: int) -> Member:
+        """The member, if ``attempt`` holds its lease.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        member = self.members.get(worker)
+        if member is None or member.attempt != attempt:
+            holder = "nobody" if member is None else f"attempt {member.attempt}"
+            raise LeaseLostError(f"{holder} holds the lease. Received: attempt {attempt}", worker=worker)
+        return member
+
+    # ---- commits ----------------------------------------------------------------------------------------------
+
+    def commit(self, commit: Commit, parts: Sequence[Buffer]) -> bool:
+        """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
+
+        Returns:
+            False if this commit had been applied before (its reply was lost), and nothing was done.
+
+        Raises:
+            LeaseLostError: the sender does not hold the lease.
+            LedgerError: the mini-batches do not continue where the partition's last commit ended.
+            RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
+        """
+        member = self.held(commit.worker, commit.attempt)
+        if commit.sequence == member.sequence and commit.sequence > 0:
+            return False
+        self._check(commit, member, len(parts))
+        if member.released is None:
+            raise RemoteProtocolError("a worker must pull before it commits. Received: a commit", worker=commit.worker)
+        staleness = 0 if self.traits.synchronous else self.clock - member.released
+        eta = self.learning_rate if self.traits.gradient else commit.learning_rate
+        context = Context(self.workers, commit.worker, self.clock, staleness, commit.steps, eta)
+        scalars = self.rule.accept(context, self.counters)
+        gap = self._gap(member) if self._measure_gap else math.nan
+        total: float | None = None
+        if self.traits.synchronous:
+            self._contribute(parts[0])
+        else:
+            total = self._apply(member, parts, scalars)
+        self._blend_statistics(commit, member)
+        scale = commit.scale if total is None else total / self.size
+        self.log.add(
+            commit, clock=self.clock, staleness=staleness, timestamp=self._now(), eta=eta, gap=gap, scale=scale
+        )
+        self.clock += 1
+        member.sequence = commit.sequence
+        member.steps = commit.steps
+        member.epoch, member.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
+        if not commit.wants_center:
+            member.released = self.clock
+        self.scheduler.committed(commit.worker)
+        self._end_round_if_complete()
+        return True
+
+    def _check(self, commit: Commit, member: Member, parts: int) -> None:
+        if commit.incarnation != self.incarnation:
+            raise RemoteProtocolError(
+                f"`incarnation` must be {self.incarnation}. Received: incarnation={commit.incarnation}",
+                worker=commit.worker,
+            )
+        if parts != self.traits.parts or commit.sequence != member.sequence + 1:
+            raise RemoteProtocolError(
+                f"commit must have {self.traits.parts} parts and sequence {member.sequence + 1}. "
+                f"Received: {parts} parts, sequence {commit.sequence}",
+                worker=commit.worker,
+            )
+        if (commit.epoch, commit.first) != (member.epoch, member.batch) or commit.last < commit.first:
+            raise LedgerError(
+                f"commit must begin at mini-batch {member.batch} of epoch {member.epoch}. "
+                f"Received: mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}",
+                worker=commit.worker,
+                step=commit.first,
+            )
+
+    def _apply(self, member: Member, parts: Sequence[Buffer], scalars: Scalars) -> float | None:
+        payload = tuple(part.array for part in parts)
+        center = self.current.array
+        in_place = self.traits.view
+        out = center if in_place else payload[0]
+        sent = member.sent.array if self.traits.keeps_sent and member.sent else center
+        vectors = (out, center, payload, self.model, member.vectors, sent)
+        if self.traits.reduction:
+            total = math.fsum(self.rule.partial(chunk, scalars) for chunk in self._chunks(BLOCK, *vectors))
+            scalars = self.rule.reduced(scalars, total)
+        scale: float | None = None
+        for chunk in self._chunks(self._block, *vectors):
+            share = self.rule.apply(chunk, scalars)
+            if share is not None:
+                scale = share if scale is None else scale + share
+        if in_place:
+            parts[0].drop()
+        else:
+            self._publish(parts[0])
+        for extra in parts[1:]:
+            extra.drop()
+        return scale
+
+    def _publish(self, version: Buffer) -> None:
+        self.current.drop()
+        self.current = version
+
+    def _chunks(
+        self,
+        block: int,
+        out: Vector,
+        center: Vector,
+        payload: tuple[Vector, ...],
+        model: tuple[Vector, ...],
+        worker: tuple[Vector, ...],
+        sent: Vector,
+    ) -> Iterator[Chunk]:
+        """The same `Chunk` object, moved over consecutive stretches of the vectors."""
+        chunk, size = self._chunk, self.size
+        for start in range(0, size, block):
+            stretch = slice(start, min(start + block, size))
+            chunk.out = out[stretch]
+            chunk.center = center[stretch]
+            chunk.payload = tuple([vector[stretch] for vector in payload])
+            chunk.model = tuple([vector[stretch] for vector in model])
+            chunk.worker = tuple([vector[stretch] for vector in worker])
+            chunk.sent = sent[stretch]
+            chunk.scratch = self._scratch[: stretch.stop - start]
+            yield chunk
+
+    def _gap(self, member: Member) -> float:
+        if member.sent is None:
+            return math.nan
+        total, center, sent = 0.0, self.current.array, member.sent.array
+        for start in range(0, self.size, BLOCK):
+            stretch = slice(start, min(start + BLOCK, self.size))
+            moved = np.subtract(center[stretch], sent[stretch], out=self._scratch[: stretch.stop - start])
+            total += float(np.square(moved, dtype=np.float64).sum())
+        return math.sqrt(total / self.size)
+
+    # ---- rounds -----------------------------------------------------------------------------------------------
+
+    def _contribute(self, part: Buffer) -> None:
+        if self._round is None:
+            self._round = part
+        else:
+            self._round.array += part.array
+            part.drop()
+
+    def _end_round_if_complete(self) -> None:
+        if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete() or self._round is None:
+            return
+        total, contributions = self._round, len(self.scheduler.arrived)
+        context = Context(self.workers, -1, self.clock, 0, 0, self.learning_rate)
+        scalars = self.rule.release(context, self.counters)
+        center = self.current.array
+        for chunk in self._chunks(self._block, total.array, center, (total.array,), self.model, (), center):
+            self.rule.round_end(chunk, contributions, scalars)
+        self._publish(total)
+        self._round = None
+        if self.statistics.size:
+            self.statistics = self._round_statistics / self._round_steps
+            self._round_statistics = np.zeros_like(self.statistics)
+            self._round_steps = 0
+        self.scheduler.next_round()
+
+    def _blend_statistics(self, commit: Commit, member: Member) -> None:
+        if not self.statistics.size:
+            return
+        if self.traits.synchronous:
+            self._round_statistics += commit.statistics * commit.steps
+            self._round_steps += commit.steps
+            return
+        # Each active worker's share of the average is its share of the latest steps; one worker's is all of it.
+        others = (self.members[other] for other in self.scheduler.active)
+        steps = commit.steps + sum(other.steps for other in others if other is not member)
+        self.statistics = self.statistics + (commit.statistics - self.statistics) * (commit.steps / steps)
+
+    # ---- releases ---------------------------------------------------------------------------------------------
+
+    def ready(self, worker: int) -> bool:
+        """Whether ``worker`` may be sent the center now."""
+        return self.scheduler.ready(worker)
+
+    def release(self, worker: int, attempt: int) -> Released:
+        """What ``worker`` is sent now: a write, for it sets where the worker's staleness counts from.
+
+        Raises:
+            LeaseLostError: ``attempt`` does not hold the lease.
+        """
+        member = self.held(worker, attempt)
+        if self.traits.view:
+            version = self.pool.take()
+            context = Context(self.workers, worker, self.clock, 0, 0, self.learning_rate)
+            scalars = self.rule.release(context, self.counters)
+            center = self.current.array
+            for chunk in self._chunks(self._block, version.array, center, (), self.model, member.vectors, center):
+                self.rule.view(chunk, scalars)
+        else:
+            version = self.current.hold()
+        if self._keeps_sent:
+            if member.sent is not None:
+                member.sent.drop()
+            member.sent = version.hold()
+        if not self.traits.pull_first or member.released is None:
+            member.released = self.clock
+        return Released(version, self.clock, member.sequence, self.learning_rate, self.statistics)
+
+    def inspect(self) -> Released:
+        """The center itself, for nobody's account."""
+        return Released(self.current.hold(), self.clock, 0, self.learning_rate, self.statistics)

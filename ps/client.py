@@ -1,0 +1,325 @@
+"""The worker's and the driver's end of a connection to the parameter server."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from distkeras.ps.channel import Channel, Deadlines, dial
+from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, RemoteProtocolError, ServerLostError
+from distkeras.ps.faults import error_of, fault_of
+from distkeras.ps.messages import (
+    NO_BYTES,
+    NO_FLOATS,
+    Ack,
+    CenterReply,
+    Commit,
+    Drain,
+    Fault,
+    FetchModel,
+    Hello,
+    Inspect,
+    Leave,
+    Message,
+    ModelFile,
+    Observe,
+    Publish,
+    Pull,
+    Records,
+    Status,
+    Stop,
+    Welcome,
+)
+from distkeras.ps.rules.base import Vector
+from distkeras.ps.wire import Connection, EndOfStream
+from distkeras.ps.worker import CommitRequest, Computed, Loop, PullRequest, Reply
+
+_M = TypeVar("_M", bound=Message)
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and the key to it. Travels inside Spark's own task closure; the key stays out of its repr."""
+
+    host: str
+    port: int
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"Address(host={self.host!r}, port={self.port})"
+
+
+class _Caller:
+    """Request and reply over one channel."""
+
+    def __init__(self, address: Address, deadlines: Deadlines | None) -> None:
+        self.address = address
+        self.deadlines = deadlines or Deadlines()
+        self.channel: Channel | None = None
+
+    def _connect(self) -> Channel:
+        connection = Connection(server=False, key=self.address.key, allocate=self._allocate)
+        where = (self.address.host, self.address.port)
+        self.channel = dial(where, self.address.key, self.deadlines, connection)
+        return self.channel
+
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        return np.empty(size, dtype)
+
+    def _call(self, message: Message, expected: type[_M], timeout: float | None = None) -> _M:
+        """Sends ``message`` and returns the reply.
+
+        Raises:
+            DistkerasError: the server answered with a fault: that very error.
+            ServerLostError: the connection is gone.
+            DeadlineError: no answer in time.
+        """
+        channel = self.channel or self._connect()
+        what = f"the server's answer to {type(message).__name__}"
+        try:
+            channel.send(message)
+            answer = channel.receive(self.deadlines.reply + 10.0 if timeout is None else timeout, what)
+        except DistkerasError:
+            raise
+        except OSError as error:
+            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: {error}") from error
+        if isinstance(answer, EndOfStream):
+            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
+        if isinstance(answer, Fault):
+            raise error_of(answer)
+        if not isinstance(answer, expected):
+            raise RemoteProtocolError(
+                f"the answer to {type(message).__name__} must be {expected.__name__}. Received: {type(answer).__name__}"
+            )
+        return answer
+
+    def close(self) -> None:
+        """Hangs up."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+
+class WorkerClient(_Caller):
+    """One worker's connection: asks for its partition's lease, then pulls and commits.
+
+    A lost connection is made again, with growing pauses, until ``deadlines.reconnect`` has passed. The server then
+    tells which commit it applied last: one whose reply was lost is never sent again, the center is pulled instead.
+
+    Args:
+        address: the server's.
+        worker: the partition's number.
+        attempt: Spark's task attempt id.
+        size: elements of the model's parameter vector.
+        statistics: elements of its moving statistics.
+        metrics: the history's metric columns, loss first.
+        deadlines: of every wait.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        worker: int,
+        attempt: int,
+        size: int,
+        statistics: int = 0,
+        metrics: tuple[str, ...] = ("loss",),
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        super().__init__(address, deadlines)
+        self.worker = worker
+        self.attempt = attempt
+        self._hello = Hello(worker, attempt, size, statistics, "\n".join(metrics), socket.gethostname())
+        self._size = size
+        self._vectors: list[np.ndarray] = []
+        self._delivered: np.ndarray | None = None
+        self._payload: tuple[Vector, ...] = ()
+        self._waited = 0.0
+        #: Which life of the server this worker works with; 0 before it joined.
+        self.incarnation = 0
+        #: Number of the last commit that the server applied.
+        self.sequence = 0
+
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        # The rule still reads the vector delivered last while the next one arrives, so there are two.
+        if kind is CenterReply and dtype == np.float32 and size == self._size:
+            for vector in self._vectors:
+                if vector is not self._delivered:
+                    return vector
+            self._vectors.append(np.empty(size, np.float32))
+            return self._vectors[-1]
+        return super()._allocate(kind, dtype, size)
+
+    def join(self) -> Welcome:
+        """Asks for the partition's lease; waits while a previous attempt of it is still connected.
+
+        Raises:
+            LeaseLostError: a later attempt holds it.
+            ShapeError: the model differs from the published one.
+        """
+        welcome = self._call(self._hello, Welcome, self.deadlines.publish + self.deadlines.takeover)
+        if self.incarnation not in (0, welcome.incarnation):
+            raise JobStoppedError(
+                f"the server must be the one that this worker began with, incarnation {self.incarnation}. "
+                f"Received: incarnation {welcome.incarnation}",
+                worker=self.worker,
+            )
+        self.incarnation, self.sequence = welcome.incarnation, welcome.sequence
+        return welcome
+
+    def payload(self, parts: int) -> tuple[Vector, ...]:
+        """Buffers for the next commit, the same each time."""
+        if len(self._payload) != parts:
+            self._payload = tuple(np.empty(self._size, np.float32) for _ in range(parts))
+        return self._payload
+
+    def run(self, loop: Loop) -> None:
+        """Drives the worker's ``loop`` to its end, then leaves."""
+        reply: Reply | None = None
+        try:
+            request = next(loop)
+            while True:
+                match request:
+                    case PullRequest():
+                        reply = self.pull()
+                    case CommitRequest():
+                        reply = self.commit(request)
+                    case Computed():
+                        reply = None
+                request = loop.send(reply)
+        except StopIteration:
+            self.leave()
+
+    def pull(self) -> Reply:
+        """The center."""
+        return self._timed(lambda: self._taken(self._again(self._pull)))
+
+    def commit(self, request: CommitRequest) -> Reply:
+        """Has ``request`` applied, once."""
+        if not self.incarnation:
+            self.join()
+        sequence = self.sequence + 1
+        commit = Commit(
+            worker=self.worker,
+            attempt=self.attempt,
+            incarnation=self.incarnation,
+            sequence=sequence,
+            epoch=request.epoch,
+            first=request.first,
+            last=request.last,
+            epoch_end=request.epoch_end,
+            wants_center=request.wants_center,
+            learning_rate=request.learning_rate,
+            scale=request.scale,
+            waited=self._waited,
+            parts=request.parts,
+            statistics=request.statistics,
+            history=request.history,
+        )
+
+        def once() -> CenterReply | Ack:
+            # Applied already: only the reply was lost. What it carried is pulled; the commit is never sent again.
+            applied = self.sequence == sequence
+            if request.wants_center:
+                return self._pull() if applied else self._call(commit, CenterReply)
+            return Ack(self.incarnation, 0, sequence, sequence) if applied else self._call(commit, Ack)
+
+        reply = self._timed(lambda: self._again(once))
+        self.sequence = sequence
+        return self._taken(reply) if isinstance(reply, CenterReply) else Reply()
+
+    def fetch_model(self) -> bytes:
+        """The model file that the driver published."""
+        return self._call(FetchModel(), ModelFile, self.deadlines.publish + self.deadlines.frame).model.tobytes()
+
+    def leave(self) -> None:
+        """Tells the server that the partition's data has ended."""
+        self._again(lambda: self._call(Leave(self.worker, self.attempt, self.incarnation), Ack))
+
+    def report(self, error: DistkerasError) -> None:
+        """Ends the job with ``error``; a server that is gone has nothing to end."""
+        try:
+            self._call(fault_of(error), Ack, self.deadlines.handshake)
+        except (ServerLostError, DeadlineError):
+            self.close()
+
+    def _pull(self) -> CenterReply:
+        if not self.incarnation:
+            self.join()
+        return self._call(Pull(self.worker, self.attempt, self.incarnation), CenterReply)
+
+    def _taken(self, reply: CenterReply) -> Reply:
+        self._delivered = reply.center
+        return Reply(reply.learning_rate, reply.center, reply.statistics)
+
+    def _timed(self, call: Callable[[], _R]) -> _R:
+        began = time.monotonic()
+        result = call()
+        self._waited = time.monotonic() - began
+        return result
+
+    def _again(self, call: Callable[[], _R]) -> _R:
+        """``call()``, over a new connection as often as the old one breaks, until the deadline."""
+        deadline: float | None = None
+        pause = _BACKOFF_FIRST
+        while True:
+            try:
+                if self.channel is None and deadline is not None:
+                    self.join()
+                return call()
+            except ServerLostError as error:
+                self.close()
+                deadline = deadline or time.monotonic() + self.deadlines.reconnect
+                if time.monotonic() + pause > deadline:
+                    raise ServerLostError(
+                        f"the server at {self.address.host}:{self.address.port} must be reached within "
+                        f"{self.deadlines.reconnect:g} s. Received: {error.message}",
+                        worker=self.worker,
+                    ) from error
+                time.sleep(pause * random.uniform(0.5, 1.0))  # not all workers at the same moment
+                pause = min(2 * pause, _BACKOFF_MOST)
+
+
+_R = TypeVar("_R")
+
+
+class DriverClient(_Caller):
+    """The driver's connection: publishes, observes, fetches.
+
+    Args:
+        address: the server's.
+        deadlines: of every wait.
+    """
+
+    def publish(self, center: Vector, statistics: np.ndarray = NO_FLOATS, model: bytes = b"") -> None:
+        """Hands over the initial center (float32), the moving statistics and the model file."""
+        blob = np.frombuffer(model, np.uint8) if model else NO_BYTES
+        self._call(Publish(center, statistics, blob), Ack)
+
+    def observe(self, clock: int, patience: float) -> Status:
+        """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
+
+        Raises:
+            DistkerasError: the job has failed: what the worker reported.
+        """
+        return self._call(Observe(clock, patience), Status, patience + self.deadlines.frame)
+
+    def center(self) -> CenterReply:
+        """The center as it is now."""
+        return self._call(Inspect(), CenterReply)
+
+    def drain(self, start: int = 0, count: int = 4096) -> Records:
+        """Commit records from number ``start`` on, with their history."""
+        return self._call(Drain(start, count), Records)
+
+    def stop(self, reason: str) -> None:
+        """Ends the job: every worker's next request fails."""
+        self._call(Stop(reason), Ack, self.deadlines.handshake)

@@ -1,0 +1,158 @@
+"""Every error that the project raises, in one closed table.
+
+An error carries fields (worker, partition, column, step) beside its text, survives pickling (Spark pickles what a
+task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DistkerasError(Exception):
+    """Base of all errors here; never raised itself.
+
+    Args:
+        message: what was expected and what came.
+        worker: id of the worker, which is the id of its partition.
+        column: DataFrame column concerned.
+        step: mini-batch within the epoch, counted from 0.
+        remote_traceback: formatted traceback of the process where it happened, when that is another one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: int | None = None,
+        column: str | None = None,
+        step: int | None = None,
+        remote_traceback: str | None = None,
+    ) -> None:
+        if type(self) in _ABSTRACT:
+            raise TypeError(f"{type(self).__name__} is abstract; raise one of its subclasses")
+        super().__init__(message)
+        self.message = message
+        self.worker = worker
+        self.column = column
+        self.step = step
+        self.remote_traceback = remote_traceback
+
+    @property
+    def partition(self) -> int | None:
+        """Partition concerned: workers and partitions share their numbers."""
+        return self.worker
+
+    def __str__(self) -> str:
+        fields = [
+            f"{label} {value!r}" if label == "column" else f"{label} {value}"
+            for label, value in (
+                ("worker/partition", self.worker),
+                ("column", self.column),
+                ("step", self.step),
+            )
+            if value is not None
+        ]
+        text = self.message + (f" [{', '.join(fields)}]" if fields else "")
+        if self.remote_traceback:
+            text += f"\n\nRemote traceback:\n{self.remote_traceback}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {k: getattr(self, k) for k in ("worker", "column", "step", "remote_traceback")}
+        return _rebuild, (type(self), self.message, fields)
+
+
+def _rebuild(kind: type[DistkerasError], message: str, fields: dict[str, Any]) -> DistkerasError:
+    return kind(message, **fields)
+
+
+class ConfigurationError(DistkerasError, ValueError):
+    """An argument, hyper-parameter or model that cannot work, found before any work starts."""
+
+
+class DataError(DistkerasError, ValueError):
+    """Input rows that cannot be trained on or predicted from. Base of the data errors; never raised itself."""
+
+
+class EmptyDataError(DataError):
+    """No row to train on."""
+
+
+class MissingColumnError(DataError):
+    """A named column is not in the DataFrame, or has a type that holds no numbers."""
+
+
+class BadValueError(DataError):
+    """A null, NaN or infinite value, or a label out of range."""
+
+
+class ShapeError(DataError):
+    """A ragged array, or values whose count does not fill the model's input or output."""
+
+
+class WorkerError(DistkerasError, RuntimeError):
+    """User or library code raised inside a task; the remote traceback says where."""
+
+
+class NonFiniteError(DistkerasError, ArithmeticError):
+    """A commit held NaN or infinity; it was refused before it touched the center."""
+
+
+class ProtocolError(DistkerasError):
+    """Base of the two protocol errors; never raised itself."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried to do what the protocol does not allow now: a mistake in our own code."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what the protocol does not allow: garbage, a wrong version, a length over its bound."""
+
+
+class AuthenticationError(DistkerasError, PermissionError):
+    """The peer does not hold the job's key."""
+
+
+class LeaseLostError(DistkerasError):
+    """Another attempt holds this partition now; what this one sends is refused."""
+
+
+class DeadlineError(DistkerasError, TimeoutError):
+    """A wait came to its deadline; the text names what it waited for."""
+
+
+class ServerLostError(DistkerasError, ConnectionError):
+    """The parameter server cannot be reached any more."""
+
+
+class JobStoppedError(DistkerasError):
+    """The job was stopped (by the driver or by another worker's fault) while this worker was in it."""
+
+
+class LedgerError(DistkerasError, RuntimeError):
+    """The committed mini-batches are not each one counted exactly once."""
+
+
+_ABSTRACT: set[type] = set()
+_ABSTRACT.update({DistkerasError, DataError, ProtocolError})
+
+#: Wire code = position. Append only.
+ERRORS: tuple[type[DistkerasError], ...] = (
+    WorkerError,
+    ConfigurationError,
+    EmptyDataError,
+    MissingColumnError,
+    BadValueError,
+    ShapeError,
+    NonFiniteError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    AuthenticationError,
+    LeaseLostError,
+    DeadlineError,
+    ServerLostError,
+    JobStoppedError,
+    LedgerError,
+)

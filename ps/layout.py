@@ -1,0 +1,83 @@
+"""A list of named arrays as one contiguous float32 vector, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+
+Vector = np.ndarray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each array lies in the flat vector.
+
+    Args:
+        names: one name an array, in vector order.
+        shapes: shape of each, in the same order.
+
+    Raises:
+        ConfigurationError: names and shapes differ in number, or a dimension is negative.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.shapes):
+            raise ConfigurationError(
+                f"`names` and `shapes` must be equally long. Received: {len(self.names)} and {len(self.shapes)}"
+            )
+        if any(extent < 0 for shape in self.shapes for extent in shape):
+            raise ConfigurationError(f"`shapes` must hold no negative extent. Received: shapes={self.shapes}")
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First element of each array, and the total as the last entry."""
+        offsets = [0]
+        for shape in self.shapes:
+            offsets.append(offsets[-1] + math.prod(shape))
+        return tuple(offsets)
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat vector."""
+        return self.offsets[-1]
+
+    def empty(self) -> Vector:
+        """A new, uninitialized float32 vector of this layout."""
+        return np.empty(self.size, np.float32)
+
+    def views(self, vector: Vector) -> list[np.ndarray]:
+        """The arrays inside ``vector`` (any dtype, shape ``(size,)``), sharing its memory."""
+        if vector.shape != (self.size,):
+            raise ConfigurationError(f"`vector` must have shape ({self.size},). Received: {vector.shape}")
+        spans = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
+        return [vector[start:stop].reshape(shape) for start, stop, shape in spans]
+
+    def flatten(self, arrays: Sequence[np.ndarray], out: Vector | None = None) -> Vector:
+        """Copies ``arrays`` into ``out`` (a new vector if None), casting to float32.
+
+        Raises:
+            ConfigurationError: their number or a shape is not this layout's.
+        """
+        out = self.empty() if out is None else out
+        received = tuple(np.shape(array) for array in arrays)
+        if received != self.shapes:
+            raise ConfigurationError(f"`arrays` must have the shapes {self.shapes}. Received: {received}")
+        for view, array in zip(self.views(out), arrays, strict=True):
+            view[...] = array
+        return out
+
+    def locate(self, index: int) -> str:
+        """Name of the array that holds element ``index`` of the vector."""
+        for name, stop in zip(self.names, self.offsets[1:], strict=True):
+            if index < stop:
+                return name
+        raise ConfigurationError(f"`index` must be below {self.size}. Received: index={index}")

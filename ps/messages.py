@@ -1,0 +1,267 @@
+"""What travels: frozen message types. `wire` turns them into bytes and back.
+
+Numbers are 64-bit on the wire, strings UTF-8, arrays raw little-endian segments behind the fields. A worker's
+identity is its partition; ``attempt`` is Spark's task attempt id, which rises with every attempt and fences the
+older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "none yet".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+NO_FLOATS = np.empty(0, np.float32)
+NO_DOUBLES = np.empty(0, np.float64)
+NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """Base of all messages."""
+
+
+# ---- handshake: the only messages read before the peer has proved that it holds the job's key
+
+
+@dataclass(frozen=True, eq=False)
+class Challenge(Message):
+    """Server → client: prove the key over this nonce (32 bytes)."""
+
+    nonce: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Message):
+    """Client → server: the proof, and a nonce for the server's own."""
+
+    nonce: np.ndarray
+    proof: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Proof(Message):
+    """Server → client: this server holds the key too."""
+
+    proof: np.ndarray
+
+
+# ---- worker → server
+
+
+@dataclass(frozen=True, eq=False)
+class Hello(Message):
+    """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines."""
+
+    worker: int
+    attempt: int
+    size: int
+    statistics: int
+    metrics: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Pull(Message):
+    """Asks for the center."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+
+
+@dataclass(frozen=True, eq=False)
+class Commit(Message):
+    """A payload, with the mini-batches ``first``…``last`` of ``epoch`` that stand behind it.
+
+    ``history`` has one row per mini-batch: timestamp (seconds since the epoch, UTC), samples, then each metric;
+    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``scale`` the mean
+    scale factor that the worker's half applied.
+    """
+
+    worker: int
+    attempt: int
+    incarnation: int
+    sequence: int
+    epoch: int
+    first: int
+    last: int
+    epoch_end: bool
+    wants_center: bool
+    learning_rate: float
+    scale: float
+    waited: float
+    parts: tuple[np.ndarray, ...]
+    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+    history: np.ndarray = field(default_factory=lambda: NO_DOUBLES)
+
+    @property
+    def steps(self) -> int:
+        """Local steps behind the payload."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Leave(Message):
+    """The partition's data has ended; everything is committed."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+
+
+# ---- server → worker
+
+
+@dataclass(frozen=True, eq=False)
+class Welcome(Message):
+    """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``."""
+
+    incarnation: int
+    clock: int
+    sequence: int
+    durable: int
+    epoch: int
+    batch: int
+    finished: bool
+
+
+@dataclass(frozen=True, eq=False)
+class CenterReply(Message):
+    """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules)."""
+
+    incarnation: int
+    clock: int
+    sequence: int
+    durable: int
+    learning_rate: float
+    center: np.ndarray
+    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+
+
+@dataclass(frozen=True, eq=False)
+class Ack(Message):
+    """Commit ``sequence`` is applied (or a Leave noted); no vector."""
+
+    incarnation: int
+    clock: int
+    sequence: int
+    durable: int
+
+
+# ---- driver ↔ server
+
+
+@dataclass(frozen=True, eq=False)
+class Publish(Message):
+    """Driver → server: the job's initial center, its statistics, and the model file that workers ask for."""
+
+    center: np.ndarray
+    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+    model: np.ndarray = field(default_factory=lambda: NO_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class FetchModel(Message):
+    """Worker → server: send the model file."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile(Message):
+    """Server → worker: the model file of `Publish`."""
+
+    model: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Observe(Message):
+    """Driver → server: tell me when more than ``clock`` commits are applied, or after ``patience`` seconds."""
+
+    clock: int
+    patience: float
+
+
+@dataclass(frozen=True, eq=False)
+class Status(Message):
+    """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits."""
+
+    clock: int
+    joined: int
+    finished: int
+    batches: int
+    samples: int
+    loss: float
+    staleness: float
+
+
+@dataclass(frozen=True, eq=False)
+class Inspect(Message):
+    """Driver → server: send the center as it is now, for nobody's account."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drain(Message):
+    """Driver → server: send the commit records from number ``start`` on, at most ``count``."""
+
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Records(Message):
+    """Server → driver: commit records (bytes of `records.COMMIT`) with the history rows behind them, in order.
+
+    ``metrics`` are the history's column names; ``total`` is how many commit records there are.
+    """
+
+    total: int
+    metrics: str
+    commits: np.ndarray
+    history: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Stop(Message):
+    """Driver → server: end the job; every worker's next request is answered by a `Fault`."""
+
+    reason: str
+
+
+# ---- either way
+
+
+@dataclass(frozen=True, eq=False)
+class Fault(Message):
+    """An error, as its position in `errors.ERRORS`. From a worker it ends the job; -1 stands for "none" in a number."""
+
+    code: int
+    message: str
+    worker: int = -1
+    column: str = ""
+    step: int = -1
+    traceback: str = ""
+
+
+#: Wire code = position. Append only, and raise `wire.VERSION` when a message changes.
+MESSAGES: tuple[type[Message], ...] = (
+    Challenge,
+    Answer,
+    Proof,
+    Hello,
+    Pull,
+    Commit,
+    Leave,
+    Welcome,
+    CenterReply,
+    Ack,
+    Publish,
+    FetchModel,
+    ModelFile,
+    Observe,
+    Status,
+    Inspect,
+    Drain,
+    Records,
+    Stop,
+    Fault,
+)

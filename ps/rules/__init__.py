@@ -1,0 +1,71 @@
+"""All update rules, found by looking: a file in this folder that defines a `Rule` with a card is a rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.base import Card, Chunk, Context, Local, Replica, Rule, Traits
+
+__all__ = ["Card", "Chunk", "Context", "Local", "Replica", "Rule", "Traits", "all_rules", "make", "table"]
+
+
+@cache
+def all_rules() -> Mapping[str, type[Rule]]:
+    """Every rule by its name, in alphabetical order."""
+    found: dict[str, type[Rule]] = {}
+    for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{__name__}.{module_info.name}")
+        for value in vars(module).values():
+            if (
+                isinstance(value, type)
+                and issubclass(value, Rule)
+                and value.__module__ == module.__name__
+                and value is not Rule
+            ):
+                found[value.name] = value
+    return dict(sorted(found.items()))
+
+
+def make(name: str, **hyper_parameters: Any) -> Rule:
+    """The rule called ``name`` (upper or lower case).
+
+    Raises:
+        ConfigurationError: no such rule, or a hyper-parameter that it does not have or cannot take.
+    """
+    rule = all_rules().get(name.lower())
+    if rule is None:
+        raise ConfigurationError(f"`rule` must be one of {', '.join(all_rules())}. Received: rule={name!r}")
+    known = {field.name for field in dataclasses.fields(rule)}
+    unknown = sorted(set(hyper_parameters) - known)
+    if unknown:
+        raise ConfigurationError(f"rule {rule.name!r} takes {', '.join(sorted(known))}. Received: {', '.join(unknown)}")
+    return rule(**hyper_parameters)
+
+
+def table() -> str:
+    """The table of rules, in Markdown, from the rules' own cards."""
+    lines = [
+        "| rule | class | paper | where | sends | server vectors beside the center | defaults | pace |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, kind in all_rules().items():
+        rule = kind()
+        traits, card = rule.traits, kind.card
+        vectors = [*traits.model_vectors, *(f"{v} per worker" for v in traits.worker_vectors)]
+        if traits.synchronous:
+            vectors.append("round's sum")
+        if traits.keeps_sent:
+            vectors.append("what was sent, per worker")
+        defaults = ", ".join(f"`{key}={value!r}`" for key, value in rule.config().items())
+        pace = "synchronous" if traits.synchronous else "asynchronous"
+        lines.append(
+            f"| `{name}` | {card.title} | {card.paper} | {card.equations} | {card.sends} | "
+            f"{', '.join(vectors) or '–'} | {defaults} | {pace} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+"""ADAG: payloads are scaled, weight by weight, with how far the center has moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.rules.base import (
+    BLOCK,
+    THESIS,
+    Card,
+    Chunk,
+    Context,
+    Local,
+    Replica,
+    Rule,
+    Scalars,
+    Traits,
+    Vector,
+    require_choice,
+    require_number,
+    sum_of_squares,
+)
+
+FORMS = ("4.1", "4.7", "4.10", "4.1norm", "4.7norm")
+
+
+@dataclass(frozen=True)
+class ADAG(Rule):
+    r"""Asynchronous distributed adaptive gradients.
+
+    With :math:`d = \tilde\theta_t - \tilde\theta_{t-\tau}`, the way the center went since it was sent to the worker:
+
+    .. math:: \tilde\theta \leftarrow \tilde\theta + s(d) \odot \Delta
+
+    * "4.1": :math:`s_i = 1 / (d_i^2 / \eta + 1)`
+    * "4.7": :math:`s_i = 1 / (d_i^2 / \gamma + 1)`
+    * "4.10": :math:`s_i = 1 / ((d_i / \gamma)^2 + 1)`, which is "4.7" with :math:`\gamma^2`
+    * "4.1norm", "4.7norm": one scalar, with :math:`\|d\|^2` for :math:`d_i^2`
+
+    The thesis writes a norm beside an element-wise product and speaks of a factor per weight; the square is therefore
+    element-wise, and the literal norm, which shrinks with the number of weights, a variant.
+    :math:`\Delta` is AGN's payload (ADAG on top of AGN, Eq 4.8) or the plain accumulated movement.
+
+    Three placements of the same formula:
+
+    * 11: the worker ships :math:`\tilde\theta_{t-\tau}` along (two vectors up);
+    * 12: the server remembers what it sent to each worker (same result as 11);
+    * 13: the worker pulls :math:`\tilde\theta_t`, scales, sends :math:`s \odot \Delta`, and goes on from that pull. It
+      never sees its own last commit at once: a single worker is SGD with a delay of one commit, as printed.
+
+    Args:
+        window: lambda. Default 10.
+        form: which equation gives s. Default "4.7".
+        gamma: scale of "4.7" and "4.10" (the thesis writes gamma), above 0. Default 1e-4; lower if it diverges.
+        algorithm: 11, 12 or 13. Default 12.
+        normalize: divide the payload by its steps (AGN). Default True.
+
+    Reference: Hermans 2017, Algorithms 11-13, Eq 4.1, 4.7-4.10.
+    """
+
+    name = "adag"
+    card = Card(
+        title="ADAG",
+        paper="Hermans 2017",
+        equations="Alg 11-13, Eq 4.1, 4.7-4.10",
+        sends="Δ / λ (12); with θ̃ sent (11); s ⊙ Δ / λ (13)",
+        family="delta",
+        bibtex=THESIS,
+    )
+
+    window: int | None = 10
+    form: str = "4.7"
+    gamma: float = 1e-4
+    algorithm: int = 12
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("form", self.form, FORMS)
+        require_number("gamma", self.gamma)
+        require_choice("algorithm", self.algorithm, (11, 12, 13))
+        require_choice("normalize", self.normalize, (True, False))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            parts=2 if self.algorithm == 11 else 1,
+            pull_first=self.algorithm == 13,
+            keeps_sent=self.algorithm == 12,
+            reduction=self.form.endswith("norm") and self.algorithm != 13,
+        )
+
+    def divisor(self, learning_rate: float) -> float:
+        """What :math:`d^2` is divided by."""
+        if self.form.startswith("4.1") and self.form != "4.10":
+            return learning_rate
+        return self.gamma**2 if self.form == "4.10" else self.gamma
+
+    # ---- worker half ------------------------------------------------------------------------------------------
+
+    def _delta(self, replica: Replica, local: Local) -> Vector:
+        delta = local.payload[0]
+        replica.read(delta)
+        delta -= local.sent
+        if self.normalize:
+            delta /= local.steps
+        return delta
+
+    def fill(self, replica: Replica, local: Local) -> None:
+        self._delta(replica, local)
+        if self.algorithm == 11:
+            local.payload[1][...] = local.sent
+
+    def meet(self, replica: Replica, local: Local, fresh: Vector) -> None:
+        delta = self._delta(replica, local)
+        divisor = self.divisor(replica.learning_rate)
+        moved = local.vectors.setdefault("moved", np.empty_like(fresh))
+        np.subtract(fresh, local.sent, out=moved)
+        if self.form.endswith("norm"):
+            local.scale = 1.0 / (sum_of_squares(moved) / divisor + 1.0)
+            delta *= local.scale
+        else:
+            total = 0.0
+            for start in range(0, moved.size, BLOCK):
+                scale = _scale(moved[start : start + BLOCK], divisor)
+                delta[start : start + BLOCK] *= scale
+                total += float(scale.sum(dtype=np.float64))
+            local.scale = total / max(1, moved.size)
+        self.receive(replica, local, fresh)
+
+    # ---- server half ------------------------------------------------------------------------------------------
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return (self.divisor(context.learning_rate),)
+
+    def _moved(self, chunk: Chunk) -> Vector:
+        origin = chunk.payload[1] if self.algorithm == 11 else chunk.sent
+        return np.subtract(chunk.center, origin, out=chunk.scratch)
+
+    def partial(self, chunk: Chunk, scalars: Scalars) -> float:
+        return sum_of_squares(self._moved(chunk))
+
+    def reduced(self, scalars: Scalars, total: float) -> Scalars:
+        (divisor,) = scalars
+        return (1.0 / (total / divisor + 1.0),)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        delta = chunk.payload[0]
+        if self.algorithm == 13:
+            return super().apply(chunk, scalars)
+        if self.form.endswith("norm"):
+            (factor,) = scalars
+            delta *= factor
+            total = factor * delta.size
+        else:
+            scale = _scale(self._moved(chunk), scalars[0])
+            delta *= scale
+            total = float(scale.sum(dtype=np.float64))
+        np.add(chunk.center, delta, out=chunk.out)
+        return total
+
+
+def _scale(moved: Vector, divisor: float) -> Vector:
+    """:math:`1 / (d^2 / divisor + 1)`, element-wise, in place."""
+    np.multiply(moved, moved, out=moved)
+    moved /= divisor
+    moved += 1.0
+    return np.reciprocal(moved, out=moved)

@@ -1,0 +1,87 @@
+"""AEASGD: asynchronous elastic averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.rules.base import (
+    THESIS,
+    Card,
+    Local,
+    Replica,
+    Rule,
+    Traits,
+    Vector,
+    invalid,
+    require_number,
+)
+
+
+@dataclass(frozen=True)
+class AEASGD(Rule):
+    r"""Asynchronous elastic averaging SGD: workers explore and are tied to the center by a spring.
+
+    After lambda local steps the worker pulls the *fresh* center and both move toward each other:
+
+    .. math:: E = \eta\rho(\theta^k - \tilde\theta), \qquad \theta^k \leftarrow \theta^k - E, \qquad
+              \tilde\theta \leftarrow \tilde\theta + E
+
+    The worker keeps its own :math:`\theta^k` and never copies the center. It takes E off before it sends E. Stable
+    for :math:`\eta\rho < 1`.
+
+    Args:
+        window: lambda. Default 10.
+        rho: elasticity. Default 5.
+        learning_rate: eta of the elastic move. None: the worker optimizer's, read at each exchange.
+
+    Reference: Hermans 2017, Algorithm 9, Eq 2.15-2.16 (Zhang, Choromanska, LeCun 2015).
+    """
+
+    name = "aeasgd"
+    card = Card(
+        title="AEASGD",
+        paper="Hermans 2017",
+        equations="Alg 9, Eq 2.15-2.16",
+        sends="E = ηρ(θᵏ − θ̃ fresh)",
+        family="elastic",
+        bibtex=THESIS,
+    )
+
+    window: int | None = 10
+    rho: float = 5.0
+    learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("rho", self.rho, inclusive=True)
+        if self.learning_rate is not None:
+            require_number("learning_rate", self.learning_rate)
+            if self.learning_rate * self.rho >= 1:
+                raise invalid("rho", self.rho, f"below 1 / learning_rate = {1 / self.learning_rate:g}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(pull_first=True, keeps_replica=True)
+
+    def strength(self, replica: Replica) -> float:
+        """The spring's constant, alpha = eta * rho."""
+        alpha = self.rho * (replica.learning_rate if self.learning_rate is None else self.learning_rate)
+        if alpha >= 1:
+            raise invalid(
+                "rho",
+                self.rho,
+                f"below 1 / learning rate, or the elastic move overshoots (learning rate * rho = {alpha:g})",
+            )
+        return alpha
+
+    def meet(self, replica: Replica, local: Local, fresh: Vector) -> None:
+        elastic = local.payload[0]
+        position = local.vectors.setdefault("position", np.empty_like(fresh))
+        replica.read(position)
+        np.subtract(position, fresh, out=elastic)
+        elastic *= self.strength(replica)
+        position -= elastic
+        replica.load(position)
+        local.sent = fresh

@@ -1,0 +1,65 @@
+"""ASGD, the base of the gradient family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.rules.base import Card, Chunk, Context, Local, Replica, Rule, Scalars, Traits, invalid
+
+
+@dataclass(frozen=True)
+class ASGD(Rule):
+    r"""Asynchronous SGD: the worker sends a raw gradient, the server takes the step.
+
+    .. math:: \tilde\theta \leftarrow \tilde\theta - \eta\, g^k(\tilde\theta_{sent})
+
+    The learning rate is the server's. One gradient a commit: ``window`` is 1. It equals DOWNPOUR with ``window=1``
+    and plain SGD at the workers, up to rounding.
+
+    Reference: Hakimi et al. 2019, Algorithms 1-2; also Shi et al. 2024, Algorithm 1-II, and Zheng et al. 2017, Eq 3.
+    """
+
+    name = "asgd"
+    card = Card(
+        title="ASGD",
+        paper="Hakimi et al. 2019",
+        equations="Alg 1-2",
+        sends="g",
+        family="gradient",
+        bibtex="""\
+@article{hakimi2019,
+  author  = {Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf},
+  title   = {Taming Momentum in a Distributed Asynchronous Environment},
+  journal = {arXiv preprint arXiv:1907.11612},
+  year    = {2019},
+}""",
+    )
+
+    def __post_init__(self) -> None:
+        if type(self.window) is not int or self.window != 1:
+            raise invalid("window", self.window, "1: a gradient rule commits every gradient")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(gradient=True)
+
+    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+        (batch,) = batches
+        return replica.gradient(batch, local.payload[0])[np.newaxis]
+
+    def fill(self, replica: Replica, local: Local) -> None:
+        """Nothing: `compute` wrote the gradient."""
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return (context.learning_rate,)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        (learning_rate,) = scalars
+        gradient = chunk.payload[0]
+        gradient *= learning_rate
+        np.subtract(chunk.center, gradient, out=chunk.out)
+        return None

@@ -1,0 +1,302 @@
+"""What an update rule is: frozen hyper-parameters and two halves of plain functions on explicit state.
+
+The *worker half* runs beside a `Replica` and decides when an exchange is due, what is sent, and what is done with the
+reply. The *server half* runs under the center's lock: `accept` once per commit, then `apply` chunk by chunk.
+
+Rules of the house, which `center.Center` and the conformance suite hold every rule to:
+
+1. Vectors are flat and of one dtype (float32 on a server, float64 where a simulation asks for it). Scalars are Python
+   numbers, so that they never widen a vector.
+2. A kernel (`apply`, `view`, `round_end`) is element-wise: it is called on consecutive chunks, and the result does
+   not depend on where they are cut. What needs a sum over the whole vector declares ``Traits.reduction``.
+3. A kernel writes ``chunk.out``, the model's and the worker's own vectors, ``chunk.payload`` and ``chunk.scratch``;
+   never ``chunk.center`` or ``chunk.sent``. ``chunk.out`` may *be* ``chunk.payload[0]`` or ``chunk.center``: read what
+   you need before you write it.
+4. What was sent to a worker is immutable for both sides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+
+Vector = np.ndarray
+Scalars = tuple[float, ...]
+
+#: Elements of one chunk, and of one block of a reduction: 256 KB of float32 stay in a core's cache.
+BLOCK = 64 * 1024
+#: Batches that one call of `Rule.compute` gets at most: what a worker must hold in memory at once.
+LONGEST_BURST = 64
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the machinery around a rule must know of it.
+
+    Args:
+        parts: vectors in one payload.
+        gradient: the payload is a raw gradient; the learning rate lives at the server.
+        synchronous: commits add up to rounds, which a rendezvous of all workers ends.
+        pull_first: a worker pulls right before it commits, and its commit is acknowledged without a vector.
+        fixed_workers: the number of workers is part of the formula, so all must be running at once.
+        keeps_replica: the worker keeps its own parameters and never copies the center (elastic rules).
+        plain_sgd: the formula holds for plain SGD only; another worker optimizer is refused.
+        keeps_sent: the server half reads what the committing worker was last sent.
+        view: what a worker is sent is not the center itself but `Rule.view` of it.
+        reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
+        model_vectors: names of the vectors that the server keeps beside the center.
+        worker_vectors: names of the vectors that the server keeps for each worker.
+    """
+
+    parts: int = 1
+    gradient: bool = False
+    synchronous: bool = False
+    pull_first: bool = False
+    fixed_workers: bool = False
+    keeps_replica: bool = False
+    plain_sgd: bool = False
+    keeps_sent: bool = False
+    view: bool = False
+    reduction: bool = False
+    model_vectors: tuple[str, ...] = ()
+    worker_vectors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the generated table of rules says of a rule.
+
+    Args:
+        title: the name in the paper.
+        paper: short citation.
+        equations: where in the paper.
+        sends: payload, in the notation of the docstrings.
+        family: "delta", "elastic", "averaging" or "gradient".
+        bibtex: the paper's entry.
+    """
+
+    title: str
+    paper: str
+    equations: str
+    sends: str
+    family: str
+    bibtex: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a commit or a release looks like from the center.
+
+    Args:
+        workers: number of workers of the job, n.
+        worker: the one that commits or is sent the center.
+        clock: commits applied before this one, c.
+        staleness: commits by others since the worker was last sent the center, tau.
+        steps: local steps behind the payload.
+        learning_rate: eta in force: the server's for gradient rules, else the worker optimizer's.
+    """
+
+    workers: int
+    worker: int
+    clock: int
+    staleness: int
+    steps: int
+    learning_rate: float
+
+
+class Chunk:
+    """Slices of one stretch of every vector that a kernel may touch; one object is reused for all stretches."""
+
+    __slots__ = ("center", "model", "out", "payload", "scratch", "sent", "worker")
+
+    out: Vector
+    center: Vector
+    payload: tuple[Vector, ...]
+    model: tuple[Vector, ...]
+    worker: tuple[Vector, ...]
+    sent: Vector
+    scratch: Vector
+
+
+class Replica(Protocol):
+    """A model on a worker, seen as one flat vector of ``size`` elements."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def learning_rate(self) -> float:
+        """The local optimizer's current learning rate, eta."""
+
+    def load(self, vector: Vector) -> None:
+        """Sets the parameters; keeps no reference to ``vector``."""
+
+    def read(self, out: Vector) -> None:
+        """Writes the parameters into ``out``."""
+
+    def train(self, batches: Sequence[Any]) -> np.ndarray:
+        """One optimizer step a batch. Returns float64 ``(len(batches), metrics)``: each step's loss and metrics."""
+
+    def gradient(self, batch: Any, out: Vector) -> np.ndarray:
+        """Writes the mini-batch gradient into ``out``, moves nothing. Returns float64 ``(metrics,)``."""
+
+
+@dataclass
+class Local:
+    """What a worker remembers between two exchanges.
+
+    Args:
+        sent: the vector that the server last sent. Immutable.
+        payload: the vectors that the next commit ships; fresh buffers at the start of each window.
+        steps: local steps since the last exchange.
+        learning_rate: eta as the server last told it (gradient rules), else 0.
+        due_early: set by a rule that ends the window before it is full.
+        scale: mean scale factor that the worker half applied to the payload.
+        vectors: the rule's own.
+    """
+
+    sent: Vector
+    payload: tuple[Vector, ...] = ()
+    steps: int = 0
+    learning_rate: float = 0.0
+    due_early: bool = False
+    scale: float = 1.0
+    vectors: dict[str, Vector] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """Base of all update rules. The defaults are accumulated DOWNPOUR: send the window's movement, add it.
+
+    Args:
+        window: local steps between two exchanges, lambda (communication window), at least 1; None for a whole epoch.
+    """
+
+    name: ClassVar[str]
+    card: ClassVar[Card]
+
+    window: int | None = 1
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not (type(self.window) is int and self.window >= 1):
+            raise invalid("window", self.window, "a positive integer, or None for a whole epoch")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    # ---- worker half ------------------------------------------------------------------------------------------
+
+    def start(self, replica: Replica, sent: Vector) -> Local:
+        """Begins from the first pull."""
+        replica.load(sent)
+        return Local(sent=sent)
+
+    def burst(self, local: Local) -> int:
+        """Steps that may be taken before `due` must be asked again."""
+        return LONGEST_BURST if self.window is None else min(self.window - local.steps, LONGEST_BURST)
+
+    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+        """Takes ``len(batches)`` local steps. Returns what `Replica.train` returns."""
+        return replica.train(batches)
+
+    def due(self, local: Local) -> bool:
+        """Whether to exchange now; the end of an epoch makes an exchange due in any case."""
+        return local.due_early or (self.window is not None and local.steps >= self.window)
+
+    def meet(self, replica: Replica, local: Local, fresh: Vector) -> None:
+        """``Traits.pull_first`` only: fills ``local.payload`` from the center just pulled, and moves the replica."""
+        raise NotImplementedError
+
+    def fill(self, replica: Replica, local: Local) -> None:
+        """All other rules: fills ``local.payload``."""
+        delta = local.payload[0]
+        replica.read(delta)
+        delta -= local.sent
+
+    def receive(self, replica: Replica, local: Local, sent: Vector) -> None:
+        """Takes in the reply to a commit."""
+        replica.load(sent)
+        local.sent = sent
+
+    # ---- server half ------------------------------------------------------------------------------------------
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        """Called once per commit, in clock order. ``counters`` is the rule's integer state."""
+        return ()
+
+    def partial(self, chunk: Chunk, scalars: Scalars) -> float:
+        """``Traits.reduction`` only: this block's share of the sum, in float64."""
+        raise NotImplementedError
+
+    def reduced(self, scalars: Scalars, total: float) -> Scalars:
+        """``Traits.reduction`` only: the scalars for `apply`, now that the sum is known."""
+        raise NotImplementedError
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        """One chunk of the commit. Returns the sum of the scale factors used, or None if each was 1."""
+        np.add(chunk.center, chunk.payload[0], out=chunk.out)
+        return None
+
+    def release(self, context: Context, counters: dict[str, int]) -> Scalars:
+        """``Traits.view`` only: the scalars for `view`."""
+        return ()
+
+    def view(self, chunk: Chunk, scalars: Scalars) -> None:
+        """``Traits.view`` only: writes what the worker is sent."""
+        raise NotImplementedError
+
+    def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
+        """``Traits.synchronous`` only: one chunk of the step that ends a round, whose sum is in ``payload[0]``."""
+        raise NotImplementedError
+
+    # ---- configuration ----------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Hyper-parameters by name, JSON-ready."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.config().items())})"
+
+
+def invalid(name: str, value: Any, expected: str) -> ConfigurationError:
+    """The error that every rule gives for a bad hyper-parameter."""
+    return ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}")
+
+
+def require_number(name: str, value: Any, low: float = 0.0, *, inclusive: bool = False) -> None:
+    """A finite number above ``low`` (or equal to it, where ``inclusive``)."""
+    if type(value) not in (int, float) or not math.isfinite(value) or value < low or (value == low and not inclusive):
+        raise invalid(name, value, f"a finite number {'of at least' if inclusive else 'above'} {low:g}")
+
+
+def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """One of ``choices``."""
+    if value not in choices:
+        raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
+
+
+def sum_of_squares(vector: Vector) -> float:
+    """Squared Euclidean norm, added up in float64 over blocks of `BLOCK` elements: the same figure on both sides."""
+    total = 0.0
+    for start in range(0, vector.size, BLOCK):
+        total += float(np.square(vector[start : start + BLOCK], dtype=np.float64).sum())
+    return total
+
+
+THESIS = """\
+@mastersthesis{hermans2017,
+  author = {Hermans, Joeri},
+  title  = {On Scalable Deep Learning and Parallelizing Gradient Descent},
+  school = {Maastricht University},
+  year   = {2017},
+}"""

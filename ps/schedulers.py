@@ -1,0 +1,108 @@
+"""When a worker is sent the center: at once, when a round ends, or when it is not too far ahead.
+
+A scheduler is a plain state machine; whoever drives it waits, with a deadline, until `ready` says so.
+"""
+
+from __future__ import annotations
+
+from distkeras.ps.errors import ConfigurationError
+
+
+class Scheduler:
+    """Asynchronous: every reply goes out at once.
+
+    Args:
+        workers: number of workers of the job, n.
+        gather: nobody is sent the center before all n workers have joined.
+    """
+
+    def __init__(self, workers: int, *, gather: bool = False) -> None:
+        self.workers = workers
+        self.gather = gather
+        self.active: set[int] = set()
+        self._seen: set[int] = set()
+
+    def joined(self, worker: int) -> None:
+        """``worker`` has a lease; a successor joins again under the same number."""
+        self.active.add(worker)
+        self._seen.add(worker)
+
+    def left(self, worker: int) -> None:
+        """``worker`` has no more data and will not come back."""
+        self.active.discard(worker)
+
+    def committed(self, worker: int) -> None:
+        """A commit of ``worker`` was applied."""
+
+    def missing(self) -> set[int]:
+        """Workers that a gathering still waits for."""
+        return set(range(self.workers)) - self._seen if self.gather else set()
+
+    def ready(self, worker: int) -> bool:
+        """Whether ``worker`` may be sent the center now."""
+        return not self.missing()
+
+    def waiting_for(self, worker: int) -> set[int]:
+        """Whom ``worker`` waits for: names for a deadline's error."""
+        return self.missing()
+
+
+class Synchronous(Scheduler):
+    """Rounds: a round ends when every active worker has committed once, and then releases all.
+
+    A worker that died still counts until its successor commits or the wait's deadline passes; one whose data ended
+    no longer does.
+    """
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, gather=True)
+        self.arrived: set[int] = set()
+
+    def committed(self, worker: int) -> None:
+        self.arrived.add(worker)
+
+    def round_complete(self) -> bool:
+        """Whether there are contributions and nobody active is missing."""
+        return bool(self.arrived) and self.active <= self.arrived
+
+    def next_round(self) -> None:
+        """Releases everybody."""
+        self.arrived.clear()
+
+    def ready(self, worker: int) -> bool:
+        return super().ready(worker) and worker not in self.arrived
+
+    def waiting_for(self, worker: int) -> set[int]:
+        return self.missing() or self.active - self.arrived
+
+
+class BoundedStaleness(Scheduler):
+    """Stale synchronous: a worker may start its iteration i only if i - min_j i_j <= bound.
+
+    Args:
+        workers: number of workers, n.
+        bound: s, at least 0; 0 paces like rounds, a large one is asynchronous.
+
+    Reference: Hermans 2017, Section 2.4.1.
+    """
+
+    def __init__(self, workers: int, bound: int) -> None:
+        super().__init__(workers, gather=True)
+        if bound < 0:
+            raise ConfigurationError(f"`bound` must be at least 0. Received: bound={bound}")
+        self.bound = bound
+        self.iterations = dict.fromkeys(range(workers), 0)
+
+    def committed(self, worker: int) -> None:
+        self.iterations[worker] += 1
+
+    def _lead(self, worker: int) -> int:
+        slowest = min((self.iterations[other] for other in self.active), default=self.iterations[worker])
+        return self.iterations[worker] - slowest
+
+    def ready(self, worker: int) -> bool:
+        return super().ready(worker) and self._lead(worker) <= self.bound
+
+    def waiting_for(self, worker: int) -> set[int]:
+        limit = self.iterations[worker] - self.bound
+        return self.missing() or {other for other in self.active if self.iterations[other] < limit}

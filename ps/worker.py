@@ -1,0 +1,175 @@
+"""The worker's loop, once, for every rule: a generator that yields requests and is sent the replies.
+
+It opens no socket and reads no clock that matters to the result; a socket client or a simulation drives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from distkeras.ps.messages import NO_FLOATS
+from distkeras.ps.rules.base import Local, Replica, Rule, Vector
+
+
+class BatchLike(Protocol):
+    """What the loop needs to know of a mini-batch; the rest is the replica's business."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def last(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PullRequest:
+    """Wants a `Reply` with the center."""
+
+
+@dataclass(frozen=True, eq=False)
+class CommitRequest:
+    """Wants its payload applied, and a `Reply` (with the center if ``wants_center``)."""
+
+    epoch: int
+    first: int
+    last: int
+    epoch_end: bool
+    wants_center: bool
+    learning_rate: float
+    scale: float
+    parts: tuple[Vector, ...]
+    statistics: np.ndarray
+    history: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """``steps`` local steps were taken; wants nothing. A simulation lets time pass here."""
+
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise."""
+
+    learning_rate: float = 0.0
+    center: Vector | None = None
+    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+
+
+Request = PullRequest | CommitRequest | Computed
+Loop = Generator[Request, Reply | None, None]
+
+
+class WorkerReplica(Replica, Protocol):
+    """A `Replica` whose model may carry moving statistics."""
+
+    def load_statistics(self, vector: np.ndarray) -> None: ...
+    def read_statistics(self, out: np.ndarray) -> None: ...
+
+
+def work(
+    rule: Rule,
+    replica: WorkerReplica,
+    batches: Iterator[BatchLike],
+    payload: Callable[[], tuple[Vector, ...]],
+    *,
+    statistics: int = 0,
+    now: Callable[[], float] = time.time,
+) -> Loop:
+    """Trains on ``batches`` until they end, in windows that never cross an epoch's end.
+
+    Args:
+        rule: the update rule; its worker half runs here.
+        replica: the model.
+        batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
+        payload: gives the buffers that the next commit ships.
+        statistics: size of the moving statistics, 0 for none.
+        now: stamps the history, seconds since the epoch.
+
+    Yields:
+        `PullRequest` and `CommitRequest`, each to be answered by a `Reply`, and `Computed`.
+    """
+    pull_first, gradient = rule.traits.pull_first, rule.traits.gradient
+    reply = yield PullRequest()
+    center = _center(reply)
+    local = rule.start(replica, center)
+    assert reply is not None, "the driver of the loop must answer a request"
+    local.learning_rate = reply.learning_rate
+    if reply.statistics.size:
+        replica.load_statistics(reply.statistics)
+    local.payload = payload()
+    rows: list[np.ndarray] = []
+    first = 0
+    for burst in _bursts(batches, lambda: rule.burst(local)):
+        if not rows:
+            first = burst[0].index
+        metrics = rule.compute(replica, local, burst)
+        local.steps += len(burst)
+        stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
+        rows.append(np.concatenate([stamps, metrics], axis=1))
+        yield Computed(len(burst))
+        end = burst[-1]
+        if not (end.last or rule.due(local)):
+            continue
+        measured = np.empty(statistics, np.float32)
+        if statistics:
+            replica.read_statistics(measured)
+        if pull_first:
+            reply = yield PullRequest()
+            rule.meet(replica, local, _center(reply))
+            _take_in(rule, replica, local, reply)
+        else:
+            rule.fill(replica, local)
+        reply = yield CommitRequest(
+            epoch=end.epoch,
+            first=first,
+            last=end.index,
+            epoch_end=end.last,
+            wants_center=not pull_first,
+            learning_rate=0.0 if gradient else replica.learning_rate,
+            scale=local.scale,
+            parts=local.payload,
+            statistics=measured,
+            history=np.concatenate(rows).ravel(),
+        )
+        if not pull_first:
+            rule.receive(replica, local, _center(reply))
+            _take_in(rule, replica, local, reply)
+        rows.clear()
+        local.steps, local.due_early = 0, False
+        local.payload = payload()
+
+
+def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
+    """Consecutive batches of one epoch, at most ``limit()`` at a time."""
+    for head in batches:
+        burst = [head]
+        for batch in () if head.last else islice(batches, limit() - 1):
+            burst.append(batch)
+            if batch.last:
+                break
+        yield burst
+
+
+def _center(reply: Reply | None) -> Vector:
+    assert reply is not None, "the driver of the loop must answer a request"
+    assert reply.center is not None, "the driver of the loop must answer a pull with the center"
+    return reply.center
+
+
+def _take_in(rule: Rule, replica: WorkerReplica, local: Local, reply: Reply | None) -> None:
+    assert reply is not None, "the driver of the loop must answer a request"
+    local.learning_rate = reply.learning_rate
+    if reply.statistics.size and not rule.traits.keeps_replica:
+        replica.load_statistics(reply.statistics)

@@ -1,0 +1,478 @@
+"""A real server and real clients over loopback sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+
+import numpy as np
+import pytest
+from toys import ToyJob, batches, toy_worker
+
+from distkeras.ps.center import Center
+from distkeras.ps.channel import Deadlines
+from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.errors import (
+    AuthenticationError,
+    BadValueError,
+    ConfigurationError,
+    DeadlineError,
+    JobStoppedError,
+    LeaseLostError,
+    NonFiniteError,
+    ServerLostError,
+    ShapeError,
+)
+from distkeras.ps.faults import error_of
+from distkeras.ps.messages import Fault
+from distkeras.ps.process import ServerProcess
+from distkeras.ps.records import COMMIT
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.server import ParameterServer
+from distkeras.ps.worker import Computed, PullRequest, Reply
+
+KEY = bytes(range(32))
+SIZE = 70_001  # more than one chunk, and not a multiple of it
+QUICK = Deadlines(connect=5, handshake=2, frame=5, publish=5, gather=1, reply=5, takeover=5, reconnect=2, close=5)
+
+
+class Running:
+    """A server in this process with its driver's connection."""
+
+    def __init__(self, rule, *, workers=2, size=SIZE, deadlines=QUICK, start=None, eta=0.1, statistics=0):
+        self.rule = rule
+        self.deadlines = deadlines
+
+        def center(vector, statistics):
+            eta_here = eta if rule.traits.gradient else None
+            return Center(rule, vector, workers=workers, learning_rate=eta_here, statistics=statistics)
+
+        self.server = ParameterServer(center, key=KEY, deadlines=deadlines)
+        self.address = Address(*self.server.address, KEY)
+        self.server.start()
+        self.driver = DriverClient(self.address, deadlines)
+        vector = np.zeros(size, np.float32) if start is None else np.asarray(start, np.float32)
+        self.driver.publish(vector, np.zeros(statistics, np.float32), b"the model")
+
+    def client(self, worker=0, attempt=0, size=SIZE, **options):
+        options.setdefault("deadlines", self.deadlines)
+        return WorkerClient(self.address, worker=worker, attempt=attempt, size=size, **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.driver.close()
+        self.server.close()
+
+
+def drive(client, loop):
+    """The loop's requests one exchange at a time: yields after each."""
+    reply = None
+    try:
+        request = next(loop)
+        while True:
+            if isinstance(request, Computed):
+                reply = None
+            elif isinstance(request, PullRequest):
+                reply = client.pull()
+            else:
+                reply = client.commit(request)
+                yield
+            request = loop.send(reply)
+    except StopIteration:
+        client.leave()
+
+
+SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if not kind().traits.synchronous])
+def test_a_forced_schedule_gives_the_same_center_as_in_process_to_the_bit(name):
+    rule = make(name, **({} if name == "asgd" else {"window": 2}))
+    rng = np.random.default_rng(5)
+    start = rng.normal(size=SIZE).astype(np.float32)
+    steps = 8 if rule.window == 2 else 4
+    data = rng.normal(size=(3, steps, SIZE)).astype(np.float32)
+
+    def gradient(theta, value):
+        return theta * np.float32(0.5) + value
+
+    expected = ToyJob(rule, start, data, gradient=gradient, dtype=np.float32).run(SCHEDULE)
+    with Running(rule, workers=3, start=start) as running:
+        turns, clients = [], []
+        for worker in range(3):
+            client, loop, _ = toy_worker(
+                running.address, rule, data[worker], worker=worker, size=SIZE, gradient=gradient, deadlines=QUICK
+            )
+            clients.append(client)
+            turns.append(paused_before_commit(client, loop))
+            next(turns[-1])
+        for worker in SCHEDULE:
+            next(turns[worker])
+        received = running.driver.center()
+        for client in clients:
+            client.close()
+    assert received.clock == len(SCHEDULE)
+    np.testing.assert_array_equal(received.center, expected)
+
+
+def paused_before_commit(client, loop):
+    """Yields before each exchange (and its pull, where the rule pulls first), as the in-process job pauses."""
+    reply = client.pull() if isinstance(next(loop), PullRequest) else None
+    request = loop.send(reply)
+    while True:
+        while isinstance(request, Computed):
+            request = loop.send(None)
+        yield
+        if isinstance(request, PullRequest):
+            request = loop.send(client.pull())
+        try:
+            request = loop.send(client.commit(request))
+        except StopIteration:
+            client.leave()
+            yield
+            return
+
+
+@pytest.mark.parametrize("name", ["averaging", "easgd"])
+def test_rounds_over_sockets_give_the_same_center_as_in_process_to_the_bit(name):
+    rule = make(name, window=2)
+    data = np.random.default_rng(5).normal(size=(2, 6, SIZE)).astype(np.float32)
+    expected = ToyJob(rule, np.zeros(SIZE), data, dtype=np.float32).run([0, 1] * 3)
+    with Running(rule) as running:
+        workers = [running_worker(running, worker, data[worker]) for worker in range(2)]
+        for thread, _ in workers:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert [error for _, errors in workers for error in errors] == []
+        np.testing.assert_array_equal(running.driver.center().center, expected)
+
+
+def running_worker(running, worker, values, attempt=0):
+    """A worker in a thread of its own; returns the thread and the list that its error will be in."""
+    errors: list[Exception] = []
+
+    def run():
+        try:
+            client, loop, _ = toy_worker(
+                running.address,
+                running.rule,
+                values,
+                worker=worker,
+                attempt=attempt,
+                size=SIZE,
+                deadlines=running.deadlines,
+            )
+            client.run(loop)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def test_records_and_history_come_back_whole():
+    with Running(make("downpour", window=2)) as running:
+        thread, errors = running_worker(running, 0, [np.ones(1)] * 5)
+        thread.join(20)
+        assert errors == []
+        records = running.driver.drain()
+        commits = records.commits.view(COMMIT)
+        assert records.total == 3
+        np.testing.assert_array_equal(commits["first_batch"], [0, 2, 4])
+        np.testing.assert_array_equal(commits["last_batch"], [1, 3, 4])
+        np.testing.assert_array_equal(commits["bytes"], [4 * SIZE] * 3)
+        assert records.history.reshape(5, 3)[:, 1].tolist() == [1] * 5
+        assert records.metrics == "loss"
+        status = running.driver.observe(0, 1.0)
+        assert (status.clock, status.finished, status.batches, status.samples) == (3, 1, 5, 5)
+        assert running.driver.drain(start=2).commits.view(COMMIT)["clock"].tolist() == [2]
+
+
+def test_the_model_file_is_handed_out():
+    with Running(make("downpour")) as running:
+        client = running.client()
+        assert client.fetch_model() == b"the model"
+        client.close()
+
+
+class TestLostReplies:
+    def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self):
+        rule = make("downpour")
+        with Running(rule) as running:
+            client, loop, _ = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            next(loop)
+            request = loop.send(client.pull())
+            while isinstance(request, Computed):
+                request = loop.send(None)
+            send, cut = client.channel.send, []
+
+            def send_then_cut(message):
+                send(message)
+                if not cut:
+                    cut.append(True)
+                    assert running.driver.observe(0, 5.0).clock == 1  # it is applied …
+                    client.channel.sock.shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
+
+            client.channel.send = send_then_cut
+            reply = client.commit(request)
+            assert cut == [True]
+            np.testing.assert_allclose(reply.center[0], -0.1)
+            assert running.driver.center().clock == 1
+            loop.send(reply)
+            client.close()
+
+    def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self):
+        rule = make("downpour")
+        with Running(rule) as running:
+            client, loop, _ = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            next(loop)
+            request = loop.send(client.pull())
+            while isinstance(request, Computed):
+                request = loop.send(None)
+            connection = client.channel.connection
+            whole = connection.send
+
+            def half(message):
+                buffers = whole(message)
+                connection.send = whole
+                client.channel.sock.sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
+                client.channel.sock.shutdown(socket.SHUT_RDWR)
+                return []
+
+            connection.send = half
+            reply = client.commit(request)
+            np.testing.assert_allclose(reply.center[0], -0.1)
+            assert running.driver.center().clock == 1
+            client.close()
+
+    def test_a_server_that_is_gone_is_an_error_within_the_deadline(self):
+        with Running(make("downpour")) as running:
+            client = running.client(deadlines=Deadlines(connect=1, reconnect=0.5))
+            client.join()
+            running.server.close()
+            with pytest.raises((ServerLostError, JobStoppedError)):
+                client.pull()
+
+
+class TestTakeover:
+    def test_a_retried_attempt_continues_where_the_dead_one_ended(self):
+        rule = make("downpour")
+        values = [np.full(1, float(2**i)) for i in range(6)]
+        with Running(rule, workers=1) as running:
+            first, loop, _ = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=QUICK)
+            exchanges = drive(first, loop)
+            next(exchanges)
+            next(exchanges)
+            first.channel.close()  # dies without a word
+            thread, errors = running_worker(running, 0, values, attempt=8)
+            thread.join(20)
+            assert errors == []
+            np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
+            commits = running.driver.drain().commits.view(COMMIT)
+            assert commits["first_batch"].tolist() == [0, 1, 2, 3, 4, 5]
+            assert commits["attempt"].tolist() == [3, 3, 8, 8, 8, 8]
+
+    def test_a_newcomer_waits_for_the_holder(self):
+        with Running(make("downpour")) as running:
+            holder = running.client(attempt=1)
+            holder.join()
+            newcomer = running.client(attempt=2)
+            welcomed = threading.Event()
+
+            def join():
+                newcomer.join()
+                welcomed.set()
+
+            thread = threading.Thread(target=join, daemon=True)
+            thread.start()
+            assert running.driver.observe(-1, 0.2).joined == 1
+            assert not welcomed.is_set()
+            holder.close()
+            assert welcomed.wait(5)
+            with pytest.raises(LeaseLostError):
+                running.client(attempt=1).join()
+            newcomer.close()
+
+
+class TestRefusals:
+    def test_another_key_is_refused(self):
+        with Running(make("downpour")) as running:
+            host, port = running.server.address
+            with pytest.raises(AuthenticationError):
+                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=QUICK).join()
+
+    def test_another_model_size_is_refused(self):
+        with Running(make("downpour")) as running:
+            client = running.client(size=5)
+            with pytest.raises(ShapeError, match=f"must have {SIZE} trainable"):
+                client.join()
+            client.close()
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_a_commit_that_is_not_finite_never_touches_the_center_and_ends_the_job(self, bad):
+        rule = make("downpour")
+        with Running(rule) as running:
+            values = [np.ones(1), np.full(1, bad)]
+            client, loop, _ = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=QUICK)
+            exchanges = drive(client, loop)
+            next(exchanges)
+            with pytest.raises(NonFiniteError, match="must hold finite numbers") as caught:
+                next(exchanges)
+            assert (caught.value.worker, caught.value.step) == (1, 1)
+            received = running.driver.center()
+            assert received.clock == 1
+            assert np.isfinite(received.center).all()
+            with pytest.raises(NonFiniteError):
+                running.driver.observe(0, 1.0)
+            client.close()
+
+    def test_large_finite_numbers_are_no_fault(self):
+        rule = make("downpour")
+        with Running(rule) as running:
+            thread, errors = running_worker(running, 0, [np.full(1, 1e30)])
+            thread.join(20)
+            assert errors == []
+
+    @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), os.urandom(4096)])
+    def test_garbage_hurts_nobody_else(self, noise):
+        with Running(make("downpour")) as running:
+            with socket.create_connection(running.server.address, timeout=5) as sock:
+                sock.sendall(noise)
+                sock.shutdown(socket.SHUT_WR)
+                sock.settimeout(5)
+                with contextlib.suppress(ConnectionResetError):
+                    while sock.recv(4096):
+                        pass
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            thread.join(20)
+            assert errors == []
+
+    def test_a_silent_peer_is_dropped(self):
+        with (
+            Running(make("downpour"), deadlines=Deadlines(handshake=0.2)) as running,
+            socket.create_connection(running.server.address, timeout=5) as sock,
+        ):
+            while sock.recv(4096):
+                pass  # the challenge, then the end: the server hung up
+
+
+class TestFaults:
+    def test_a_workers_fault_reaches_driver_and_other_workers(self):
+        with Running(make("downpour")) as running:
+            bad, good = running.client(0), running.client(1)
+            bad.join()
+            good.join()
+            bad.report(BadValueError("no NaN", worker=0, column="x", step=7, remote_traceback="Traceback"))
+            with pytest.raises(BadValueError, match="no NaN") as caught:
+                running.driver.observe(0, 5.0)
+            assert (caught.value.column, caught.value.step) == ("x", 7)
+            assert "Traceback" in str(caught.value)
+            with pytest.raises(JobStoppedError, match="no NaN"):
+                good.pull()
+            bad.close()
+            good.close()
+
+    def test_stop_ends_every_worker(self):
+        with Running(make("downpour")) as running:
+            client = running.client()
+            client.join()
+            running.driver.stop("enough")
+            with pytest.raises(JobStoppedError, match="enough"):
+                client.pull()
+            client.close()
+
+    def test_too_few_workers_for_a_round_is_an_error_that_names_them(self):
+        with Running(make("averaging"), workers=4) as running:
+            client = running.client()
+            client.join()
+            with pytest.raises(DeadlineError, match=r"1 of 4 workers got a slot|1 of 4 got a slot") as caught:
+                client.pull()
+            assert "[1, 2, 3]" in str(caught.value)
+            client.close()
+
+    def test_an_unknown_code_is_a_protocol_error(self):
+        assert type(error_of(Fault(999, "x"))).__name__ == "RemoteProtocolError"
+
+
+class TestProcess:
+    def test_it_serves_and_frees_its_port(self):
+        with ServerProcess(make("agn", window=3), workers=1) as process:
+            driver = DriverClient(process.address, QUICK)
+            driver.publish(np.zeros(4, np.float32))
+            assert driver.center().center.tolist() == [0, 0, 0, 0]
+            driver.close()
+            where = (process.address.host, process.address.port)
+        assert not process.alive()
+        with socket.create_server(where):
+            pass
+
+    def test_it_dies_with_its_driver(self):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:  # a driver that is killed before it can close anything
+            process = ServerProcess(make("downpour"), workers=1)
+            os.write(writer, f"{process.pid} {process.address.port}\n".encode())
+            signal.pause()
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            pid, port = map(int, lines.readline().split())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        gone = os.pidfd_open(pid) if os.path.exists(f"/proc/{pid}") else None
+        if gone is not None:
+            readable, _, _ = select.select([gone], [], [], 10)
+            os.close(gone)
+            assert readable
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+    def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self):
+        with ServerProcess(make("downpour"), workers=1) as process:
+            for name in ("cmdline", "environ"):
+                with open(f"/proc/{process.pid}/{name}", "rb") as file:
+                    assert process.address.key.hex().encode() not in file.read()
+            assert process.address.key.hex() not in repr(process.address)
+
+    def test_a_taken_port_is_an_error_at_once(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
+            ServerProcess(make("downpour"), workers=1, port=taken.getsockname()[1])
+
+    def test_a_gradient_rule_without_a_learning_rate_is_an_error_at_once(self):
+        with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
+            ServerProcess(make("asgd"), workers=1)
+
+
+def test_closing_ends_every_thread():
+    before = set(threading.enumerate())
+    with Running(make("downpour")) as running:
+        clients = [running.client(worker) for worker in range(2)]
+        for client in clients:
+            client.join()
+    assert set(threading.enumerate()) - before == set()
+
+
+def test_toy_batches_start_anywhere():
+    assert [(b.epoch, b.index, b.last) for b in batches("ab", epochs=2, start=(0, 1))] == [
+        (0, 1, True),
+        (1, 0, False),
+        (1, 1, True),
+    ]
+
+
+def test_a_reply_is_immutable_until_the_next_but_one():
+    with Running(make("downpour")) as running:
+        client = running.client()
+        client.join()
+        first = client.pull()
+        second = client.pull()
+        assert isinstance(first, Reply)
+        assert first.center is not second.center
+        client.close()

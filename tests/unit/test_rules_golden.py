@@ -1,0 +1,156 @@
+"""Every rule, two or three commits, every number worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toys import ToyJob
+
+from distkeras.ps.rules import make
+
+
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=0)
+
+
+def test_downpour_per_batch():
+    # g = theta, eta = .1. Both pull 1. Worker 0: delta = -.1, center .9. Worker 1, still at 1: -.1, center .8.
+    # Worker 0 continues from .9: -.09, center .71.
+    job = ToyJob(make("downpour"), [1.0], [[0, 0], [0, 0]], gradient=lambda theta, _: theta)
+    close(job.run([0]), [0.9])
+    close(job.run([1]), [0.8])
+    close(job.run([0]), [0.71])
+
+
+def test_downpour_accumulated():
+    # Window 2 from 1: .9, .81: delta -.19. The second worker adds the same delta: .62.
+    job = ToyJob(make("downpour", window=2), [1.0], [[0] * 2, [0] * 2], gradient=lambda theta, _: theta)
+    close(job.run([0, 1]), [0.62])
+
+
+def test_agn():
+    # The same delta -.19 over two steps: -.095 each. Then a window of one step from .905 - .095 = .81: -.081.
+    job = ToyJob(make("agn", window=2), [1.0], [[0] * 3, [0] * 2], gradient=lambda theta, _: theta)
+    close(job.run([0, 1]), [0.81])
+    close(job.run([0]), [0.905 - 0.095 + (0.905 * -0.1)])
+
+
+def test_dynsgd():
+    # Fixed gradients 1: every delta -.1. Worker 0: tau 0. Worker 1 then has tau 1: -.05. Worker 0, released at
+    # clock 1, commits at clock 2: tau 1: -.05.
+    job = ToyJob(make("dynsgd", window=1), [1.0], [[1.0, 1.0], [1.0]])
+    close(job.run([0]), [0.9])
+    close(job.run([1]), [0.85])
+    close(job.run([0]), [0.80])
+    assert [row[9] for row in job.center.log.commits] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("algorithm", [11, 12])
+@pytest.mark.parametrize(
+    ("form", "scales"),
+    [
+        # Worker 1 finds the center moved by d = (-.1, -.2): 1 / (d^2 / divisor + 1).
+        ("4.1", [1 / (0.01 / 0.1 + 1), 1 / (0.04 / 0.1 + 1)]),
+        ("4.7", [1 / (0.01 / 0.02 + 1), 1 / (0.04 / 0.02 + 1)]),
+        ("4.10", [1 / (0.01 / 0.0004 + 1), 1 / (0.04 / 0.0004 + 1)]),
+        ("4.1norm", [1 / (0.05 / 0.1 + 1)] * 2),
+        ("4.7norm", [1 / (0.05 / 0.02 + 1)] * 2),
+    ],
+)
+def test_adag_at_the_server(algorithm, form, scales):
+    rule = make("adag", window=1, form=form, gamma=0.02, algorithm=algorithm)
+    job = ToyJob(rule, [1.0, 1.0], [[[1.0, 2.0]], [[1.0, 2.0]]])
+    close(job.run([0]), [0.9, 0.8])  # nothing has moved yet: plain add
+    close(job.run([1]), [0.9 - 0.1 * scales[0], 0.8 - 0.2 * scales[1]])
+    scale = job.center.log.commits[1][14]
+    assert scale == pytest.approx(np.mean(scales), rel=1e-13)
+
+
+def test_adag_13_restarts_from_the_pull_before_its_commit():
+    # gamma = .01, g = 1, eta = .1, one worker. Commit 1: fresh = sent = 1, s = 1: center .9; the worker goes on
+    # from 1. Commit 2: delta again -.1, fresh .9, d = -.1: s = 1 / (.01 / .01 + 1) = .5: center .85.
+    job = ToyJob(make("adag", window=1, gamma=0.01, algorithm=13), [1.0], [[1.0] * 3])
+    close(job.run([0]), [0.9])
+    close(job.replicas[0].theta, [1.0 - 0.1])  # it has already taken its next local step, from 1
+    close(job.run([0]), [0.85])
+
+
+def test_adag_on_agn_and_on_the_plain_accumulated_gradient():
+    # Window 2, g = 1: delta -.2; AGN halves it.
+    for normalize, expected in ((True, 0.9), (False, 0.8)):
+        job = ToyJob(make("adag", window=2, normalize=normalize), [1.0], [[1.0] * 2])
+        close(job.run([0]), [expected])
+
+
+def test_aeasgd():
+    # eta .1, rho 2: alpha .2. Worker 0: one step to .9; fresh center 1: E = -.02; worker .92, center .98.
+    # Worker 1: .9; fresh .98: E = .2 * -.08 = -.016; center .964.
+    # Worker 0 steps to .82; fresh .964: E = .2 * -.144 = -.0288; worker .8488, center .9352.
+    job = ToyJob(make("aeasgd", window=1, rho=2.0), [1.0], [[1.0, 1.0, 1.0], [1.0]])
+    close(job.run([0]), [0.98])
+    close(job.replicas[0].theta, [0.92 - 0.1])
+    close(job.run([1]), [0.964])
+    close(job.run([0]), [0.9352])
+    close(job.replicas[0].theta, [0.8488 - 0.1])
+
+
+def test_easgd():
+    # alpha .2, both at .9 against the pulled 1: E = -.02 each; center .96 after the round; both workers at .92.
+    # Round 2 at .82 against .96: E = -.028 each: center .904.
+    job = ToyJob(make("easgd", window=1, rho=2.0), [1.0], [[1.0] * 3, [1.0] * 3])
+    close(job.run([0]), [1.0])  # nothing moves within a round
+    close(job.run([1]), [0.96])
+    close(job.replicas[0].theta, [0.82 + 0.028])  # it has stepped to .82 and taken its next E off
+    close(job.run([1, 0]), [0.904])
+
+
+@pytest.mark.parametrize(
+    ("condition", "rho", "steps"),
+    [
+        # eta 1/8, g = 1: |eta g| = 1/8 at each step, |theta - center| = k/8 before step k = 0, 1, …; alpha = 5/8.
+        # 2.9: 1/8 <= 5/8 * k/8, first true at k = 2: the third step.
+        ("2.9", 5.0, 3),
+        # 2.10: 1/8 - 5/8 * k/8 < 1/8, first true at k = 1: the second step.
+        ("2.10", 5.0, 2),
+        # Without the spring 2.10 reads 1/8 < 1/8, which is false: the window runs full.
+        ("2.10", 0.0, 6),
+    ],
+)
+def test_easgd_early_stopping(condition, rho, steps):
+    rule = make("easgd", window=6, rho=rho, early_stopping=condition)
+    job = ToyJob(rule, [1.0], [[1.0] * 12], eta=0.125)  # a power of two: the comparisons are exact
+    job.run([0])
+    assert job.center.log.commits[0][8] == steps
+
+
+def test_eamsgd():
+    # eta .1, delta .5, rho 2, g = theta at the look-ahead. Step 1: v = 0 - .1 * 1 = -.1; theta .9.
+    # Step 2: look-ahead .9 - .05 = .85: v = -.05 - .085 = -.135; theta .765.
+    # Exchange: E = .2 * (.765 - 1) = -.047; theta .812, center .953; v stays.
+    job = ToyJob(make("eamsgd", window=2, rho=2.0, momentum=0.5), [1.0], [[0] * 4], gradient=lambda theta, _: theta)
+    close(job.run([0]), [0.953])
+    # Step 3 from .812: look-ahead .812 - .0675 = .7445: v = -.0675 - .07445 = -.14195; theta .67005.
+    # Step 4: look-ahead .67005 - .070975 = .599075: v = -.070975 - .0599075 = -.1308825; theta .5391675.
+    # Exchange: E = .2 * (.5391675 - .953) = -.0827665: center .8702335.
+    close(job.run([0]), [0.8702335])
+
+
+def test_model_averaging():
+    # Workers step to 1 - .1 * 1 = .9 and 1 - .1 * 3 = .7: mean .8. The next round starts from there: .7, .5: .6.
+    job = ToyJob(make("averaging", window=1), [1.0], [[1.0, 1.0], [3.0, 3.0]])
+    close(job.run([0, 1]), [0.8])
+    close(job.run([1, 0]), [0.6])
+
+
+def test_model_averaging_divides_by_contributions():
+    # Worker 1 has one batch only: the second round is worker 0's alone.
+    job = ToyJob(make("averaging", window=1), [1.0], [[1.0, 1.0], [3.0]])
+    close(job.run([0, 1]), [0.8])
+    close(job.run([0]), [0.7])
+
+
+def test_asgd():
+    # g = theta. Both pull 1; .9, then .8 (gradient of 1 again), then worker 0 with the gradient of .9: .71.
+    job = ToyJob(make("asgd"), [1.0], [[0, 0], [0]], gradient=lambda theta, _: theta)
+    close(job.run([0, 1]), [0.8])
+    close(job.run([0]), [0.71])
