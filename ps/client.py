@@ -59,7 +59,7 @@ class Address:
 class _Caller:
     """Request and reply over one channel."""
 
-    def __init__(self, address: Address, deadlines: Deadlines | None) -> None:
+    def __init__(self, address: Address, deadlines: Deadlines | None = None) -> None:
         self.address = address
         self.deadlines = deadlines or Deadlines()
         self.channel: Channel | None = None

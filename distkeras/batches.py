@@ -1,0 +1,288 @@
+"""Mini-batches of one partition, made by a thread of their own while the model trains.
+
+The order is the heart of it. A task that Spark runs again is told how far its predecessor came, and goes on from there,
+so the batch at (epoch, index) must be the same for every attempt. It is a pure function of the rows in their order
+of arrival, the seed, the worker and the epoch; where Arrow's record batches begin and end plays no part.
+
+* Epoch 0 trains while the rows arrive. They are shuffled within blocks of a fixed number of rows.
+* Later epochs are a permutation of the whole partition, from the spool.
+* Without shuffling, every epoch is the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.columns import Column, to_numpy
+from distkeras.plan import DataSpec
+from distkeras.prefetch import Prefetcher
+from distkeras.ps.errors import BadValueError, ConfigurationError, LedgerError, MissingColumnError
+from distkeras.spool import Arrays, Spool, local_directory
+
+# A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.
+_BLOCK_BYTES = 8 << 20
+_BLOCK_ROWS = 1 << 16
+
+# How long `close` waits for the thread, which may be in the midst of reading from Spark.
+_CLOSE_SECONDS = 60.0
+
+_Cut = tuple[Arrays, slice | np.ndarray]
+"""Arrays, and which of their rows make one batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One mini-batch. Its arrays may be views: not to be written to.
+
+    Attributes:
+        epoch: pass over the partition, from 0.
+        index: place within the epoch, from 0.
+        last: whether it ends its epoch; only then may it be shorter than the batch size.
+        x: for each input, an array `(n, *column.shape)`.
+        y: for each target, an array `(n, *column.shape)`.
+        weight: sample weights `(n,)`, or None.
+    """
+
+    epoch: int
+    index: int
+    last: bool
+    x: Arrays
+    y: Arrays
+    weight: np.ndarray | None
+
+    @property
+    def size(self) -> int:
+        """Rows in this batch, n."""
+        return len(self.x[0])
+
+
+class Source:
+    """The mini-batches of one partition, over all epochs: an iterator and a context manager.
+
+    A thread reads and prepares up to `depth` batches ahead; it starts at once. Leaving the context ends it, wherever
+    it is, and drops the spool. What goes wrong in the thread is raised by the iteration.
+
+    Memory: the spool's budget, `depth` batches, two blocks of the first epoch and what Spark sends at a time, and
+    for shuffled later epochs eight bytes per row.
+
+    Args:
+        arrow: record batches with the columns of `spec`, under their names; consumed by the thread.
+        spec: which columns, how many rows, which order.
+        worker: id of the worker, which is that of its partition.
+        start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
+            later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
+        depth: batches to prepare ahead, at least 1.
+        directory: where a spool over its budget is put; one of Spark's local directories by default.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+
+    The iteration raises:
+        BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is no class.
+        ShapeError: a ragged array, or values that do not fill the column's shape.
+        MissingColumnError: a column did not come, or holds no numbers.
+        LedgerError: `start` lies beyond the end of its epoch, so these are not the rows it was counted on.
+        JobStoppedError: the source was closed.
+    """
+
+    def __init__(
+        self,
+        arrow: Iterator[pa.RecordBatch],
+        spec: DataSpec,
+        *,
+        worker: int,
+        start: tuple[int, int] = (0, 0),
+        depth: int = 16,
+        directory: str | None = None,
+    ) -> None:
+        if worker < 0:
+            raise ConfigurationError(f"`worker` must not be negative. Received: worker={worker!r}")
+        if min(start) < 0 or start > (spec.epochs, 0):
+            raise ConfigurationError(
+                f"`start` must lie between (0, 0) and ({spec.epochs}, 0), the end. Received: start={start!r}",
+                worker=worker,
+            )
+        self.rows = 0
+        """Rows read so far; those of the partition once the first epoch is over."""
+        self._arrow = arrow
+        self._spec = spec
+        self._worker = worker
+        self._columns = spec.columns
+        self._closed = False
+        self._spool: Spool | None = None
+        if spec.epochs > 1:
+            self._spool = Spool(self._columns, spec.spool_bytes, directory or local_directory(worker))
+        self._ahead = Prefetcher(self._batches(*start), depth, name=f"distkeras-batches-{worker}")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches, full or short, in the rows read so far; those of an epoch once the first one is over."""
+        return -(-self.rows // self._spec.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._ahead)
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread and drops the spool; may be called from any thread, and again.
+
+        Raises:
+            DeadlineError: the thread is still waiting for rows from Spark after a minute.
+        """
+        self._closed = True
+        self._ahead.close(_CLOSE_SECONDS)
+        if self._spool is not None:
+            self._spool.close()
+
+    # What follows runs in the thread.
+
+    def _batches(self, start: int, index: int) -> Iterator[Batch]:
+        for epoch in range(start, self._spec.epochs):
+            if epoch == start and epoch > 0:
+                deque(self._read(), maxlen=0)
+            cuts = self._later_epoch(epoch) if epoch else self._first_epoch()
+            yield from self._numbered(epoch, cuts, index if epoch == start else 0)
+
+    def _read(self) -> Iterator[Arrays]:
+        """The columns of each record batch, checked and spooled."""
+        limits = dict(zip(self._spec.labels, self._spec.class_limits, strict=True))
+        for record in self._arrow:
+            if self._closed:  # long stretches of rows yield no batch, at which the prefetcher would stop
+                return
+            step = self.rows // self._spec.batch_size
+            arrays = []
+            for column in self._columns:
+                if record.schema.get_field_index(column.name) < 0:
+                    raise MissingColumnError(
+                        f"the rows must have the column {column.name!r}. Received: columns={record.schema.names}",
+                        worker=self._worker,
+                        column=column.name,
+                    )
+                values = to_numpy(
+                    record.column(column.name), column, worker=self._worker, step=step, first_row=self.rows
+                )
+                limit = limits.get(column)
+                if limit is not None:
+                    _check_classes(values, column, limit, worker=self._worker, step=step, first_row=self.rows)
+                arrays.append(values)
+            rows = tuple(arrays)
+            if self._spool is not None:
+                self._spool.append(rows)
+            self.rows += record.num_rows
+            yield rows
+
+    def _first_epoch(self) -> Iterator[_Cut]:
+        spec = self._spec
+        block_rows = spec.batch_size
+        if spec.shuffle:
+            bound = min(_BLOCK_ROWS, _BLOCK_BYTES // sum(column.row_bytes for column in self._columns))
+            block_rows *= max(1, bound // spec.batch_size)
+        for number, block in enumerate(_regroup(self._read(), block_rows)):
+            yield from self._cuts(block, len(block[0]), 0, number)
+
+    def _later_epoch(self, epoch: int) -> Iterator[_Cut]:
+        assert self._spool is not None
+        return self._cuts(self._spool.arrays(), self._spool.rows, epoch)
+
+    def _cuts(self, arrays: Arrays, rows: int, *key: int) -> Iterator[_Cut]:
+        """Cuts `rows` rows into batches, in an order that depends on the seed, the worker and `key`."""
+        size = self._spec.batch_size
+        order = None
+        if self._spec.shuffle:
+            order = np.random.default_rng((self._spec.seed, self._worker, *key)).permutation(rows)
+        for first in range(0, rows, size):
+            part = slice(first, min(first + size, rows))
+            yield arrays, part if order is None else order[part]
+
+    def _numbered(self, epoch: int, cuts: Iterator[_Cut], start: int) -> Iterator[Batch]:
+        """Batches from number `start` on. Each is held back until it is known whether another one follows."""
+        count = 0
+        held: _Cut | None = None
+        for cut in cuts:
+            if held is not None and count > start:
+                yield self._batch(epoch, count - 1, False, held)
+            held = cut
+            count += 1
+        if held is not None and count > start:
+            yield self._batch(epoch, count - 1, True, held)
+        if start > count:
+            raise LedgerError(
+                f"`start` must lie within the data. Received: start={(epoch, start)}, and {count} batches in "
+                f"epoch {epoch}: the input did not yield the same rows again",
+                worker=self._worker,
+                step=start,
+            )
+
+    def _batch(self, epoch: int, index: int, last: bool, cut: _Cut) -> Batch:
+        arrays, rows = cut
+        spec = self._spec
+        taken = dict(zip(self._columns, (_take(array, rows) for array in arrays), strict=True))
+        return Batch(
+            epoch,
+            index,
+            last,
+            x=tuple(taken[column] for column in spec.features),
+            y=tuple(taken[column] for column in spec.labels),
+            weight=None if spec.sample_weight is None else taken[spec.sample_weight],
+        )
+
+
+def _take(array: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
+    if not isinstance(rows, slice):
+        return array.take(rows, axis=0)
+    view = array[rows]
+    view.flags.writeable = False  # it may be the spool itself
+    return view
+
+
+def _regroup(pieces: Iterable[Arrays], rows: int) -> Iterator[Arrays]:
+    """The same rows in pieces of exactly `rows`, but for the last. Copies only where pieces must be joined."""
+    held: list[Arrays] = []
+    missing = rows
+    for piece in pieces:
+        first, end = 0, len(piece[0])
+        while end - first >= missing:
+            held.append(tuple(array[first : first + missing] for array in piece))
+            yield _join(held)
+            first += missing
+            held, missing = [], rows
+        if first < end:
+            held.append(tuple(array[first:] for array in piece))
+            missing -= end - first
+    if held:
+        yield _join(held)
+
+
+def _join(pieces: list[Arrays]) -> Arrays:
+    return pieces[0] if len(pieces) == 1 else tuple(map(np.concatenate, zip(*pieces, strict=True)))
+
+
+def _check_classes(values: np.ndarray, column: Column, classes: int, *, worker: int, step: int, first_row: int) -> None:
+    bad = (values < 0) | (values >= classes)
+    if values.dtype.kind == "f":
+        bad |= values != np.floor(values)
+    if bad.any():
+        position = int(np.argmax(bad))
+        raise BadValueError(
+            f"labels must be integers in [0, {classes}). Received: {values.flat[position].item()} in row "
+            f"{first_row + position // column.size}",
+            worker=worker,
+            column=column.name,
+            step=step,
+        )

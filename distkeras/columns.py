@@ -1,0 +1,264 @@
+"""DataFrame columns to numpy arrays, in two halves.
+
+`arrow_ready` runs on the driver and only builds JVM expressions: what leaves Spark is numbers, or
+arrays of numbers. `to_numpy` runs on an executor, takes what Arrow brought, and refuses values that
+cannot be trained on; it touches whole buffers and never a row at a time. Importing the module loads
+neither pyspark nor Keras, for executors import it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructField
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input, target or weight of a model, and the DataFrame column that holds it.
+
+    Args:
+        name: name of the DataFrame column, exactly as `DataFrame.columns` spells it.
+        shape: shape of one row's value; `()` for a scalar.
+        dtype: numpy name of an integer, floating or boolean type.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(f"`name` must be the name of a column. Received: name={self.name!r}")
+        if not isinstance(self.shape, tuple) or not all(isinstance(n, int) and n > 0 for n in self.shape):
+            raise ConfigurationError(
+                f"`shape` must be a tuple of positive integers. Received: shape={self.shape!r}",
+                column=self.name,
+            )
+        try:
+            numeric = isinstance(self.dtype, str) and np.dtype(self.dtype).kind in "biuf"
+        except TypeError:
+            numeric = False
+        if not numeric:
+            raise ConfigurationError(
+                f"`dtype` must name a numpy number type. Received: dtype={self.dtype!r}", column=self.name
+            )
+
+    @property
+    def size(self) -> int:
+        """Numbers in one row's value."""
+        return math.prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's value."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
+    """The named columns of `df`, as numbers or (nested) arrays of numbers.
+
+    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, decimals become doubles, booleans
+    bytes; nulls stay null. A name given twice, as by an autoencoder, is selected once. Only expressions
+    that the JVM evaluates are added, so this works under Spark Connect as well.
+
+    Args:
+        df: any DataFrame.
+        names: columns to keep, in this order.
+
+    Raises:
+        MissingColumnError: `df` has no such column, or its type holds no numbers.
+        ConfigurationError: `df` has several columns of that name.
+    """
+    fields: dict[str, list[StructField]] = {}
+    for field in df.schema.fields:
+        fields.setdefault(field.name, []).append(field)
+    selected = []
+    for name in dict.fromkeys(names):
+        found = fields.get(name, [])
+        if not found:
+            raise MissingColumnError(
+                f"the DataFrame must have the column {name!r}. Received: columns={list(fields)}", column=name
+            )
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"column names must be unambiguous. Received: {len(found)} columns named {name!r}",
+                column=name,
+            )
+        selected.append(_numbers(name, found[0].dataType).alias(name))
+    return df.select(*selected)
+
+
+def _numbers(name: str, kind: DataType) -> SparkColumn:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    quoted = name.replace("`", "``")
+    column = F.col(f"`{quoted}`")
+    # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
+    if type(kind).__name__ == "VectorUDT":
+        # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
+        return F.when(column.isNotNull(), vector_to_array(column, "float32"))
+    target = _number_type(kind)
+    if target is None:
+        raise MissingColumnError(
+            f"a column must hold numbers, arrays of numbers or ML vectors. Received: type={kind.simpleString()}",
+            column=name,
+        )
+    return column if target == kind else column.cast(target)
+
+
+def _number_type(kind: DataType) -> DataType | None:
+    """The type to cast to: `kind` itself if Arrow brings it as numbers, None if it holds none."""
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.ArrayType):
+        element = _number_type(kind.elementType)
+        if element is None or element == kind.elementType:
+            return kind if element is not None else None
+        return T.ArrayType(element, kind.containsNull)
+    if isinstance(kind, T.BooleanType):
+        return T.ByteType()
+    if isinstance(kind, T.DecimalType):
+        return T.DoubleType()
+    return kind if isinstance(kind, T.NumericType) else None
+
+
+def to_numpy(
+    values: pa.Array | pa.ChunkedArray,
+    column: Column,
+    *,
+    worker: int | None = None,
+    step: int | None = None,
+    first_row: int = 0,
+) -> np.ndarray:
+    """One Arrow column as an array.
+
+    No copy is made when the type needs no conversion; the result is then a read-only view that keeps
+    the Arrow buffer alive. Nested arrays must be nested like `column.shape` (axes of length 1 aside),
+    unless that is flat.
+
+    Args:
+        values: numbers or (nested) lists of numbers; n rows.
+        column: what one row must be.
+        worker: id of the worker, for error texts.
+        step: mini-batch within the epoch, for error texts.
+        first_row: number of the first row within its partition, for error texts.
+
+    Returns:
+        Array of shape `(n, *column.shape)` and dtype `column.dtype`, C-contiguous.
+
+    Raises:
+        BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, or
+            one that an integer `column.dtype` cannot hold exactly.
+        ShapeError: rows of unequal length, or a count other than `column.size`.
+        MissingColumnError: a type that holds no numbers.
+    """
+
+    def fail(kind: type[BadValueError | ShapeError], row: int, expected: str, received: object) -> NoReturn:
+        raise kind(
+            f"{expected}. Received: {received} in row {first_row + row}",
+            worker=worker,
+            column=column.name,
+            step=step,
+        )
+
+    number = values.type
+    while _is_list(number):
+        number = number.value_type
+    if not (_is_number(number) or pa.types.is_null(number)):
+        raise MissingColumnError(
+            f"a column must hold numbers or arrays of numbers. Received: type={values.type}",
+            worker=worker,
+            column=column.name,
+            step=step,
+        )
+    n = len(values)
+    if not n:
+        return np.empty((0, *column.shape), column.dtype)
+    flat = _flatten(_one_chunk(values), column, fail)
+    if pa.types.is_decimal(flat.type):
+        flat = flat.cast(pa.float64())
+    # Booleans are bits in Arrow, and bytes in numpy: they alone need a copy here.
+    raw = flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type))
+    return _convert(raw, column, fail).reshape(n, *column.shape)
+
+
+_Fail = Callable[[type[Any], int, str, object], NoReturn]
+
+
+def _one_chunk(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+
+
+def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
+    """The numbers of all rows in one run; each row is known to hold `column.size` and no null."""
+    nesting: list[int] = []  # length of the lists at each level, the outermost first
+    while True:
+        if values.null_count:
+            position = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+            fail(BadValueError, position // math.prod(nesting), "values must not be null", "null")
+        if not _is_list(values.type):
+            break
+        if pa.types.is_fixed_size_list(values.type):
+            lengths = np.full(len(values), values.type.list_size)
+        else:
+            lengths = np.diff(values.offsets.to_numpy())
+        # A flat array is compared with the model at once; the levels of a nested one first with themselves.
+        flat = not nesting and not _is_list(values.type.value_type)
+        expected = column.size if flat else max(1, int(lengths[0]))
+        odd = np.flatnonzero(lengths != expected)
+        if odd.size:
+            text = f"arrays must hold {expected} values each, for shape {column.shape}"
+            fail(ShapeError, int(odd[0]) // math.prod(nesting), text, f"{lengths[odd[0]]} values")
+        nesting.append(expected)
+        values = values.flatten()
+    received = [n for n in nesting if n != 1]
+    wanted = [n for n in column.shape if n != 1]
+    like = received == wanted or (len(wanted) <= 1 and math.prod(received) == column.size)
+    if not like and len(nesting) != 1:  # a single level was compared above
+        text = f"values must fill the shape {column.shape}"
+        fail(ShapeError, 0, text, f"arrays nested as {tuple(nesting)}" if nesting else "a single number")
+    return values
+
+
+def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:
+    dtype = np.dtype(column.dtype)
+    # Overflow and NaN show in the result, where they are looked for; numpy's warnings would only repeat it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = raw.astype(dtype, copy=False)
+    if dtype.kind == "f":
+        good = np.isfinite(values) if raw.dtype.kind == "f" or dtype.itemsize == 2 else None
+        text = f"values must be finite as {dtype.name}"
+    else:
+        good = None if np.can_cast(raw.dtype, dtype) else values == raw
+        text = f"values must be exact as {dtype.name}"
+    if good is not None and not good.all():
+        position = int(np.argmin(good))
+        fail(BadValueError, position // column.size, text, raw[position].item())
+    return values

@@ -1,0 +1,133 @@
+"""The server's records as tables: what happened in each step, and in each commit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.ps.client import DriverClient
+from distkeras.ps.errors import LedgerError
+from distkeras.ps.records import COMMIT, FIXED_HISTORY
+
+_INTS = {"worker": pa.int32(), "epoch": pa.int32(), "steps": pa.int32()}
+_LEDGER = ("worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation")
+_COMMITS = (
+    "clock",
+    "worker",
+    "timestamp",
+    "staleness",
+    "gap",
+    "scale",
+    "bytes",
+    "wait",
+    "attempt",
+    "sequence",
+    "epoch",
+    "first_batch",
+    "last_batch",
+    "steps",
+    "learning_rate",
+)
+
+
+class Records:
+    """All commits of a job with their history, in clock order, as the server told them.
+
+    Args:
+        commits: rows of `ps.records.COMMIT`.
+        steps: float64 ``(mini-batches, 2 + metrics)``: timestamp, samples, then the metrics.
+        metrics: their names, loss first.
+    """
+
+    def __init__(self, commits: np.ndarray, steps: np.ndarray, metrics: tuple[str, ...]) -> None:
+        self.commits_array = commits
+        self.steps_array = steps
+        self.metrics = metrics
+
+    @classmethod
+    def drain(cls, driver: DriverClient) -> Records:
+        """Everything that the server has."""
+        commits, steps, names, start = [], [], "", 0
+        while True:
+            records = driver.drain(start)
+            names = records.metrics
+            commits.append(records.commits.view(COMMIT))
+            steps.append(records.history)
+            start += len(commits[-1])
+            if start >= records.total:
+                break
+        metrics = tuple(names.split("\n")) if names else ("loss",)
+        rows = np.concatenate(steps).reshape(-1, len(FIXED_HISTORY) + len(metrics))
+        return cls(np.concatenate(commits), rows, metrics)
+
+    def commits(self) -> pa.Table:
+        """One row a commit: clock, worker, timestamp, staleness, gap (null unless measured), scale, bytes, wait …"""
+        return self._table(_COMMITS)
+
+    def ledger(self) -> pa.Table:
+        """One row a commit: which mini-batches of which partition it counted, for which attempt."""
+        return self._table(_LEDGER)
+
+    def history(self) -> pa.Table:
+        """One row a mini-batch: worker, epoch, iteration, timestamp, loss, each metric, samples; ordered by worker."""
+        commits, steps = self.commits_array, self.steps_array
+        counts = commits["steps"]
+        starts = np.cumsum(counts) - counts
+        batch = np.arange(len(steps)) - np.repeat(starts, counts) + np.repeat(commits["first_batch"], counts)
+        worker, epoch = (np.repeat(commits[name], counts) for name in ("worker", "epoch"))
+        order = np.lexsort((batch, epoch, worker))
+        worker, epoch, steps = worker[order], epoch[order], steps[order]
+        first_of_worker = np.searchsorted(worker, worker)
+        columns = {
+            "worker": pa.array(worker, pa.int32()),
+            "epoch": pa.array(epoch, pa.int32()),
+            "iteration": pa.array(np.arange(len(worker)) - first_of_worker, pa.int64()),
+            "timestamp": _timestamps(steps[:, 0]),
+            **{
+                name: pa.array(steps[:, number], pa.float64())
+                for number, name in enumerate(self.metrics, start=len(FIXED_HISTORY))
+            },
+            "samples": pa.array(steps[:, 1].astype(np.int64)),
+        }
+        return pa.table(columns)
+
+    def check_exactly_once(self, batches: dict[int, int], epochs: int) -> None:
+        """Each mini-batch of each partition and epoch is committed once.
+
+        Args:
+            batches: mini-batches an epoch of each worker, as far as known; -1 where not.
+            epochs: of the job.
+
+        Raises:
+            LedgerError: one is missing or counted twice.
+        """
+        for worker, expected in batches.items():
+            own = self.commits_array[self.commits_array["worker"] == worker]
+            counted = 0
+            for epoch in range(epochs):
+                ranges = np.sort(own[own["epoch"] == epoch][["first_batch", "last_batch"]], order="first_batch")
+                firsts, lasts = ranges["first_batch"], ranges["last_batch"]
+                whole = not len(ranges) or (firsts[0] == 0 and np.array_equal(firsts[1:], lasts[:-1] + 1))
+                counted = int(lasts[-1]) + 1 if len(ranges) else 0
+                expected = counted if expected < 0 else expected
+                if not whole or counted != expected:
+                    raise LedgerError(
+                        f"every mini-batch must be committed exactly once: 0 to {expected - 1} in epoch {epoch}. "
+                        f"Received: {list(zip(firsts.tolist(), lasts.tolist(), strict=True))}",
+                        worker=worker,
+                    )
+
+    def _table(self, names: tuple[str, ...]) -> pa.Table:
+        return pa.table({name: self._column(name) for name in names})
+
+    def _column(self, name: str) -> pa.Array:
+        values = self.commits_array[name]
+        if name == "timestamp":
+            return _timestamps(values)
+        if name == "gap":
+            return pa.array(values, pa.float64(), mask=np.isnan(values))
+        return pa.array(np.ascontiguousarray(values), _INTS.get(name))
+
+
+def _timestamps(seconds: np.ndarray) -> pa.Array:
+    return pa.array((seconds * 1e6).astype(np.int64), pa.timestamp("us", tz="UTC"))

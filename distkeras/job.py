@@ -1,0 +1,137 @@
+"""One training job: the Spark action in a thread, the server's news in another, and the driver waiting for both."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row
+
+from distkeras.progress import Progress
+from distkeras.ps.client import Address, DriverClient
+from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, WorkerError
+from distkeras.ps.messages import Status
+from distkeras.task import SUMMARY, Task
+
+#: Seconds that Spark may take to end a cancelled job.
+_CANCEL = 60.0
+#: Seconds after which a thread that has nothing to tell looks around.
+_PATIENCE = 1.0
+
+
+class Job:
+    """Runs ``task`` on every partition of ``df``.
+
+    Args:
+        df: one partition a worker.
+        task: what each runs.
+        address: the server's.
+        alive: whether the server's process runs; None where it is not ours to know.
+        progress: told the server's news.
+    """
+
+    def __init__(
+        self, df: DataFrame, task: Task, address: Address, *, alive: Callable[[], bool] | None, progress: Progress
+    ) -> None:
+        self._df = df
+        self._task = task
+        self._alive = alive or (lambda: True)
+        self._progress = progress
+        self._observer = DriverClient(address)
+        self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._tag = f"distkeras-{uuid.uuid4().hex}"
+
+    def run(self) -> list[Row]:
+        """The tasks' figures, one row each.
+
+        Raises:
+            DistkerasError: what a worker reported, or that the server is gone, or that Spark gave up.
+            KeyboardInterrupt: the Spark job is cancelled by then.
+        """
+        threads = [
+            threading.Thread(target=self._act, name=f"{self._tag}-spark", daemon=True),
+            threading.Thread(target=self._observe, name=f"{self._tag}-server", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            return self._wait()
+        except BaseException:
+            self._cancel(threads[0])
+            raise
+        finally:
+            self._over.set()
+            self._observer.close()
+            threads[1].join(_CANCEL)
+
+    def _wait(self) -> list[Row]:
+        while True:
+            try:
+                kind, news = self._news.get(timeout=_PATIENCE)
+            except queue.Empty:
+                if self._alive():
+                    continue
+                raise ServerLostError("the server must live as long as the job. Received: its end") from None
+            if kind == "status":
+                self._progress.update(news)
+            elif kind == "rows":
+                return news
+            elif kind == "fault":
+                raise news
+            else:
+                raise self._reason(news) from news
+
+    def _reason(self, failure: Exception) -> DistkerasError:
+        """Why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
+        deadline = time.monotonic() + 3 * _PATIENCE
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kind, news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+                if kind == "fault":
+                    return news
+        return WorkerError(f"Spark must run every task to its end. Received: {failure}")
+
+    def _act(self) -> None:
+        session = self._df.sparkSession
+        # Bound to a local name: Spark pickles the function, and must not meet this object's threads and queues.
+        task = self._task
+
+        def run(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from task.run(records)
+
+        try:
+            session.addTag(self._tag)
+            try:
+                rows = self._df.mapInArrow(run, SUMMARY).collect()
+            finally:
+                session.removeTag(self._tag)
+            self._news.put(("rows", rows))
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
+            self._news.put(("failure", error))
+
+    def _observe(self) -> None:
+        clock = -1
+        while not self._over.is_set():
+            try:
+                status: Status = self._observer.observe(clock, _PATIENCE)
+            except (ServerLostError, DeadlineError, OSError):
+                return  # whether that matters is for `_wait` to find
+            except DistkerasError as error:
+                self._news.put(("fault", error))
+                return
+            if status.clock > clock:
+                clock = status.clock
+                self._news.put(("status", status))
+                self._over.wait(0.1)  # enough for the eye, and no load on the server
+
+    def _cancel(self, spark: threading.Thread) -> None:
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            self._df.sparkSession.interruptTag(self._tag)
+        spark.join(_CANCEL)

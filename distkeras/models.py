@@ -1,0 +1,180 @@
+"""Keras models as bytes, and what must hold before such bytes are opened in another process.
+
+Keras is imported inside the functions: an environment variable that Keras reads once, on its first import,
+chooses the backend, and a task must set it before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+BACKENDS = ("tensorflow", "jax", "torch", "openvino")
+
+#: What Keras raises on an archive that it cannot write or read: a missing class, a refused lambda, damage.
+_ARCHIVE_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    NotImplementedError,
+    OSError,
+    zipfile.BadZipFile,
+)
+
+
+def to_bytes(model: keras.Model) -> bytes:
+    """A model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
+
+    Raises:
+        ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; or a part of
+            it cannot be described by its configuration.
+    """
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"`model` must be a keras.Model. Received: model of {type(model)}")
+    unbuilt = next((layer.name for layer in _layers(model) if not layer.built), None)
+    if unbuilt is not None:
+        raise ConfigurationError(
+            "`model` must be built: give it an `Input`, or call it once on data. "
+            f"Received: model={model.name!r}, of which {unbuilt!r} is not built"
+        )
+    with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
+        path = Path(directory, "model.keras")
+        try:
+            model.save(path)
+        except _ARCHIVE_ERRORS as error:
+            raise ConfigurationError(
+                f"`model` must be one that Keras can save. Received: model={model.name!r}; Keras said: {error}"
+            ) from error
+        return path.read_bytes()
+
+
+def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+    """The model in a ``.keras`` archive, not compiled. Code inside it (lambdas) is refused, never run.
+
+    Args:
+        data: what `to_bytes` returned.
+        custom_objects: registered name to class or function, beside what this process has registered itself.
+
+    Raises:
+        ConfigurationError: damaged bytes, an unknown class, or a lambda.
+    """
+    import keras
+
+    with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
+        path = Path(directory, "model.keras")
+        path.write_bytes(data)
+        try:
+            return keras.saving.load_model(
+                path, custom_objects=dict(custom_objects or {}), compile=False, safe_mode=True
+            )
+        except _ARCHIVE_ERRORS as error:
+            raise ConfigurationError(
+                "`data` must be a .keras archive of built-in and registered objects. "
+                f"Received: {len(data)} bytes; Keras said: {error}"
+            ) from error
+
+
+def ensure_backend(name: str) -> None:
+    """Makes Keras run on backend ``name`` in this process, or finds that it does already. Imports nothing.
+
+    A Python worker that Spark uses again may have imported Keras for an earlier job: it cannot change then,
+    and would go on with the other backend without a word.
+
+    Raises:
+        ConfigurationError: ``name`` is no backend, or Keras runs on another one in this process.
+    """
+    if name not in BACKENDS:
+        raise ConfigurationError(f"`name` must be one of {BACKENDS}. Received: name={name!r}")
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = name
+        return
+    import keras
+
+    if keras.config.backend() != name:
+        raise ConfigurationError(
+            f"Keras must run on the backend {name!r} in this process, but was imported with "
+            f"{keras.config.backend()!r} before. Restart the Spark session, or stay with one backend. "
+            f"Received: name={name!r}"
+        )
+
+
+class CustomObjects(dict[str, Any]):
+    """Registered name to class or function; pickles so that the backend is settled before Keras is imported.
+
+    Classes defined in a notebook travel by value, and their base classes make the receiving process import
+    Keras while it unpickles: the backend must be known by then. A pickle is rebuilt in the order of its
+    parts, so the backend goes first.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import keras
+
+        return _rebuild, (_Backend(keras.config.backend()), dict(self))
+
+
+class _Backend:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _settle, (self.name,)
+
+
+def _settle(name: str) -> _Backend:
+    ensure_backend(name)
+    return _Backend(name)
+
+
+def _rebuild(_: _Backend, objects: dict[str, Any]) -> CustomObjects:
+    return CustomObjects(objects)
+
+
+def custom_objects(data: bytes | None = None) -> CustomObjects:
+    """What this process has registered with ``keras.saving``, also by an open ``custom_object_scope``.
+
+    Args:
+        data: a ``.keras`` archive; only the objects that its configuration names are returned then. Libraries
+            register hundreds, which every task would import.
+    """
+    import keras
+    from keras.src.backend.common import global_state  # the scope's dictionary has no public name
+
+    scope: dict[str, Any] = global_state.get_global_attribute("custom_objects_scope_dict", {})
+    found = {**keras.saving.get_custom_objects(), **scope}
+    if data is not None:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            named = set(_strings(json.loads(archive.read("config.json"))))
+        found = {name: value for name, value in found.items() if name in named}
+    return CustomObjects(found)
+
+
+def _layers(model: keras.Model) -> Iterator[keras.Layer]:
+    for layer in getattr(model, "layers", ()):
+        yield from _layers(layer)
+    yield model
+
+
+def _strings(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _strings(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _strings(value)

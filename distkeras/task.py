@@ -1,0 +1,185 @@
+"""What runs on an executor: one partition's worker, from Arrow batches to commits.
+
+The prefetch thread of `batches.Source` reads and cuts mini-batches while this thread trains and talks to the
+parameter server. The task's output is one row of figures; history travels with the commits.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from distkeras.batches import Batch, Source
+from distkeras.plan import DataSpec
+from distkeras.ps.channel import Deadlines
+from distkeras.ps.client import Address, WorkerClient
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    DistkerasError,
+    JobStoppedError,
+    LeaseLostError,
+    ServerLostError,
+    WorkerError,
+)
+from distkeras.ps.rules import Rule
+from distkeras.ps.worker import work
+from distkeras.recipe import Recipe
+from distkeras.replica import KerasReplica
+
+#: The task's output, as Spark spells a schema.
+SUMMARY = "worker int, attempt long, host string, rows long, batches long, commits long, ready double, seconds double"
+
+#: Errors of this attempt or of the job, not of the user's code or data: Spark may try again, or is told to end.
+_NOT_THE_USERS = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything a worker needs, in Spark's own task closure; weights come from the server.
+
+    Args:
+        address: the parameter server's, with the job's key.
+        rule: the update rule.
+        spec: columns, mini-batches, epochs.
+        recipe: how to rebuild the model.
+        size: elements of the parameter vector, as the driver counted them.
+        statistics: elements of the moving statistics.
+        metrics: history columns, loss first.
+        workers: number of workers of the job.
+        threads: compute threads of one worker; None: as many as Spark gives cores to a task.
+        deadlines: of every wait.
+    """
+
+    address: Address
+    rule: Rule
+    spec: DataSpec
+    recipe: Recipe
+    size: int
+    statistics: int
+    metrics: tuple[str, ...]
+    workers: int
+    threads: int | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for ``mapInArrow``."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise ConfigurationError("a task must run inside Spark. Received: no task context")
+        worker, attempt = context.partitionId(), context.taskAttemptId()
+        if worker >= self.workers:
+            raise ConfigurationError(
+                f"`df` must have {self.workers} partitions, one a worker. Received: partition {worker}", worker=worker
+            )
+        gpus = context.resources().get("gpu")
+        _prepare_process(self.threads or context.cpus(), gpus.addresses if gpus else None)
+        began = time.monotonic()
+        client = WorkerClient(
+            self.address,
+            worker=worker,
+            attempt=attempt,
+            size=self.size,
+            statistics=self.statistics,
+            metrics=self.metrics,
+            deadlines=self.deadlines,
+        )
+        position = _Position()
+        try:
+            rows, batches, ready = self._train(client, records, position)
+        except _NOT_THE_USERS:
+            raise
+        except DistkerasError as error:
+            error.worker = worker if error.worker is None else error.worker
+            error.step = position.step if error.step is None else error.step
+            error.remote_traceback = traceback.format_exc()
+            client.report(error)
+            raise
+        except Exception as error:
+            wrapped = WorkerError(
+                f"{type(error).__name__}: {error}",
+                worker=worker,
+                step=position.step,
+                remote_traceback=traceback.format_exc(),
+            )
+            client.report(wrapped)
+            raise wrapped from error
+        finally:
+            client.close()
+        seconds = time.monotonic() - began
+        figures = (worker, attempt, socket.gethostname(), rows, batches, client.sequence, ready, seconds)
+        columns = [pa.array([figure], kind) for figure, kind in zip(figures, _ARROW_SUMMARY.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_SUMMARY)
+
+    def _train(
+        self, client: WorkerClient, records: Iterator[pa.RecordBatch], position: _Position
+    ) -> tuple[int, int, float]:
+        """Returns rows and batches an epoch (-1 where a predecessor had finished), and seconds until the first step."""
+        began = time.monotonic()
+        welcome = client.join()
+        if welcome.finished:
+            return -1, -1, 0.0
+        replica = KerasReplica(self.recipe.build(client.fetch_model()))
+        with Source(records, self.spec, worker=client.worker, start=(welcome.epoch, welcome.batch)) as source:
+            ready = time.monotonic() - began
+            loop = work(
+                self.rule,
+                replica,
+                position.following(source),
+                lambda: client.payload(self.rule.traits.parts),
+                statistics=self.statistics,
+            )
+            client.run(loop)
+            return source.rows, source.batches_per_epoch, ready
+
+
+class _Position:
+    """The mini-batch that training has reached, for error texts."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+
+    def following(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.step = batch.index
+            yield batch
+
+
+_ARROW_SUMMARY = pa.schema(
+    [
+        ("worker", pa.int32()),
+        ("attempt", pa.int64()),
+        ("host", pa.string()),
+        ("rows", pa.int64()),
+        ("batches", pa.int64()),
+        ("commits", pa.int64()),
+        ("ready", pa.float64()),
+        ("seconds", pa.float64()),
+    ]
+)
+
+
+def _prepare_process(threads: int, gpus: list[str] | None) -> None:
+    """Settings that libraries read once, on their first import; a user's own are left alone."""
+    settings = {
+        # A worker for each core: more threads than that would only fight each other.
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
+        # Several workers may share a GPU; by default the first one would take all of its memory.
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    if gpus:
+        settings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,162 @@
+"""Accuracy and loss against Keras' own, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras.ps.errors import (
+    BadValueError,
+    ConfigurationError,
+    DistkerasError,
+    EmptyDataError,
+    MissingColumnError,
+    ShapeError,
+)
+from distkeras.transformers import AccuracyEvaluator, LossEvaluator, ModelPredictor
+
+N = 40
+RNG = np.random.default_rng(1)
+SCORES = RNG.dirichlet(np.ones(3), N)
+LABELS = RNG.integers(0, 3, N)
+SIGMOID = RNG.random(N)
+TARGETS = RNG.normal(size=(N, 2))
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    data = [
+        (
+            SCORES[i].tolist(),
+            Vectors.dense(SCORES[i]),
+            float(SCORES[i].argmax()),
+            int(LABELS[i]),
+            np.eye(3)[LABELS[i]].tolist(),
+            [float(SIGMOID[i])],
+            int(LABELS[i] > 0),
+            TARGETS[i].tolist(),
+            (TARGETS[i] + i % 3).tolist(),
+            "word",
+        )
+        for i in range(N)
+    ]
+    names = ["scores", "vector", "index", "label", "hot", "sigmoid", "binary", "target", "guess", "word"]
+    return spark.createDataFrame(data, names).repartition(3).cache()
+
+
+@pytest.mark.parametrize("prediction", ["scores", "vector", "index"])
+@pytest.mark.parametrize("label", ["label", "hot"])
+def test_accuracy(rows: DataFrame, prediction: str, label: str) -> None:
+    expected = (SCORES.argmax(axis=1) == LABELS).mean()
+    assert AccuracyEvaluator(prediction, label).evaluate(rows) == pytest.approx(expected)
+
+
+def test_accuracy_of_a_single_score(rows: DataFrame) -> None:
+    for threshold in (0.5, 0.8):
+        evaluator = AccuracyEvaluator("sigmoid", "binary", activation_threshold=threshold)
+        expected = ((threshold <= SIGMOID) == (LABELS > 0)).mean()
+        assert evaluator.evaluate(rows) == pytest.approx(expected)
+    assert evaluator.isLargerBetter()
+
+
+@pytest.mark.parametrize(
+    ("loss", "prediction", "label", "expected"),
+    [
+        ("categorical_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES)),
+        ("sparse_categorical_crossentropy", "vector", "label", (LABELS, SCORES)),
+        ("binary_crossentropy", "sigmoid", "binary", (LABELS[:, None] > 0, SIGMOID[:, None])),
+        ("binary_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES)),
+        ("mse", "guess", "target", (TARGETS, TARGETS + np.arange(N)[:, None] % 3)),
+        ("mean_absolute_error", "guess", "target", (TARGETS, TARGETS + np.arange(N)[:, None] % 3)),
+        ("mae", "index", "label", (LABELS[:, None], SCORES.argmax(axis=1)[:, None])),
+    ],
+)
+def test_losses_are_those_of_keras(rows: DataFrame, loss: str, prediction: str, label: str, expected) -> None:
+    evaluator = LossEvaluator(loss, prediction, label)
+    true, predicted = (keras.ops.convert_to_tensor(values.astype("float32")) for values in expected)
+    reference = float(keras.ops.mean(keras.losses.get(loss)(true, predicted)))
+    assert evaluator.evaluate(rows) == pytest.approx(reference, rel=1e-4)
+    assert not evaluator.isLargerBetter()
+
+
+def test_a_certain_mistake_costs_what_keras_says(spark: SparkSession) -> None:
+    df = spark.createDataFrame([([1.0, 0.0], 1)], ["prediction", "label"])
+    assert LossEvaluator().evaluate(df) == pytest.approx(-math.log(1e-7), rel=1e-6)
+
+
+BROKEN = [
+    (AccuracyEvaluator(), (None, 1), BadValueError),
+    (AccuracyEvaluator(), ([0.1, 0.9], None), BadValueError),
+    (AccuracyEvaluator(), ([0.1, math.nan], 1), BadValueError),
+    (LossEvaluator(), (None, 1), BadValueError),
+    (LossEvaluator(), ([0.1, 0.9], None), BadValueError),
+    (LossEvaluator(), ([0.1, 0.9], 2), BadValueError),
+    (LossEvaluator(), ([-3.0, 4.0], 1), BadValueError),
+    (LossEvaluator(), ([0.5, 0.4], 1), BadValueError),
+    (LossEvaluator("mse"), ([0.5, 0.4], 1), ShapeError),
+    (LossEvaluator("mse"), ([math.nan], 1), BadValueError),
+    (LossEvaluator("mse"), (None, 1), BadValueError),
+    (LossEvaluator("binary_crossentropy"), ([1.5], 1), BadValueError),
+    (LossEvaluator("binary_crossentropy"), ([0.5], 2), BadValueError),
+]
+
+
+@pytest.mark.parametrize(("evaluator", "row", "kind"), BROKEN)
+def test_broken_rows_raise_one_typed_error(
+    spark: SparkSession, evaluator, row: tuple, kind: type[DistkerasError]
+) -> None:
+    good = ([0.3, 0.7], 1) if row[0] is None or len(row[0]) == 2 else ([0.3], 1)
+    if evaluator.hasParam("loss") and evaluator.getOrDefault("loss") == "mse":
+        good = ([0.3], 1)
+    df = spark.createDataFrame([good, row], "prediction array<double>, label int")
+    with pytest.raises(kind) as caught:
+        evaluator.evaluate(df)
+    assert caught.value.column in ("prediction", "label")
+    assert caught.value.remote_traceback
+
+
+def test_labels_that_are_not_one_hot_are_refused(spark: SparkSession) -> None:
+    df = spark.createDataFrame([([0.5, 0.5], [0.4, 0.6])], ["prediction", "label"])
+    with pytest.raises(BadValueError, match="one-hot"):
+        LossEvaluator().evaluate(df)
+
+
+@pytest.mark.parametrize(
+    "evaluator", [AccuracyEvaluator("index"), LossEvaluator("mse", "index"), LossEvaluator(prediction_col="scores")]
+)
+def test_no_rows_and_missing_columns(rows: DataFrame, evaluator) -> None:
+    with pytest.raises(EmptyDataError):
+        evaluator.evaluate(rows.limit(0))
+    with pytest.raises(MissingColumnError):
+        evaluator.evaluate(rows.drop("label"))
+    with pytest.raises(MissingColumnError):
+        evaluator.evaluate(rows, {evaluator.prediction_col: "word"})
+
+
+def test_losses_that_do_not_fit_are_refused(rows: DataFrame) -> None:
+    with pytest.raises(ConfigurationError, match="`loss` must be"):
+        LossEvaluator("hinge")
+    with pytest.raises(ConfigurationError, match="`prediction_col`"):
+        LossEvaluator(prediction_col="index").evaluate(rows)
+
+
+def test_a_failing_prediction_is_raised_as_what_it_is(spark: SparkSession) -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2, "softmax")])
+    df = spark.createDataFrame([([1.0, None], 0)], "features array<float>, label int").coalesce(1)
+    with pytest.raises(BadValueError, match="null") as caught:
+        AccuracyEvaluator().evaluate(ModelPredictor(model).transform(df))
+    assert caught.value.column == "features"
+    assert caught.value.worker == 0
+
+
+def test_evaluators_survive_the_trip_to_disk(spark: SparkSession, tmp_path) -> None:
+    LossEvaluator("mse", "p", "t").write().save(str(tmp_path / "loss"))
+    again = LossEvaluator.load(str(tmp_path / "loss"))
+    assert [again.getOrDefault(name) for name in ("loss", "prediction_col", "label_col")] == ["mse", "p", "t"]
+    AccuracyEvaluator(activation_threshold=0.9).write().save(str(tmp_path / "accuracy"))
+    assert AccuracyEvaluator.load(str(tmp_path / "accuracy")).getOrDefault("activation_threshold") == 0.9

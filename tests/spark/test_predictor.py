@@ -1,0 +1,264 @@
+"""ModelPredictor against Keras' own predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from distkeras.ps.errors import ConfigurationError, DistkerasError, MissingColumnError
+from distkeras.transformers import LabelIndexTransformer, ModelPredictor, predictor
+
+N = 53
+X = np.random.default_rng(2).normal(size=(N, 4)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(3, "softmax")]
+    return keras.Sequential(layers)
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    """Columns of many types beside the features, in three partitions of uneven size, one of them empty."""
+    data = [
+        (
+            i,
+            X[i].tolist(),
+            Vectors.dense(X[i]) if i % 3 else Vectors.sparse(4, range(4), X[i]),
+            f"row {i}" if i % 5 else None,
+            {"key": i},
+            [[i], []],
+        )
+        for i in range(N)
+    ]
+    schema = "id int, features array<float>, vector vector, text string, map map<string,int>, deep array<array<int>>"
+    names = [part.split()[0] for part in schema.split(", ")]
+    df = spark.createDataFrame(data, names)
+    df = df.withColumn("features", F.col("features").cast("array<float>"))
+    df = df.withColumn("id", F.col("id").cast("int"))
+    return df.repartitionByRange(3, "id").withColumn("when", F.lit("2020-02-02").cast("timestamp")).cache()
+
+
+def values(df: DataFrame, name: str = "prediction") -> np.ndarray:
+    return np.array([row[name] for row in df.orderBy("id").select(name).collect()])
+
+
+@pytest.mark.parametrize("column", ["features", "vector"])
+@pytest.mark.parametrize("batch_size", [1, 7, 1024])
+def test_predictions_are_those_of_keras(rows: DataFrame, model: keras.Model, column: str, batch_size: int) -> None:
+    out = ModelPredictor(model, features_col=column, batch_size=batch_size).transform(rows)
+    assert out.schema["prediction"].dataType.simpleString() == "array<float>"
+    np.testing.assert_allclose(values(out), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
+
+
+def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: keras.Model) -> None:
+    out = ModelPredictor(model, output_col="p", batch_size=8).transform(rows)
+    assert out.columns == [*rows.columns, "p"]
+    assert out.drop("p").schema == rows.schema
+    assert out.drop("p").collect() == rows.collect()
+
+
+def test_empty_partitions_and_no_rows(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
+    stage = ModelPredictor(model)
+    few = rows.select("id", "features").where("id < 2").union(rows.select("id", "features").limit(0))
+    np.testing.assert_allclose(values(stage.transform(few)), model.predict_on_batch(X[:2]), rtol=1e-5)
+    assert stage.transform(rows.limit(0)).collect() == []
+
+
+def test_small_arrow_batches_are_joined(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "3")
+    try:
+        out = ModelPredictor(model, batch_size=8).transform(rows)
+        np.testing.assert_allclose(values(out), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def branched(named: bool) -> keras.Model:
+    """Two inputs, two outputs: the second takes integers, the first output is a grid."""
+    first, second = keras.Input((4,), name="z"), keras.Input((), name="a", dtype="int32")
+    embedded = keras.layers.Embedding(60, 4)(second)
+    grid = keras.layers.Reshape((2, 2))(keras.layers.Add()([first, embedded]))
+    total = keras.layers.Dense(1)(first)
+    if named:
+        return keras.Model({"z": first, "a": second}, {"out": grid, "also": total})
+    return keras.Model([first, second], [grid, total])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
+    model = branched(named)
+    ids = np.arange(N, dtype="int32")
+    if named:  # dictionaries flatten by key
+        stage = ModelPredictor(model, features_col=["id", "features"], output_col=["total", "grid"])
+        expected = model.predict_on_batch({"z": X, "a": ids})
+        grid, total = expected["out"], expected["also"]
+    else:
+        stage = ModelPredictor(model, features_col=["features", "id"], output_col=["grid", "total"])
+        grid, total = model.predict_on_batch([X, ids])
+    out = stage.transform(rows)
+    assert out.schema["grid"].dataType.simpleString() == "array<array<float>>"
+    np.testing.assert_allclose(values(out, "grid"), grid, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values(out, "total"), total, rtol=1e-5, atol=1e-6)
+
+
+def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
+    tokens = keras.Input((None,), dtype="int32")
+    model = keras.Model(tokens, keras.ops.mean(keras.layers.Embedding(10, 2)(tokens), axis=(1, 2)))
+    data = np.random.default_rng(0).integers(0, 10, (6, 5))
+    df = spark.createDataFrame([(i, row.tolist()) for i, row in enumerate(data)], "id int, features array<int>")
+    out = ModelPredictor(model).transform(df)
+    assert out.schema["prediction"].dataType.simpleString() == "float"
+    np.testing.assert_allclose(values(out), model.predict_on_batch(data), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("features", "error", "told"),
+    [
+        (None, "BadValueError", "null"),
+        ([1.0, None, 1.0, 1.0], "BadValueError", "null"),
+        ([1.0, float("nan"), 1.0, 1.0], "BadValueError", "nan"),
+        ([1.0, 2.0], "ShapeError", "2 values"),
+    ],
+)
+def test_a_broken_feature_names_itself(
+    spark: SparkSession, model: keras.Model, features: list | None, error: str, told: str
+) -> None:
+    good = [0.0] * 4
+    df = spark.createDataFrame([(good,), (good,), (features,)], "features array<float>").coalesce(1)
+    with pytest.raises(PySparkException) as caught:
+        ModelPredictor(model, batch_size=2).transform(df).collect()
+    text = str(caught.value)
+    assert f"distkeras.ps.errors.{error}" in text
+    assert told in text
+    assert "row 2" in text
+    assert "column 'features'" in text
+
+
+@pytest.mark.parametrize("broken", [None, Vectors.dense([1.0, 2.0]), Vectors.sparse(9, {8: 1.0})])
+def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, broken: object) -> None:
+    df = spark.createDataFrame([(Vectors.dense([0.0] * 4),), (broken,)], ["features"]).coalesce(1)
+    with pytest.raises(PySparkException, match=r"distkeras\.ps\.errors\.(BadValue|Shape)Error.*row 1.*'features'"):
+        ModelPredictor(model).transform(df).collect()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind", "message"),
+    [
+        ({"features_col": "nowhere"}, MissingColumnError, "'nowhere'"),
+        ({"features_col": "text"}, MissingColumnError, "string"),
+        ({"features_col": ["features", "id"]}, ConfigurationError, "`features_col` must name 1 columns"),
+        ({"output_col": ["a", "b"]}, ConfigurationError, "`output_col` must name 1 columns"),
+        ({"output_col": "Text"}, ConfigurationError, "`output_col` must name a new column"),
+        ({"batch_size": 0}, ConfigurationError, "`batch_size` must be a positive integer"),
+        ({"features_col": []}, ConfigurationError, "`features_col` must be"),
+        ({"keras_model": "model"}, ConfigurationError, "`model` must be a keras.Model"),
+        ({"keras_model": None}, ConfigurationError, "`keras_model` must be set"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_job(
+    rows: DataFrame, model: keras.Model, keywords: dict, kind: type[DistkerasError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        ModelPredictor(**{"keras_model": model, **keywords}).transform(rows)
+
+
+class Subclassed(keras.Model):
+    def build(self, shape: tuple) -> None:
+        self.built = True
+
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        return x
+
+
+def test_models_whose_inputs_have_no_shape_are_refused() -> None:
+    model = Subclassed()
+    model.build((None, 4))
+    scope = keras.saving.custom_object_scope({"Subclassed": Subclassed})
+    with scope, pytest.raises(ConfigurationError, match="Functional or Sequential"):
+        ModelPredictor(model)
+    layers = [keras.layers.Input((None, None, 3)), keras.layers.GlobalAveragePooling2D()]
+    with pytest.raises(ConfigurationError, match="at most one extent"):
+        ModelPredictor(keras.Sequential(layers))
+
+
+def test_later_training_does_not_change_a_predictor(rows: DataFrame, model: keras.Model) -> None:
+    own = keras.models.clone_model(model)
+    own.compile("adam", "mse")
+    own.train_on_batch(X, np.zeros((N, 3)))
+    stage, expected = ModelPredictor(own), own.predict_on_batch(X)
+    own.set_weights([0 * w for w in own.get_weights()])
+    np.testing.assert_allclose(values(stage.transform(rows)), expected, rtol=1e-5, atol=1e-6)
+    assert not stage.keras_model.compiled
+
+
+def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
+    space: dict = {"__name__": "__main__", "keras": keras}
+    exec(
+        "@keras.saving.register_keras_serializable('notebook')\n"
+        "class Doubled(keras.layers.Layer):\n"
+        "    def call(self, x): return 2.0 * x\n",
+        space,
+    )
+    stage = ModelPredictor(keras.Sequential([keras.layers.Input((4,)), space["Doubled"]()]))
+    np.testing.assert_allclose(values(stage.transform(rows)), 2 * X)
+
+
+def test_a_worker_loads_a_model_once(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
+    """Each load leaves a file; jobs that come later find the model in their worker."""
+    log = str(tmp_path)
+    space: dict = {"__name__": "__main__", "keras": keras, "log": log}
+    exec(
+        "@keras.saving.register_keras_serializable('notebook')\n"
+        "class Counted(keras.layers.Layer):\n"
+        "    def __init__(self, log, **keywords):\n"
+        "        super().__init__(**keywords)\n"
+        "        import os, tempfile\n"
+        "        self.log = log\n"
+        "        os.close(tempfile.mkstemp(prefix=f'{os.getpid()}-', dir=log)[0])\n"
+        "    def get_config(self): return {**super().get_config(), 'log': self.log}\n"
+        "    def call(self, x): return x\n",
+        space,
+    )
+    stage = ModelPredictor(keras.Sequential([keras.layers.Input((4,)), space["Counted"](log)]))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for _ in range(3):
+        stage.transform(rows).write.format("noop").mode("overwrite").save()
+    workers = [path.name.split("-")[0] for path in tmp_path.iterdir()]
+    assert 1 <= len(workers) == len(set(workers))
+
+
+def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "_INLINE_BYTES", 1)
+    stage = ModelPredictor(model)
+    for _ in range(2):
+        np.testing.assert_allclose(values(stage.transform(rows)), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
+    assert len(stage._packed()._sent) == 1
+
+
+def test_a_pipeline_survives_the_trip_to_disk(
+    rows: DataFrame, model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor, "_CHUNK_BYTES", 1000)
+    stages = [ModelPredictor(model, batch_size=16, output_col="scores"), LabelIndexTransformer(3, "scores", "y")]
+    Pipeline(stages=stages).write().overwrite().save(str(tmp_path / "pipeline"))
+    fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(rows)
+    fitted.write().save(str(tmp_path / "model"))
+    again = PipelineModel.load(str(tmp_path / "model"))
+    assert again.stages[0].uid == stages[0].uid
+    assert again.stages[0].getOrDefault("batch_size") == 16
+    out = again.transform(rows)
+    np.testing.assert_array_equal(values(out, "y"), model.predict_on_batch(X).argmax(axis=1))
+    with pytest.raises(ConfigurationError, match="`keras_model` must be set"):
+        ModelPredictor().write().save(str(tmp_path / "empty"))
