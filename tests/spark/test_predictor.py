@@ -137,7 +137,7 @@ def test_a_broken_feature_names_itself(
     good = [0.0] * 4
     df = spark.createDataFrame([(good,), (good,), (features,)], "features array<float>").coalesce(1)
     with pytest.raises(PySparkException) as caught:
-        ModelPredictor(model, batch_size=2).transform(df).collect()
+        ModelPredictor(model).transform(df).collect()
     text = str(caught.value)
     assert f"distkeras.ps.errors.{error}" in text
     assert told in text

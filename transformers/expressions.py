@@ -1,0 +1,206 @@
+"""JVM expressions that the stages share: any numeric column as an array, refusals from inside a job.
+
+An expression cannot raise a Python error. `refuse` makes the JVM raise one whose text names the error's type;
+`typed_errors` turns it back where the project itself starts the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from distkeras.ps.errors import (
+    ERRORS,
+    BadValueError,
+    ConfigurationError,
+    DistkerasError,
+    EmptyDataError,
+    MissingColumnError,
+    ShapeError,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A numeric column, ready for expressions.
+
+    Args:
+        name: column of the DataFrame.
+        depth: how deep its arrays nest; 0 for a number, 1 for a vector.
+        vector: whether it is an ML vector.
+        column: its values: a number, or arrays of numbers (a vector as ``array<double>``); null stays null.
+        element: ``"double"`` for doubles and vectors, else ``"float"``: what arithmetic on it should return.
+    """
+
+    name: str
+    depth: int
+    vector: bool
+    column: Column
+    element: str
+
+    def each(self, function: Callable[[Column], Column]) -> Column:
+        """``function`` on every number (depth 0 or 1), as `element`; a vector comes back as a vector.
+
+        Raises:
+            ConfigurationError: the arrays are nested.
+        """
+        if self.depth > 1:
+            raise ConfigurationError(
+                "a column to scale must hold numbers, flat arrays or vectors. Received: nested arrays",
+                column=self.name,
+            )
+        if self.depth == 0:
+            return function(self.column).cast(self.element)
+        values = F.transform(self.column, lambda value: function(value).cast(self.element))
+        return vector_of(values) if self.vector else values
+
+
+def source(df: DataFrame, name: str) -> Source:
+    """Column ``name`` of ``df``.
+
+    Raises:
+        MissingColumnError: no such column, or it holds no numbers.
+        ConfigurationError: several columns of that name.
+    """
+    found = [field.dataType for field in df.schema.fields if field.name == name]
+    if not found:
+        raise MissingColumnError(
+            f"the DataFrame must have the column {name!r}. Received: columns={df.columns}", column=name
+        )
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"column names must be unambiguous. Received: {len(found)} columns named {name!r}", column=name
+        )
+    column = quoted(name)
+    if type(found[0]).__name__ == "VectorUDT":
+        # The conversion throws on null, without a word about the column.
+        return Source(name, 1, True, F.when(column.isNotNull(), vector_to_array(column)), "double")
+    depth, kind = 0, found[0]
+    while isinstance(kind, T.ArrayType):
+        depth, kind = depth + 1, kind.elementType
+    if not isinstance(kind, T.NumericType | T.BooleanType):
+        raise MissingColumnError(
+            f"a column must hold numbers, arrays of numbers or vectors. Received: {found[0].simpleString()}",
+            column=name,
+        )
+    return Source(name, depth, False, column, "double" if isinstance(kind, T.DoubleType) else "float")
+
+
+def fresh(df: DataFrame, *names: str) -> None:
+    """Checks that ``names`` can be added to ``df``; Spark's names do not tell upper from lower case.
+
+    Raises:
+        ConfigurationError: one is there already, or occurs twice.
+    """
+    taken = {name.lower() for name in df.columns}
+    for name in names:
+        if name.lower() in taken:
+            raise ConfigurationError(
+                f"`output_col` must name a new column. Received: {name!r} beside columns={df.columns}",
+                column=name,
+            )
+        taken.add(name.lower())
+
+
+def quoted(name: str) -> Column:
+    """The column of exactly this name, dots and backticks included."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def vector_of(values: Column) -> Column:
+    """A dense vector from an array of numbers; null stays null."""
+    return F.when(values.isNotNull(), array_to_vector(values.cast("array<double>")))
+
+
+def bad(value: Column) -> Column:
+    """Whether a number is null or NaN."""
+    return value.isNull() | F.isnan(value.cast("double"))
+
+
+def refuse(kind: type[DistkerasError], name: str, expected: str, received: Column) -> Column:
+    """An expression that fails the job with the text of an error of type ``kind``."""
+    text = F.concat(
+        F.lit(f"{kind.__module__}.{kind.__qualname__}: {expected}. Received: "),
+        F.coalesce(received.cast("string"), F.lit("null")),
+        F.lit(f" [column {name!r}]"),
+    )
+    return F.raise_error(text)
+
+
+def class_of_scores(source: Source, threshold: float | None) -> Column:
+    """The class that scores speak for, as a double; null stays null.
+
+    Args:
+        source: numbers, arrays or vectors.
+        threshold: least value at which a single score means class 1 rather than 0; None takes a single number
+            for the class itself.
+
+    Raises:
+        ConfigurationError: the arrays are nested.
+    """
+    name, column = source.name, source.column
+    if source.depth > 1:
+        raise ConfigurationError("scores must be flat arrays or vectors. Received: nested arrays", column=name)
+
+    def alone(score: Column) -> Column:
+        number = score.cast("double")
+        if threshold is not None:
+            return (number >= threshold).cast("double")
+        whole = (number >= 0) & (number == F.floor(number))
+        wrong = refuse(BadValueError, name, "a class must be a whole number from 0 on", number)
+        return F.when(whole, number).otherwise(wrong)
+
+    if source.depth == 0:
+        nan = refuse(BadValueError, name, "scores must not be NaN", column)
+        return F.when(column.isNull(), None).when(bad(column), nan).otherwise(alone(column))
+    largest = (F.array_position(column, F.array_max(column)) - 1).cast("double")
+    broken = refuse(BadValueError, name, "scores must be neither null nor NaN", column)
+    empty = refuse(ShapeError, name, "there must be a score at least", F.size(column))
+    return (
+        F.when(column.isNull(), None)
+        .when(F.size(column) == 0, empty)
+        .when(F.exists(column, bad), broken)
+        .when(F.size(column) == 1, alone(F.element_at(column, 1)))
+        .otherwise(largest)
+    )
+
+
+_NAMED = re.compile(
+    rf"{re.escape(DistkerasError.__module__)}\.({'|'.join(e.__qualname__ for e in ERRORS)}): (.*?)"
+    r"(?: \[(?:worker/partition (\d+))?(?:, )?(?:column '([^']*)')?(?:, )?(?:step (\d+))?\])?"
+    r"(?: SQLSTATE: \w+)?\s*(?:\n|$)"
+)
+
+#: How Spark ML puts it.
+_SPOKEN = (
+    ("Nothing has been added to this summarizer", EmptyDataError, "there must be a row. Received: none"),
+    ("empty collection", EmptyDataError, "there must be a row. Received: none"),
+    ("Dimensions mismatch when", ShapeError, "arrays must be equally long. Received: unequal"),
+)
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raises what a task or `refuse` named, in place of the error that Spark wraps around it."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        told = str(error)
+        named = _NAMED.search(told)
+        if named is not None:
+            kind = next(kind for kind in ERRORS if kind.__qualname__ == named[1])
+            worker, step = (None if number is None else int(number) for number in (named[3], named[5]))
+            raise kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=told) from error
+        for text, kind, message in _SPOKEN:
+            if text in told:
+                raise kind(message, remote_traceback=told) from error
+        raise

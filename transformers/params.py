@@ -1,0 +1,101 @@
+"""Parameters of the stages: one mixin a concept, each value checked when it is set.
+
+Parameter names are the constructors' keyword names. A value that cannot work is refused where it is given, by
+the constructor, `set`, `copy` and `load` alike, since all of them go through the converters below.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.ml.param import Param, Params
+
+from distkeras.ps.errors import ConfigurationError
+
+
+def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> Param[Any]:
+    """A parameter whose converter refuses in this project's words.
+
+    Args:
+        name: its keyword.
+        doc: one line for `explainParams`.
+        convert: returns the value to keep; TypeError or ValueError for one that cannot work.
+        expected: completes "`name` must be …".
+    """
+
+    def checked(value: Any) -> Any:
+        try:
+            return convert(value)
+        except (TypeError, ValueError):
+            raise ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}") from None
+
+    return Param(Params._dummy(), name, doc, checked)
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError
+    return value
+
+
+def texts(value: Any) -> list[str]:
+    """A list of names; one name alone is a list of one."""
+    found = [value] if isinstance(value, str) else list(value)
+    if not found or len(set(found)) != len(found):
+        raise ValueError
+    return [text(name) for name in found]
+
+
+def real(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise TypeError
+    return float(value)
+
+
+def whole(minimum: int) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
+            raise TypeError
+        return int(value)
+
+    return convert
+
+
+class Stage(Params):
+    """Keyword constructors, and parameters that must be there before a job starts."""
+
+    def _take(self, **keywords: Any) -> None:
+        self._set(**{name: value for name, value in keywords.items() if value is not None})
+
+    def _need(self, name: str) -> Any:
+        """The value of parameter ``name``.
+
+        Raises:
+            ConfigurationError: it was never set and has no default.
+        """
+        if not self.isDefined(name):
+            raise ConfigurationError(f"`{name}` must be set. Received: {type(self).__name__} without {name}")
+        return self.getOrDefault(name)
+
+
+class HasInputCol(Params):
+    input_col = param("input_col", "column to read", text, "the name of a column")
+
+
+class HasOutputCol(Params):
+    output_col = param("output_col", "new column to write", text, "the name of a new column")
+
+
+class HasPredictionCol(Params):
+    prediction_col = param("prediction_col", "column of predictions", text, "the name of a column")
+
+
+class HasLabelCol(Params):
+    label_col = param("label_col", "column of true labels or targets", text, "the name of a column")
+
+
+class HasOutputDim(Params):
+    output_dim = param("output_dim", "number of classes", whole(1), "a positive integer")

@@ -1,0 +1,228 @@
+"""A Keras model as a Spark ML stage that predicts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Transformer
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from distkeras import models
+from distkeras.columns import arrow_ready
+from distkeras.ps.errors import ConfigurationError
+from distkeras.transformers import expressions, serving
+from distkeras.transformers.params import Stage, param, texts, whole
+
+if TYPE_CHECKING:
+    import keras
+    import pyarrow as pa
+
+#: Archives up to here travel in the closure: far below what a Spark Connect message holds.
+_INLINE_BYTES = 4 << 20
+
+#: Rows of the saved archive: each well below what Parquet and a Connect message take.
+_CHUNK_BYTES = 8 << 20
+
+#: numpy name of an output to the numpy name and Spark type of its column.
+_TYPES: dict[str, tuple[str, T.DataType]] = {
+    "float64": ("float64", T.DoubleType()),
+    "bool": ("bool", T.BooleanType()),
+    "int8": ("int8", T.ByteType()),
+    "uint8": ("int16", T.ShortType()),
+    "int16": ("int16", T.ShortType()),
+    "uint16": ("int32", T.IntegerType()),
+    "int32": ("int32", T.IntegerType()),
+    "uint32": ("int64", T.LongType()),
+    "int64": ("int64", T.LongType()),
+}
+_FLOAT = ("float32", T.FloatType())
+
+
+class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritable):
+    """Adds what a Keras model predicts for each row, and keeps all other columns, rows and their order.
+
+    The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
+    Python worker loads it once and keeps it for later jobs. Prediction is lazy, like any transformation: a row
+    that cannot be predicted from ends the job that reads it, with a BadValueError or ShapeError in the text of
+    Spark's own error that names column, partition and row. The evaluators of this package raise it as such.
+
+    An output of shape ``(n,)`` becomes a column of numbers, ``(n, k)`` arrays, ``(n, h, k)`` arrays of arrays.
+    What a row gets must not depend on its neighbors in the batch.
+
+    Args:
+        keras_model: a built Functional or Sequential model of any backend.
+        features_col: one column for each input of the model, in its order: numbers, arrays (nested like the
+            input or flat) or vectors. Default ``"features"``.
+        output_col: one new column for each output, in the model's order. Default ``"prediction"``.
+        batch_size: rows a call of the model; default 1024.
+
+    Raises:
+        ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
+            columns that is not the model's; a new column that is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+    """
+
+    features_col = param("features_col", "columns to predict from", texts, "a name, or distinct names")
+    output_col = param("output_col", "new columns", texts, "a name, or distinct names")
+    batch_size = param("batch_size", "rows a call of the model", whole(1), "a positive integer")
+
+    def __init__(
+        self,
+        keras_model: keras.Model | None = None,
+        features_col: str | Sequence[str] | None = None,
+        output_col: str | Sequence[str] | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024)
+        self._take(features_col=features_col, output_col=output_col, batch_size=batch_size)
+        self._model: _Packed | None = None if keras_model is None else _Packed(models.to_bytes(keras_model))
+
+    @property
+    def keras_model(self) -> keras.Model:
+        """A new copy of the model, not compiled."""
+        return models.from_bytes(self._packed().data, self._packed().objects)
+
+    def _packed(self) -> _Packed:
+        if self._model is None:
+            raise ConfigurationError("`keras_model` must be set. Received: ModelPredictor without keras_model")
+        return self._model
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        packed = self._packed()
+        features, outputs = self._need("features_col"), self._need("output_col")
+        for keyword, names, shapes in (
+            ("features_col", features, [shape for shape, _ in packed.inputs]),
+            ("output_col", outputs, [shape for shape, _ in packed.outputs]),
+        ):
+            if len(names) != len(shapes):
+                raise ConfigurationError(
+                    f"`{keyword}` must name {len(shapes)} columns, for shapes {shapes}. Received: {names}"
+                )
+        arrow_ready(dataset, features)
+        expressions.fresh(dataset, *outputs)
+        fields = []
+        for name, (shape, dtype) in zip(outputs, packed.outputs, strict=True):
+            kind = _TYPES.get(dtype, _FLOAT)[1]
+            for _ in shape:
+                kind = T.ArrayType(kind)
+            fields.append(T.StructField(name, kind))
+        plan = serving.Plan(
+            archive=packed.archive(dataset.sparkSession),
+            key=packed.key,
+            objects=packed.objects,
+            inputs=tuple(
+                serving.Input(name, shape, dtype) for name, (shape, dtype) in zip(features, packed.inputs, strict=True)
+            ),
+            outputs=tuple(_TYPES.get(dtype, _FLOAT)[0] for _, dtype in packed.outputs),
+            names=tuple(outputs),
+            batch_size=self._need("batch_size"),
+        )
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            return serving.predicted(plan, batches, context.partitionId() if context else None)
+
+        return dataset.mapInArrow(run, T.StructType([*dataset.schema.fields, *fields]))
+
+    def write(self) -> MLWriter:
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> _Reader:
+        return _Reader()
+
+
+class _Packed:
+    """A model as bytes, with what the driver must know about it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.objects = models.custom_objects(data)
+        # Loading it here finds on the driver what would fail on every executor, and drops the optimizer's state.
+        model = models.from_bytes(data, self.objects)
+        self.data = models.to_bytes(model)
+        self.inputs = [_described(tensor) for tensor in _tensors(model, "inputs")]
+        self.outputs = [_described(tensor) for tensor in _tensors(model, "outputs")]
+        for shape, _ in self.inputs:
+            if shape.count(None) > 1:
+                raise ConfigurationError(
+                    f"`keras_model` must leave at most one extent of an input open. Received: shape={shape}"
+                )
+        # Two notebook classes of one name may differ, and bytes do not tell.
+        self.key = hashlib.sha256(self.data).hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
+        self._sent: weakref.WeakKeyDictionary[SparkSession, serving.Archive] = weakref.WeakKeyDictionary()
+
+    def archive(self, spark: SparkSession) -> serving.Archive:
+        """How tasks of ``spark`` get the bytes; sends them if they have not been."""
+        if len(self.data) <= _INLINE_BYTES:
+            return serving.Inline(self.data)
+        if spark not in self._sent:
+            self._sent[spark] = self._send(spark)
+        return self._sent[spark]
+
+    def _send(self, spark: SparkSession) -> serving.Archive:
+        if "connect" not in type(spark).__module__:
+            return serving.Broadcasted(spark.sparkContext.broadcast(self.data))
+        with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
+            path = Path(directory, f"{self.key}.keras")
+            path.write_bytes(self.data)
+            spark.addArtifacts(str(path), file=True)
+        return serving.Artifact(path.name)
+
+
+def _tensors(model: keras.Model, name: str) -> list[Any]:
+    tensors = getattr(model, name, None)
+    if not tensors:
+        raise ConfigurationError(
+            "`keras_model` must be a Functional or Sequential model, whose inputs and outputs have a shape: "
+            "wrap another one as `keras.Model(inputs, model(inputs))`. "
+            f"Received: keras_model={model.name!r} of {type(model)} without {name}"
+        )
+    return tensors
+
+
+def _described(tensor: Any) -> tuple[tuple[int | None, ...], str]:
+    """Shape of one row's value, and dtype."""
+    import keras
+
+    return tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
+
+
+class _Writer(MLWriter):
+    """Spark ML's metadata, and the archive as rows of Parquet beside it."""
+
+    def __init__(self, instance: ModelPredictor) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        data = self.instance._packed().data
+        DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession)
+        rows = [
+            (start // _CHUNK_BYTES, bytearray(data[start : start + _CHUNK_BYTES]))
+            for start in range(0, len(data), _CHUNK_BYTES)
+        ]
+        frame = self.sparkSession.createDataFrame(rows, "part int, data binary")
+        frame.coalesce(1).write.parquet(os.path.join(path, "model"))
+
+
+class _Reader(MLReader[ModelPredictor]):
+    def load(self, path: str) -> ModelPredictor:
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        predictor = ModelPredictor()
+        predictor._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(predictor, metadata)
+        rows = self.sparkSession.read.parquet(os.path.join(path, "model")).orderBy("part").collect()
+        predictor._model = _Packed(b"".join(bytes(row["data"]) for row in rows))
+        return predictor

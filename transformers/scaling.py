@@ -1,0 +1,199 @@
+"""Scaling of numbers, arrays and vectors, element by element, on the JVM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pyspark.ml import Transformer
+from pyspark.ml.stat import Summarizer
+from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+
+from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
+from distkeras.transformers import expressions
+from distkeras.transformers.expressions import Source, refuse, typed_errors
+from distkeras.transformers.params import HasInputCol, HasOutputCol, Stage, param, real, text, texts
+
+
+class MinMaxTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable, DefaultParamsWritable):
+    r"""Maps the range ``[o_min, o_max]`` linearly onto ``[n_min, n_max]``.
+
+    .. math:: y = \frac{x - o_{min}}{o_{max} - o_{min}} (n_{max} - n_{min}) + n_{min}
+
+    Values outside the old range land outside the new one. Null stays null. A vector gives a dense vector; an
+    array gives an array and a number a number, of doubles if the input is double and of floats otherwise.
+
+    Args:
+        n_min: lower end of the new range.
+        n_max: upper end of the new range; not below ``n_min``.
+        o_min: lower end of the old range.
+        o_max: upper end of the old range; above ``o_min``.
+        input_col: numbers, arrays of numbers, or vectors.
+        output_col: new column.
+
+    Raises:
+        ConfigurationError: a range is empty, or ``output_col`` is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+    """
+
+    n_min = param("n_min", "lower end of the new range", real, "a finite number")
+    n_max = param("n_max", "upper end of the new range", real, "a finite number")
+    o_min = param("o_min", "lower end of the old range", real, "a finite number")
+    o_max = param("o_max", "upper end of the old range", real, "a finite number")
+
+    def __init__(
+        self,
+        n_min: float | None = None,
+        n_max: float | None = None,
+        o_min: float | None = None,
+        o_max: float | None = None,
+        input_col: str | None = None,
+        output_col: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._setDefault(n_min=0.0, n_max=1.0)
+        self._take(n_min=n_min, n_max=n_max, o_min=o_min, o_max=o_max, input_col=input_col, output_col=output_col)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        low, high = self._need("n_min"), self._need("n_max")
+        old_low, old_high = self._need("o_min"), self._need("o_max")
+        if old_high <= old_low:
+            raise ConfigurationError(f"`o_max` must be above o_min={old_low}. Received: o_max={old_high}")
+        if high < low:
+            raise ConfigurationError(f"`n_max` must not be below n_min={low}. Received: n_max={high}")
+        source = expressions.source(dataset, self._need("input_col"))
+        expressions.fresh(dataset, self._need("output_col"))
+
+        def scaled(value: Column) -> Column:
+            # Divided first: the ends of the old range map exactly onto those of the new one.
+            return (value.cast("double") - old_low) / (old_high - old_low) * (high - low) + low
+
+        return dataset.withColumn(self._need("output_col"), source.each(scaled))
+
+
+def _moments(value: Any) -> list[list[float]]:
+    return [[real(element) for element in column] for column in value]
+
+
+class StandardScaleTransformer(Transformer, Stage, DefaultParamsReadable, DefaultParamsWritable):
+    r"""Shifts and scales each element of each column to mean 0 and sample standard deviation 1.
+
+    .. math:: y = (x - \mu) / \sigma
+
+    An element that does not vary (:math:`\sigma = 0`) is only shifted. Without ``means`` and ``stddevs``, each
+    `transform` takes them from the very DataFrame that it is given, in a job of its own: use `fit` on the
+    training data to standardize test data by the same moments.
+
+    Args:
+        columns: columns of numbers, arrays of one length, or vectors; null stays null and counts nowhere.
+        suffix: what the new columns' names add.
+        means: one list a column, one number an element (a list of one for a column of numbers).
+        stddevs: sample standard deviations (divisor n - 1), likewise.
+
+    Raises:
+        ConfigurationError: ``means`` and ``stddevs`` do not fit ``columns``, or a new column is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+        EmptyDataError: no value to take moments from.
+        BadValueError: a NaN or infinity among the values to take moments from.
+    """
+
+    columns = param("columns", "columns to standardize", texts, "a list of distinct column names")
+    suffix = param("suffix", "added to each column's name", text, "a non-empty string")
+    means = param("means", "means, one list a column", _moments, "one list of finite numbers a column")
+    stddevs = param("stddevs", "deviations, one list a column", _moments, "one list of finite numbers a column")
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        suffix: str | None = None,
+        means: Sequence[Sequence[float]] | None = None,
+        stddevs: Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._setDefault(suffix="_normalized")
+        self._take(columns=columns, suffix=suffix, means=means, stddevs=stddevs)
+
+    def fit(self, dataset: DataFrame) -> StandardScaleTransformer:
+        """A copy that standardizes by the moments of ``dataset`` from now on. Runs one job."""
+        sources = [expressions.source(dataset, name) for name in self._need("columns")]
+        moments = [_moment_expression(source) for source in sources]
+        with typed_errors():
+            row = dataset.agg(*(moment.alias(f"m{i}") for i, moment in enumerate(moments))).first()
+        assert row is not None
+        fitted = self.copy()
+        pairs = [_moments_of(source, row[f"m{i}"]) for i, source in enumerate(sources)]
+        fitted._set(means=[mean for mean, _ in pairs], stddevs=[deviation for _, deviation in pairs])
+        return fitted
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        names, suffix = self._need("columns"), self._need("suffix")
+        sources = [expressions.source(dataset, name) for name in names]
+        expressions.fresh(dataset, *(name + suffix for name in names))
+        if self.isDefined("means") != self.isDefined("stddevs"):
+            raise ConfigurationError("`means` and `stddevs` must be given together. Received: one of them")
+        if not self.isDefined("means"):
+            return self.fit(dataset)._transform(dataset)
+        means, deviations = self._need("means"), self._need("stddevs")
+        lengths = [len(mean) for mean in means]
+        if lengths != [len(deviation) for deviation in deviations] or len(means) != len(names):
+            raise ConfigurationError(
+                f"`means` and `stddevs` must each hold one list for each of columns={names}, equally long. "
+                f"Received: {lengths} and {[len(deviation) for deviation in deviations]} numbers"
+            )
+        wrong = [s.name for s, n in zip(sources, lengths, strict=True) if n < 1 or (s.depth == 0 and n != 1)]
+        if wrong:
+            raise ConfigurationError(f"`means` must hold one number an element. Received: {lengths} for {wrong}")
+        if any(deviation < 0 for column in deviations for deviation in column):
+            raise ConfigurationError(f"`stddevs` must not be negative. Received: stddevs={deviations}")
+        new = {
+            source.name + suffix: _standardized(source, mean, deviation)
+            for source, mean, deviation in zip(sources, means, deviations, strict=True)
+        }
+        return dataset.withColumns(new)
+
+
+def _moment_expression(source: Source) -> Column:
+    """Struct of ``mean`` and ``std``: numbers, or vectors for arrays and vectors."""
+    if source.depth == 0:
+        value = source.column.cast("double")
+        return F.struct(F.mean(value).alias("mean"), F.stddev_samp(value).alias("std"))
+    vector = source.each(lambda value: value)
+    if not source.vector:
+        vector = expressions.vector_of(vector)
+    # Summarizer fails on null, but takes no notice of what has weight 0.
+    nothing = expressions.vector_of(F.array().cast("array<double>"))
+    weight = source.column.isNotNull().cast("double")
+    return Summarizer.metrics("mean", "std").summary(F.coalesce(vector, nothing), weight)
+
+
+def _moments_of(source: Source, row: Row) -> tuple[list[float], list[float]]:
+    if row["mean"] is None:
+        raise EmptyDataError("a column to standardize must hold a value. Received: none", column=source.name)
+    if source.depth == 0:
+        # A single value has no deviation.
+        mean, deviation = [float(row["mean"])], [0.0 if row["std"] is None else float(row["std"])]
+    else:
+        mean, deviation = ([float(element) for element in row[name]] for name in ("mean", "std"))
+    if not all(map(math.isfinite, mean + deviation)):
+        raise BadValueError(
+            f"values to standardize must be finite. Received: mean={mean}, deviation={deviation}",
+            column=source.name,
+        )
+    return mean, deviation
+
+
+def _standardized(source: Source, mean: list[float], deviation: list[float]) -> Column:
+    divisor = [value or 1.0 for value in deviation]
+    if source.depth == 0:
+        return source.each(lambda value: (value.cast("double") - mean[0]) / divisor[0])
+    column = source.column
+    centered = F.zip_with(column, F.lit(np.array(mean)), lambda value, mu: value.cast("double") - mu)
+    scaled = F.zip_with(centered, F.lit(np.array(divisor)), lambda value, sigma: (value / sigma).cast(source.element))
+    result = expressions.vector_of(scaled) if source.vector else scaled
+    # zip_with would fill the shorter side with nulls.
+    odd = refuse(ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column))
+    return F.when(column.isNotNull() & (F.size(column) != len(mean)), odd).otherwise(result)

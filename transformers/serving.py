@@ -1,0 +1,260 @@
+"""What a task does to predict: Arrow in, batches through the model, Arrow out. Runs on executors.
+
+Importing this loads neither Keras nor a backend: the first row does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras import models
+from distkeras.columns import Column, to_numpy
+from distkeras.ps.errors import BadValueError, ShapeError
+
+if TYPE_CHECKING:
+    import keras
+
+#: Models that one Python worker keeps. Spark uses workers again, so that most jobs find theirs here.
+_KEPT = 4
+_MODELS: OrderedDict[str, keras.Model] = OrderedDict()
+
+
+class Archive(Protocol):
+    """A ``.keras`` archive on its way to a task."""
+
+    def read(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Inline:
+    """The archive in the task's own closure."""
+
+    data: bytes
+
+    def read(self) -> bytes:
+        return self.data
+
+
+@dataclass(frozen=True)
+class Broadcasted:
+    """The archive as a broadcast variable: each executor holds it once, and it is read only when needed."""
+
+    variable: Any
+
+    def read(self) -> bytes:
+        return self.variable.value
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The archive as a file of the Spark Connect session."""
+
+    name: str
+
+    def read(self) -> bytes:
+        from pyspark.core.files import SparkFiles
+
+        return Path(SparkFiles.get(self.name)).read_bytes()
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of the model.
+
+    Args:
+        name: DataFrame column.
+        shape: shape of one row's value; None for one extent that the data decides.
+        dtype: numpy name.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a task needs.
+
+    Args:
+        archive: where the model is.
+        key: identity of the model: content hash, and what else tells two models apart.
+        objects: custom objects; unpickling them settles the backend.
+        inputs: the model's inputs, in its order.
+        outputs: dtype of each output, in the model's order.
+        names: the new columns, likewise.
+        batch_size: rows a call.
+    """
+
+    archive: Archive
+    key: str
+    objects: models.CustomObjects
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    names: tuple[str, ...]
+    batch_size: int
+
+
+def predicted(plan: Plan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
+    """The batches of one partition with the model's outputs as further columns, in order.
+
+    Raises:
+        BadValueError: a null, NaN or infinite feature.
+        ShapeError: a feature that does not fill the input, or a model that returns another number of rows.
+    """
+    first_row = 0
+    model: keras.Model | None = None
+    for batch in rebatched(batches, plan.batch_size):
+        # Bad data is found before seconds go into importing a backend, on each of Spark's attempts.
+        arrays = [_array(batch, column, worker, first_row) for column in plan.inputs]
+        if model is None:
+            model = _model(plan)
+        outputs = _outputs(model, arrays, plan, worker)
+        columns = [arrow(output, dtype) for output, dtype in zip(outputs, plan.outputs, strict=True)]
+        names = [*batch.schema.names, *plan.names]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names)
+        first_row += batch.num_rows
+
+
+def rebatched(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a multiple of ``size`` rows, the last one aside; copies only across seams."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while batch.num_rows:
+            if not held and batch.num_rows >= size:
+                whole = batch.num_rows - batch.num_rows % size
+                yield batch.slice(0, whole)
+                batch = batch.slice(whole)
+                continue
+            part = batch.slice(0, size - count)
+            held.append(part)
+            count += part.num_rows
+            batch = batch.slice(part.num_rows)
+            if count == size:
+                yield _joined(held)
+                held, count = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+def _model(plan: Plan) -> keras.Model:
+    model = _MODELS.get(plan.key)
+    if model is None:
+        model = models.from_bytes(plan.archive.read(), plan.objects)
+        _MODELS[plan.key] = model
+        if len(_MODELS) > _KEPT:
+            _MODELS.popitem(last=False)
+    _MODELS.move_to_end(plan.key)
+    return model
+
+
+def _outputs(model: keras.Model, arrays: Sequence[np.ndarray], plan: Plan, worker: int | None) -> list[np.ndarray]:
+    """Each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
+    import keras
+
+    # A model may name its inputs in a dictionary, and then takes nothing else.
+    structure = getattr(model, "_inputs_struct", None)
+    rows, parts = len(arrays[0]), []
+    for start in range(0, rows, plan.batch_size):
+        inputs = [array[start : start + plan.batch_size] for array in arrays]
+        n = len(inputs[0])
+        inputs = [padded(array, plan.batch_size) for array in inputs]
+        x = keras.tree.pack_sequence_as(structure, inputs) if structure is not None else inputs[0]
+        outputs = [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
+        for output, name in zip(outputs, plan.names, strict=True):
+            if output.ndim < 1 or len(output) != len(inputs[0]):
+                raise ShapeError(
+                    f"the model must return one value a row. Received: shape {output.shape} for {len(inputs[0])} rows",
+                    worker=worker,
+                    column=name,
+                )
+        parts.append([output[:n] for output in outputs])
+    return [part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def padded(array: np.ndarray, full: int) -> np.ndarray:
+    """``array`` with its last row repeated up to ``full`` rows or a power of two, whichever is less.
+
+    Backends compile for each batch size they meet: this leaves them a handful, and wastes less than half a call.
+    """
+    n = len(array)
+    target = min(full, 1 << (n - 1).bit_length())
+    return array if n == target else np.concatenate([array, np.repeat(array[-1:], target - n, axis=0)])
+
+
+def _array(batch: pa.RecordBatch, column: Input, worker: int | None, first_row: int) -> np.ndarray:
+    values = batch.column(batch.schema.get_field_index(column.name))
+    if pa.types.is_struct(values.type):
+        values = dense(values, column.name, worker, first_row)
+    shape = column.shape
+    if None in shape:
+        numbers = values
+        while pa.types.is_list(numbers.type):
+            numbers = numbers.flatten()
+        known = math.prod(extent for extent in shape if extent is not None)
+        found = max(1, len(numbers) // (known * len(values)))
+        shape = tuple(found if extent is None else extent for extent in shape)
+    fixed = tuple(extent for extent in shape if extent is not None)
+    return to_numpy(values, Column(column.name, fixed, column.dtype), worker=worker, first_row=first_row)
+
+
+def dense(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:
+    """ML vectors, as Spark sends them (type, size, indices, values), as lists of doubles.
+
+    Dense ones are a view. Converting on the JVM would send every vector twice, for the column itself stays.
+
+    Raises:
+        BadValueError: a null.
+        ShapeError: sparse vectors of unequal size, or beside dense ones of another.
+    """
+    if vectors.null_count:
+        row = first_row + int(np.argmax(vectors.is_null().to_numpy(zero_copy_only=False)))
+        raise BadValueError(f"values must not be null. Received: null in row {row}", worker=worker, column=name)
+    kinds, sizes, indices, values = vectors.flatten()
+    sparse = kinds.to_numpy() == 0
+    if not sparse.any():
+        return values
+    counts = np.diff(values.offsets.to_numpy())
+    # Dense vectors leave the size out.
+    lengths = np.where(sparse, sizes.fill_null(0).to_numpy(), counts)
+    odd = np.flatnonzero(lengths != lengths[0])
+    if odd.size:
+        raise ShapeError(
+            f"vectors must hold {lengths[0]} values each. Received: {lengths[odd[0]]} values "
+            f"in row {first_row + odd[0]}",
+            worker=worker,
+            column=name,
+        )
+    size = int(lengths[0])
+    # A dense vector has no indices: its numbers go where they stand.
+    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    places[np.repeat(sparse, counts)] = indices.flatten().to_numpy()
+    full = np.zeros(len(vectors) * size)
+    full[np.repeat(np.arange(len(vectors)) * size, counts) + places] = values.flatten().to_numpy()
+    return pa.ListArray.from_arrays(np.arange(len(vectors) + 1, dtype=np.int32) * size, full)
+
+
+def arrow(output: np.ndarray, dtype: str) -> pa.Array:
+    """An output ``(n, …)`` as numbers, or as lists nested by its further axes."""
+    values = pa.array(np.ascontiguousarray(output, dtype).reshape(-1))
+    for axis in range(output.ndim - 1, 0, -1):
+        rows = math.prod(output.shape[:axis])
+        offsets = np.arange(rows + 1, dtype=np.int32) * output.shape[axis]
+        values = pa.ListArray.from_arrays(offsets.astype(np.int32), values)
+    return values

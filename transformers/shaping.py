@@ -1,0 +1,195 @@
+"""Labels and shapes: one-hot, class index, nested arrays, dense vectors, on the JVM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.ml import Transformer
+from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.transformers import expressions
+from distkeras.transformers.expressions import refuse
+from distkeras.transformers.params import HasInputCol, HasOutputCol, HasOutputDim, Stage, param, real
+
+
+class OneHotTransformer(
+    Transformer, Stage, HasInputCol, HasOutputCol, HasOutputDim, DefaultParamsReadable, DefaultParamsWritable
+):
+    """Turns a class number into an array of ``output_dim`` floats, all 0 but a 1 at that place.
+
+    Null stays null. A job ends in a BadValueError in the text of Spark's own error when it meets a number that
+    is no class: a fraction, NaN, or outside ``[0, output_dim)``.
+
+    Args:
+        output_dim: number of classes.
+        input_col: numbers, counted from 0.
+        output_col: new column, ``array<float>``.
+
+    Raises:
+        ConfigurationError: the input is no number, or ``output_col`` is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+    """
+
+    def __init__(
+        self, output_dim: int | None = None, input_col: str | None = None, output_col: str | None = None
+    ) -> None:
+        super().__init__()
+        self._take(output_dim=output_dim, input_col=input_col, output_col=output_col)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        classes = self._need("output_dim")
+        source = expressions.source(dataset, self._need("input_col"))
+        expressions.fresh(dataset, self._need("output_col"))
+        if source.depth:
+            raise ConfigurationError(
+                "`input_col` must hold one number a row. Received: an array or vector", column=source.name
+            )
+        label = source.column.cast("double")
+        hot = F.transform(F.sequence(F.lit(0), F.lit(classes - 1)), lambda i: (i == label).cast("float"))
+        known = (label >= 0) & (label < classes) & (label == F.floor(label))
+        wrong = refuse(BadValueError, source.name, f"labels must be whole numbers in [0, {classes})", source.column)
+        encoded = F.when(label.isNull(), None).when(known, hot).otherwise(wrong)
+        return dataset.withColumn(self._need("output_col"), encoded)
+
+
+class LabelIndexTransformer(
+    Transformer, Stage, HasInputCol, HasOutputCol, HasOutputDim, DefaultParamsReadable, DefaultParamsWritable
+):
+    """Turns a prediction into the number of its class, as a double, which is what Spark's evaluators read.
+
+    Several scores: the place of the largest, the first of equals. A single score (a sigmoid's output, as a
+    number, an array or a vector of one): 1 from ``activation_threshold`` on, 0 below. Null stays null. A job
+    ends in a BadValueError or ShapeError in the text of Spark's own error when it meets NaN, a null among the
+    scores, no scores, or not ``output_dim`` of them.
+
+    Args:
+        output_dim: number of scores, if it shall be checked.
+        input_col: scores; default ``"prediction"``.
+        output_col: new column; default ``"prediction_index"``.
+        activation_threshold: least score of class 1; default 0.5.
+
+    Raises:
+        ConfigurationError: the scores are nested arrays, or ``output_col`` is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+    """
+
+    activation_threshold = param("activation_threshold", "least single score of class 1", real, "a finite number")
+
+    def __init__(
+        self,
+        output_dim: int | None = None,
+        input_col: str | None = None,
+        output_col: str | None = None,
+        activation_threshold: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._setDefault(input_col="prediction", output_col="prediction_index", activation_threshold=0.5)
+        self._take(
+            output_dim=output_dim,
+            input_col=input_col,
+            output_col=output_col,
+            activation_threshold=activation_threshold,
+        )
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        source = expressions.source(dataset, self._need("input_col"))
+        expressions.fresh(dataset, self._need("output_col"))
+        index = expressions.class_of_scores(source, self._need("activation_threshold"))
+        if source.depth and self.isDefined("output_dim"):
+            dim = self._need("output_dim")
+            odd = refuse(ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column))
+            index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), odd).otherwise(index)
+        return dataset.withColumn(self._need("output_col"), index)
+
+
+def _shape(value: Any) -> list[int]:
+    extents = [int(extent) for extent in value]
+    if extents != list(value) or not extents or sum(e == -1 for e in extents) > 1:
+        raise ValueError
+    if any(extent < 1 and extent != -1 for extent in extents):
+        raise ValueError
+    return extents
+
+
+class ReshapeTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable, DefaultParamsWritable):
+    """Arranges the numbers of an array (nested or flat) or vector as arrays nested by ``shape``, row-major.
+
+    Null stays null. A job ends in a ShapeError in the text of Spark's own error when it meets a row whose count
+    of numbers does not fill ``shape``.
+
+    Args:
+        input_col: arrays or vectors.
+        output_col: new column: arrays nested as deep as ``shape`` is long; ``array<double>`` from a vector.
+        shape: extents, all positive; one may be -1 and is then found for each row.
+
+    Raises:
+        ConfigurationError: the input is a plain number, or ``output_col`` is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+    """
+
+    shape = param("shape", "extents of one row's value", _shape, "positive integers, at most one of them -1")
+
+    def __init__(
+        self,
+        input_col: str | None = None,
+        output_col: str | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._take(input_col=input_col, output_col=output_col, shape=shape)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        shape = self._need("shape")
+        source = expressions.source(dataset, self._need("input_col"))
+        expressions.fresh(dataset, self._need("output_col"))
+        if not source.depth:
+            raise ConfigurationError(
+                "`input_col` must hold arrays or vectors. Received: one number a row", column=source.name
+            )
+        flat = source.column
+        for _ in range(source.depth - 1):
+            flat = F.flatten(flat)
+        size, known = F.size(flat), math.prod(extent for extent in shape if extent != -1)
+        fits = (size % known == 0) & (size > 0) if -1 in shape else size == known
+        nested = flat
+        for extent in reversed(shape[1:]):
+            nested = _grouped(nested, size / known if extent == -1 else F.lit(extent))
+        odd = refuse(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
+        shaped = F.when(flat.isNull(), None).when(fits, nested).otherwise(odd)
+        return dataset.withColumn(self._need("output_col"), shaped)
+
+
+def _grouped(values: Any, length: Any) -> Any:
+    """An array cut into runs of ``length``."""
+    length = length.cast("int")
+    starts = F.sequence(F.lit(1), F.size(values), length)
+    return F.transform(starts, lambda start: F.slice(values, start, length))
+
+
+class DenseTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable, DefaultParamsWritable):
+    """Turns vectors, sparse or dense, into dense vectors. Arrays are dense already and are refused.
+
+    Args:
+        input_col: vectors; null stays null.
+        output_col: new column.
+
+    Raises:
+        ConfigurationError: the input is no vector, or ``output_col`` is there already.
+        MissingColumnError: no such column, or it holds no numbers.
+    """
+
+    def __init__(self, input_col: str | None = None, output_col: str | None = None) -> None:
+        super().__init__()
+        self._take(input_col=input_col, output_col=output_col)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        source = expressions.source(dataset, self._need("input_col"))
+        expressions.fresh(dataset, self._need("output_col"))
+        if not source.vector:
+            raise ConfigurationError("`input_col` must hold vectors. Received: numbers or arrays", column=source.name)
+        return dataset.withColumn(self._need("output_col"), expressions.vector_of(source.column))
