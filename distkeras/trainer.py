@@ -20,6 +20,7 @@ from distkeras.ps.client import DriverClient
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError, ShapeError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import Rule
+from distkeras.ps.schedules import Schedule
 from distkeras.recipe import recipe_of
 from distkeras.replica import KerasReplica
 from distkeras.schema import data_spec, example, names_of
@@ -59,7 +60,7 @@ class Trainer:
         num_workers: partitions. Default: Spark's default parallelism.
         batch_size: rows of one mini-batch of one worker.
         num_epoch: passes over the data.
-        learning_rate: the server's, for gradient rules only.
+        learning_rate: the server's, a number or a `ps.schedules.Schedule` over its clock; for gradient rules only.
         staleness_bound: iterations that a worker may be ahead of the slowest (stale synchronous). Default: no bound.
         seed: of the row order.
         shuffle: a new row order for each epoch.
@@ -95,7 +96,7 @@ class Trainer:
         num_workers: int | None = None,
         batch_size: int = 32,
         num_epoch: int = 1,
-        learning_rate: float | None = None,
+        learning_rate: float | Schedule | None = None,
         staleness_bound: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -222,6 +223,7 @@ class Trainer:
                 measure_gap=self.measure_gap,
                 host=self.host or _driver_host(df),
                 port=self.port,
+                deadlines=self.deadlines,
             ) as process,
             Progress(self.progress) as progress,
         ):
@@ -287,10 +289,10 @@ class Trainer:
             )
         return replica
 
-    def _server_learning_rate(self, replica: KerasReplica) -> float | None:
+    def _server_learning_rate(self, replica: KerasReplica) -> float | Schedule | None:
         if not self.rule.traits.gradient:
             return None
-        return replica.learning_rate if self.learning_rate is None else float(self.learning_rate)
+        return replica.learning_rate if self.learning_rate is None else self.learning_rate
 
     def _spec(self, model: keras.Model, df: DataFrame, weight_col: str | None) -> DataSpec:
         return data_spec(

@@ -16,6 +16,7 @@ import numpy as np
 
 from distkeras.ps import rules
 from distkeras.ps.center import Center
+from distkeras.ps.channel import Deadlines
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.schedulers import BoundedStaleness
 from distkeras.ps.server import ParameterServer
@@ -63,6 +64,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "host": arguments.host,
         "port": arguments.port,
         "key": Path(arguments.key_file).read_text().strip(),
+        "deadlines": {},
     }
 
 
@@ -92,7 +94,8 @@ def build(settings: dict[str, Any]) -> ParameterServer:
         )
 
     center(np.zeros(1, np.float32), np.zeros(0, np.float32))  # a bad combination fails here, not at the first publish
-    return ParameterServer(center, key=key, host=settings["host"], port=settings["port"])
+    deadlines = Deadlines(**settings["deadlines"])
+    return ParameterServer(center, key=key, host=settings["host"], port=settings["port"], deadlines=deadlines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from distkeras.ps.messages import NO_FLOATS, Commit
 from distkeras.ps.records import Log
 from distkeras.ps.rules.base import BLOCK, Chunk, Context, Rule, Scalars, Vector
 from distkeras.ps.schedulers import Scheduler, Synchronous
+from distkeras.ps.schedules import Schedule, schedule_of
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Center:
         rule: the update rule.
         vector: initial parameters, shape ``(size,)``, float32 (float64 in simulations); copied.
         workers: number of workers of the job, n.
-        learning_rate: the server's eta; gradient rules only.
+        learning_rate: the server's eta, a number or a schedule over the clock; gradient rules only.
         scheduler: when replies are released; None: what the rule needs.
         statistics: initial moving statistics (BatchNormalization), averaged by step count, never through the rule.
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit, for one more pass over the vector.
@@ -79,7 +80,7 @@ class Center:
         vector: Vector,
         *,
         workers: int,
-        learning_rate: float | None = None,
+        learning_rate: float | Schedule | None = None,
         scheduler: Scheduler | None = None,
         statistics: np.ndarray = NO_FLOATS,
         measure_gap: bool = False,
@@ -99,14 +100,13 @@ class Center:
                 scheduler = Synchronous(workers)
             else:
                 scheduler = Scheduler(workers, gather=self.traits.fixed_workers)
-        if self.traits.synchronous != isinstance(scheduler, Synchronous):
+        if self.traits.synchronous and not isinstance(scheduler, Synchronous):
             raise ConfigurationError(
-                f"rule {rule.name!r} must run under {'rounds' if self.traits.synchronous else 'an asynchronous pace'}. "
-                f"Received: scheduler={type(scheduler).__name__}"
+                f"rule {rule.name!r} must run in rounds. Received: scheduler={type(scheduler).__name__}"
             )
         self.rule = rule
         self.workers = workers
-        self.learning_rate = 0.0 if learning_rate is None else float(learning_rate)
+        self.schedule = None if learning_rate is None else schedule_of(learning_rate)
         self.scheduler = scheduler
         self.statistics = np.array(statistics)
         self.incarnation = incarnation
@@ -127,6 +127,12 @@ class Center:
         self._round: Buffer | None = None
         self._round_statistics = np.zeros_like(self.statistics)
         self._round_steps = 0
+        self._round_began = 0
+        self._previous_round_began = 0
+
+    def rate(self, clock: int) -> float:
+        """The server's eta for the commit that finds the clock at ``clock``; 0 for rules that step at the workers."""
+        return 0.0 if self.schedule is None else self.schedule(max(0, clock))
 
     @property
     def size(self) -> int:
@@ -169,8 +175,11 @@ class Center:
 
     def leave(self, worker: int, attempt: int) -> None:
         """The partition's data has ended."""
-        self.held(worker, attempt).finished = True
-        self.scheduler.left(worker)
+        member = self.held(worker, attempt)
+        if not member.finished:
+            member.finished = True
+            self.rule.leave(self.model, member.vectors)
+            self.scheduler.left(worker)
         self._end_round_if_complete()
 
     def held(self, worker: int, attempt: int) -> Member:
@@ -205,8 +214,17 @@ class Center:
         if member.released is None:
             raise RemoteProtocolError("a worker must pull before it commits. Received: a commit", worker=commit.worker)
         staleness = 0 if self.traits.synchronous else self.clock - member.released
-        eta = self.learning_rate if self.traits.gradient else commit.learning_rate
-        context = Context(self.workers, commit.worker, self.clock, staleness, commit.steps, eta)
+        rounds = self.scheduler if isinstance(self.scheduler, Synchronous) else None
+        context = Context(
+            workers=self.workers,
+            worker=commit.worker,
+            clock=self.clock,
+            staleness=staleness,
+            steps=commit.steps,
+            learning_rate=self.rate(self.clock) if self.traits.gradient else commit.learning_rate,
+            previous_learning_rate=self.rate(self.clock - 1) if self.traits.gradient else commit.learning_rate,
+            waiting=len(rounds.arrived) if rounds else 0,
+        )
         scalars = self.rule.accept(context, self.counters)
         gap = self._gap(member) if self._measure_gap else math.nan
         total: float | None = None
@@ -217,7 +235,13 @@ class Center:
         self._blend_statistics(commit, member)
         scale = commit.scale if total is None else total / self.size
         self.log.add(
-            commit, clock=self.clock, staleness=staleness, timestamp=self._now(), eta=eta, gap=gap, scale=scale
+            commit,
+            clock=self.clock,
+            staleness=staleness,
+            timestamp=self._now(),
+            eta=context.learning_rate,
+            gap=gap,
+            scale=scale,
         )
         self.clock += 1
         member.sequence = commit.sequence
@@ -319,11 +343,17 @@ class Center:
             part.drop()
 
     def _end_round_if_complete(self) -> None:
-        if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete() or self._round is None:
+        """A rule without rounds of its own has moved the center at each arrival; its workers are only let go."""
+        if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete():
             return
-        total, contributions = self._round, len(self.scheduler.arrived)
-        context = Context(self.workers, -1, self.clock, 0, 0, self.learning_rate)
-        scalars = self.rule.release(context, self.counters)
+        if self._round is not None:
+            self._take_round(self._round, len(self.scheduler.arrived))
+        self.scheduler.next_round()
+
+    def _take_round(self, total: Buffer, contributions: int) -> None:
+        scalars = self.rule.release(
+            self._view_context(-1, self._round_began, self._previous_round_began), self.counters
+        )
         center = self.current.array
         for chunk in self._chunks(self._block, total.array, center, (total.array,), self.model, (), center):
             self.rule.round_end(chunk, contributions, scalars)
@@ -333,7 +363,7 @@ class Center:
             self.statistics = self._round_statistics / self._round_steps
             self._round_statistics = np.zeros_like(self.statistics)
             self._round_steps = 0
-        self.scheduler.next_round()
+        self._previous_round_began, self._round_began = self._round_began, self.clock
 
     def _blend_statistics(self, commit: Commit, member: Member) -> None:
         if not self.statistics.size:
@@ -362,8 +392,8 @@ class Center:
         member = self.held(worker, attempt)
         if self.traits.view:
             version = self.pool.take()
-            context = Context(self.workers, worker, self.clock, 0, 0, self.learning_rate)
-            scalars = self.rule.release(context, self.counters)
+            # A view uses the eta of the commit that it follows.
+            scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
             center = self.current.array
             for chunk in self._chunks(self._block, version.array, center, (), self.model, member.vectors, center):
                 self.rule.view(chunk, scalars)
@@ -375,8 +405,11 @@ class Center:
             member.sent = version.hold()
         if not self.traits.pull_first or member.released is None:
             member.released = self.clock
-        return Released(version, self.clock, member.sequence, self.learning_rate, self.statistics)
+        return Released(version, self.clock, member.sequence, self.rate(self.clock), self.statistics)
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""
-        return Released(self.current.hold(), self.clock, 0, self.learning_rate, self.statistics)
+        return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.statistics)
+
+    def _view_context(self, worker: int, clock: int, previous: int) -> Context:
+        return Context(self.workers, worker, self.clock, 0, 0, self.rate(clock), self.rate(previous))

@@ -38,7 +38,7 @@ from distkeras.ps.messages import (
 )
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.wire import Connection, EndOfStream
-from distkeras.ps.worker import CommitRequest, Computed, Loop, PullRequest, Reply
+from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply
 
 _M = TypeVar("_M", bound=Message)
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
@@ -64,6 +64,11 @@ class _Caller:
         self.deadlines = deadlines or Deadlines()
         self.channel: Channel | None = None
 
+    @property
+    def _patience(self) -> float:
+        """The server's own longest wait and some: its error says more than a silence of its."""
+        return max(self.deadlines.reply, self.deadlines.gather) + 10.0
+
     def _connect(self) -> Channel:
         connection = Connection(server=False, key=self.address.key, allocate=self._allocate)
         where = (self.address.host, self.address.port)
@@ -85,7 +90,7 @@ class _Caller:
         what = f"the server's answer to {type(message).__name__}"
         try:
             channel.send(message)
-            answer = channel.receive(self.deadlines.reply + 10.0 if timeout is None else timeout, what)
+            answer = channel.receive(self._patience if timeout is None else timeout, what)
         except DistkerasError:
             raise
         except OSError as error:
@@ -192,7 +197,7 @@ class WorkerClient(_Caller):
                         reply = self.pull()
                     case CommitRequest():
                         reply = self.commit(request)
-                    case Computed():
+                    case Compute():
                         reply = None
                 request = loop.send(reply)
         except StopIteration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import secrets
@@ -12,9 +13,11 @@ import time
 from pathlib import Path
 
 import distkeras
+from distkeras.ps.channel import Deadlines
 from distkeras.ps.client import Address
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
 from distkeras.ps.rules import Rule
+from distkeras.ps.schedules import Schedule, schedule_of
 from distkeras.ps.wire import KEY_BYTES
 
 _START, _END = 30.0, 10.0
@@ -30,11 +33,12 @@ class ServerProcess:
     Args:
         rule: the update rule.
         workers: number of workers of the job.
-        learning_rate: the server's (gradient rules).
+        learning_rate: the server's, a number or a schedule over its clock (gradient rules).
         staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
         measure_gap: record the gap of each commit.
         host: address to bind, which the executors must be able to reach.
         port: 0 for one that is free.
+        deadlines: of every wait of the server.
 
     Raises:
         ConfigurationError: a setting that cannot work, or a port that cannot be bound.
@@ -46,23 +50,25 @@ class ServerProcess:
         rule: Rule,
         *,
         workers: int,
-        learning_rate: float | None = None,
+        learning_rate: float | Schedule | None = None,
         staleness_bound: int | None = None,
         measure_gap: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
+        deadlines: Deadlines | None = None,
     ) -> None:
         key = secrets.token_bytes(KEY_BYTES)
         settings = {
             "rule": rule.name,
             "hyper_parameters": rule.config(),
             "workers": workers,
-            "learning_rate": learning_rate,
+            "learning_rate": None if learning_rate is None else schedule_of(learning_rate).config(),
             "staleness_bound": staleness_bound,
             "measure_gap": measure_gap,
             "host": host,
             "port": port,
             "key": key.hex(),
+            "deadlines": dataclasses.asdict(deadlines or Deadlines()),
         }
         home = str(Path(distkeras.__file__).resolve().parents[1])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]

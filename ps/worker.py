@@ -52,8 +52,8 @@ class CommitRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
-    """``steps`` local steps were taken; wants nothing. A simulation lets time pass here."""
+class Compute:
+    """``steps`` local steps are about to be taken; wants to go on. A simulation lets their time pass first."""
 
     steps: int
 
@@ -67,7 +67,7 @@ class Reply:
     statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
 
 
-Request = PullRequest | CommitRequest | Computed
+Request = PullRequest | CommitRequest | Compute
 Loop = Generator[Request, Reply | None, None]
 
 
@@ -98,27 +98,26 @@ def work(
         now: stamps the history, seconds since the epoch.
 
     Yields:
-        `PullRequest` and `CommitRequest`, each to be answered by a `Reply`, and `Computed`.
+        `PullRequest` and `CommitRequest`, each to be answered by a `Reply`, and `Compute`.
     """
     pull_first, gradient = rule.traits.pull_first, rule.traits.gradient
     reply = yield PullRequest()
     center = _center(reply)
     local = rule.start(replica, center)
     assert reply is not None, "the driver of the loop must answer a request"
-    local.learning_rate = reply.learning_rate
+    local.learning_rate = local.previous_learning_rate = reply.learning_rate
     if reply.statistics.size:
         replica.load_statistics(reply.statistics)
-    local.payload = payload()
     rows: list[np.ndarray] = []
     first = 0
     for burst in _bursts(batches, lambda: rule.burst(local)):
+        yield Compute(len(burst))
         if not rows:
-            first = burst[0].index
+            first, local.payload = burst[0].index, payload()
         metrics = rule.compute(replica, local, burst)
         local.steps += len(burst)
         stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
         rows.append(np.concatenate([stamps, metrics], axis=1))
-        yield Computed(len(burst))
         end = burst[-1]
         if not (end.last or rule.due(local)):
             continue
@@ -147,8 +146,7 @@ def work(
             rule.receive(replica, local, _center(reply))
             _take_in(rule, replica, local, reply)
         rows.clear()
-        local.steps, local.due_early = 0, False
-        local.payload = payload()
+        local.steps, local.due_early, local.payload = 0, False, ()
 
 
 def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
@@ -170,6 +168,6 @@ def _center(reply: Reply | None) -> Vector:
 
 def _take_in(rule: Rule, replica: WorkerReplica, local: Local, reply: Reply | None) -> None:
     assert reply is not None, "the driver of the loop must answer a request"
-    local.learning_rate = reply.learning_rate
+    local.previous_learning_rate, local.learning_rate = local.learning_rate, reply.learning_rate
     if reply.statistics.size and not rule.traits.keeps_replica:
         replica.load_statistics(reply.statistics)

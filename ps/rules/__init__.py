@@ -51,7 +51,7 @@ def make(name: str, **hyper_parameters: Any) -> Rule:
 def table() -> str:
     """The table of rules, in Markdown, from the rules' own cards."""
     lines = [
-        "| rule | class | paper | where | sends | server vectors beside the center | defaults | pace |",
+        "| rule | name | paper | where | sends | server vectors beside the center | defaults | pace |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, kind in all_rules().items():

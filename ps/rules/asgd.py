@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.base import Card, Chunk, Context, Local, Replica, Rule, Scalars, Traits, invalid
+from distkeras.ps.rules.base import (
+    DANA,
+    Card,
+    Chunk,
+    Context,
+    Local,
+    Replica,
+    Rule,
+    Scalars,
+    Traits,
+    invalid,
+    require_number,
+)
 
 
 @dataclass(frozen=True)
@@ -20,28 +32,23 @@ class ASGD(Rule):
     The learning rate is the server's. One gradient a commit: ``window`` is 1. It equals DOWNPOUR with ``window=1``
     and plain SGD at the workers, up to rounding.
 
+    Args:
+        weight_decay: added to the gradient as ``weight_decay`` times the parameters it was computed at (L2). Default 0.
+
     Reference: Hakimi et al. 2019, Algorithms 1-2; also Shi et al. 2024, Algorithm 1-II, and Zheng et al. 2017, Eq 3.
     """
 
     name = "asgd"
     card = Card(
-        title="ASGD",
-        paper="Hakimi et al. 2019",
-        equations="Alg 1-2",
-        sends="g",
-        family="gradient",
-        bibtex="""\
-@article{hakimi2019,
-  author  = {Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf},
-  title   = {Taming Momentum in a Distributed Asynchronous Environment},
-  journal = {arXiv preprint arXiv:1907.11612},
-  year    = {2019},
-}""",
+        title="ASGD", paper="Hakimi et al. 2019", equations="Alg 1-2", sends="g", family="gradient", bibtex=DANA
     )
+
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         if type(self.window) is not int or self.window != 1:
             raise invalid("window", self.window, "1: a gradient rule commits every gradient")
+        require_number("weight_decay", self.weight_decay, inclusive=True)
 
     @property
     def traits(self) -> Traits:
@@ -49,7 +56,11 @@ class ASGD(Rule):
 
     def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
         (batch,) = batches
-        return replica.gradient(batch, local.payload[0])[np.newaxis]
+        gradient = local.payload[0]
+        row = replica.gradient(batch, gradient)
+        if self.weight_decay:
+            gradient += self.weight_decay * local.sent
+        return row[np.newaxis]
 
     def fill(self, replica: Replica, local: Local) -> None:
         """Nothing: `compute` wrote the gradient."""
@@ -63,3 +74,10 @@ class ASGD(Rule):
         gradient *= learning_rate
         np.subtract(chunk.center, gradient, out=chunk.out)
         return None
+
+
+def require_momentum(momentum: float) -> None:
+    """In [0, 1)."""
+    require_number("momentum", momentum, inclusive=True)
+    if momentum >= 1:
+        raise invalid("momentum", momentum, "below 1")

@@ -102,6 +102,8 @@ class Context:
         staleness: commits by others since the worker was last sent the center, tau.
         steps: local steps behind the payload.
         learning_rate: eta in force: the server's for gradient rules, else the worker optimizer's.
+        previous_learning_rate: eta of the commit before this one; the same unless a schedule changed it.
+        waiting: workers whose commits of the present round are applied and who wait for it to end.
     """
 
     workers: int
@@ -110,6 +112,13 @@ class Context:
     staleness: int
     steps: int
     learning_rate: float
+    previous_learning_rate: float
+    waiting: int = 0
+
+    @property
+    def sent_clock(self) -> int:
+        """Clock of the center that the worker was last sent, ite."""
+        return self.clock - self.staleness
 
 
 class Chunk:
@@ -158,6 +167,7 @@ class Local:
         payload: the vectors that the next commit ships; fresh buffers at the start of each window.
         steps: local steps since the last exchange.
         learning_rate: eta as the server last told it (gradient rules), else 0.
+        previous_learning_rate: the one before that.
         due_early: set by a rule that ends the window before it is full.
         scale: mean scale factor that the worker half applied to the payload.
         vectors: the rule's own.
@@ -167,6 +177,7 @@ class Local:
     payload: tuple[Vector, ...] = ()
     steps: int = 0
     learning_rate: float = 0.0
+    previous_learning_rate: float = 0.0
     due_early: bool = False
     scale: float = 1.0
     vectors: dict[str, Vector] = field(default_factory=dict)
@@ -258,6 +269,10 @@ class Rule(ABC):
         """``Traits.synchronous`` only: one chunk of the step that ends a round, whose sum is in ``payload[0]``."""
         raise NotImplementedError
 
+    def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...]) -> None:
+        """A worker has left for good: takes its vectors out of the model's, where they are part of them."""
+        return
+
     # ---- configuration ----------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -293,10 +308,35 @@ def sum_of_squares(vector: Vector) -> float:
     return total
 
 
+#: Entries of the papers that several rules come from.
 THESIS = """\
 @mastersthesis{hermans2017,
   author = {Hermans, Joeri},
   title  = {On Scalable Deep Learning and Parallelizing Gradient Descent},
   school = {Maastricht University},
   year   = {2017},
+}"""
+
+DANA = """\
+@article{hakimi2019,
+  author  = {Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf},
+  title   = {Taming Momentum in a Distributed Asynchronous Environment},
+  journal = {arXiv preprint arXiv:1907.11612},
+  year    = {2019},
+}"""
+
+ORMO = """\
+@inproceedings{shi2024,
+  author    = {Shi, Chang-Wei and Yang, Yi-Rui and Li, Wu-Jun},
+  title     = {Ordered Momentum for Asynchronous {SGD}},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2024},
+}"""
+
+DELAY_COMPENSATION = """\
+@inproceedings{zheng2017,
+  author    = {Zheng, Shuxin and Meng, Qi and Wang, Taifeng and Chen, Wei and others},
+  title     = {Asynchronous Stochastic Gradient Descent with Delay Compensation},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2017},
 }"""

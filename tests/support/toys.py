@@ -12,7 +12,7 @@ from distkeras.ps.center import Center
 from distkeras.ps.client import Address, WorkerClient
 from distkeras.ps.messages import Commit
 from distkeras.ps.rules import Rule
-from distkeras.ps.worker import CommitRequest, Computed, Loop, PullRequest, Reply, Request, work
+from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply, Request, work
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
 
@@ -123,7 +123,7 @@ class ToyJob:
         """Up to the worker's next exchange, or its end."""
         try:
             request = self._loops[worker].send(reply)
-            while isinstance(request, Computed):
+            while isinstance(request, Compute):
                 request = self._loops[worker].send(None)
             self._pending[worker] = request
         except StopIteration:

@@ -269,7 +269,20 @@ def test_a_gradient_rule_needs_a_learning_rate():
         center_of("asgd")
 
 
-@pytest.mark.parametrize(("name", "scheduler"), [("averaging", Scheduler(2)), ("downpour", Synchronous(2))])
-def test_a_rule_and_a_scheduler_that_do_not_fit_are_refused(name, scheduler):
-    with pytest.raises(ConfigurationError, match="must run under"):
-        center_of(name, scheduler=scheduler)
+def test_a_rule_with_rounds_refuses_another_pace():
+    with pytest.raises(ConfigurationError, match="must run in rounds"):
+        center_of("averaging", scheduler=Scheduler(2))
+
+
+def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one():
+    center = center_of("downpour", scheduler=Synchronous(2))
+    for worker in (0, 1):
+        center.join(worker, 0)
+    for worker in (0, 1):
+        center.release(worker, 0)
+    send(center, commit_of(0))
+    np.testing.assert_array_equal(center.current.array, [1, 1, 1])
+    assert not center.ready(0)
+    send(center, commit_of(1))
+    np.testing.assert_array_equal(center.current.array, [2, 2, 2])
+    assert center.ready(0)

@@ -1,0 +1,59 @@
+"""DANA-Slim: DANA with the momentum at the workers, and a server that only adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.rules.asgd import ASGD, require_momentum
+from distkeras.ps.rules.base import DANA, Card, Local, Replica, Vector
+
+
+@dataclass(frozen=True)
+class DanaSlim(ASGD):
+    r"""DANA in Bengio's frame: the worker keeps its momentum and sends one step ahead; the server is ASGD's.
+
+    .. math:: v^k \leftarrow \gamma v^k + g, \qquad \Theta \leftarrow \Theta - \eta (\gamma v^k + g)
+
+    :math:`\Theta = \tilde\theta - \eta\gamma\sum_k v^k` is the look-ahead itself, and so is the trained model. (A
+    footnote of the paper says that :math:`v^k` is sent; Algorithm 6 sends :math:`\gamma v^k + g`.) Equal to DANA-Zero
+    while eta is constant; with one worker, Nesterov's method in Bengio's form.
+
+    Args:
+        momentum: gamma, in [0, 1). Default 0.9.
+        weight_decay: see `ASGD`.
+
+    Reference: Hakimi et al. 2019, Algorithm 6 with Algorithm 2, Eq 15-16.
+    """
+
+    name = "dana_slim"
+    card = Card(
+        title="DANA-Slim",
+        paper="Hakimi et al. 2019",
+        equations="Alg 6, Eq 15-16",
+        sends="γvᵏ + g",
+        family="gradient",
+        bibtex=DANA,
+    )
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_momentum(self.momentum)
+
+    def start(self, replica: Replica, sent: Vector) -> Local:
+        local = super().start(replica, sent)
+        local.vectors["velocity"] = np.zeros_like(sent)
+        return local
+
+    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+        rows = super().compute(replica, local, batches)
+        gradient, velocity = local.payload[0], local.vectors["velocity"]
+        velocity *= self.momentum
+        velocity += gradient
+        gradient += self.momentum * velocity
+        return rows

@@ -1,0 +1,68 @@
+"""Shifted momentum: each worker keeps a momentum and sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.rules.asgd import ASGD, require_momentum
+from distkeras.ps.rules.base import ORMO, Card, Chunk, Context, Local, Replica, Scalars, Vector
+
+
+@dataclass(frozen=True)
+class ShiftedMomentum(ASGD):
+    r"""Local momentum: the worker sends its momentum, learning rate included, and the server subtracts it.
+
+    .. math:: u^k \leftarrow \beta u^k + \eta g, \qquad \tilde\theta \leftarrow \tilde\theta - u^k
+
+    Inferred from the paper's remark that it is OrMo's counterpart with local momentum. eta is the one that the server
+    sent with the parameters; when it changes, :math:`u^k` is scaled by the ratio first. Equal to Multi-ASGD while eta
+    is constant. A worker that starts anew starts with no momentum.
+
+    Args:
+        momentum: beta, in [0, 1). Default 0.9.
+        weight_decay: see `ASGD`.
+
+    Reference: Shi et al. 2024, Remark 2.
+    """
+
+    name = "shifted_momentum"
+    card = Card(
+        title="shifted momentum",
+        paper="Shi et al. 2024",
+        equations="Remark 2",
+        sends="uᵏ",
+        family="gradient",
+        bibtex=ORMO,
+    )
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_momentum(self.momentum)
+
+    def start(self, replica: Replica, sent: Vector) -> Local:
+        local = super().start(replica, sent)
+        local.vectors["momentum"] = np.zeros_like(sent)
+        return local
+
+    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+        rows = super().compute(replica, local, batches)
+        gradient, momentum = local.payload[0], local.vectors["momentum"]
+        eta, previous = local.learning_rate, local.previous_learning_rate
+        momentum *= self.momentum * (eta / previous if previous else 1.0)
+        gradient *= eta
+        momentum += gradient
+        gradient[...] = momentum
+        return rows
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return ()
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        np.subtract(chunk.center, chunk.payload[0], out=chunk.out)
+        return None

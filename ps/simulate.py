@@ -1,0 +1,381 @@
+"""Any rule at any scale in one process: a virtual clock drives the worker's loop and the center that servers run.
+
+Nothing runs at the same time here, so a run is a pure function of its arguments, to the bit. Local steps are taken at
+the moment when their commit is due, from the version that the worker was sent; so memory is the rule's own state and
+what was sent to each worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.buffers import Buffer
+from distkeras.ps.center import Center
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.messages import NO_FLOATS, Commit
+from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.base import Vector, sum_of_squares
+from distkeras.ps.schedulers import BoundedStaleness, Scheduler, Synchronous
+from distkeras.ps.schedules import Schedule
+from distkeras.ps.timing import Communication, Timing
+from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply, Request, work
+
+Gradient = Callable[[Vector, int], Vector]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened, one entry a commit, in clock order.
+
+    Args:
+        theta: the center at the end.
+        worker: who committed.
+        staleness: commits by others since the worker was last sent the center, tau.
+        time: virtual time at which the commit was applied; its number, under an explicit schedule.
+        steps: local steps behind it.
+        scale: mean scale factor.
+        gap: ``||center - sent|| / sqrt(size)`` before it was applied; NaN unless measured.
+        normalized_gap: gap over the norm of the payload; NaN unless measured.
+        centers: the center after each commit, shape ``(commits, size)``, if kept.
+    """
+
+    theta: Vector
+    worker: np.ndarray
+    staleness: np.ndarray
+    time: np.ndarray
+    steps: np.ndarray
+    scale: np.ndarray
+    gap: np.ndarray
+    normalized_gap: np.ndarray
+    centers: np.ndarray | None
+
+    @property
+    def clock(self) -> np.ndarray:
+        """The commits' numbers."""
+        return np.arange(len(self.worker))
+
+
+def simulate(
+    rule: Rule | str,
+    theta0: Vector,
+    gradient: Gradient,
+    *,
+    workers: int,
+    learning_rate: float | Schedule,
+    schedule: Sequence[int] | None = None,
+    timing: Timing | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    dtype: Any = np.float64,
+    communication: Communication | None = None,
+    staleness_bound: int | None = None,
+    rounds: bool = False,
+    measure_gap: bool = False,
+    keep_centers: bool = False,
+) -> Trace:
+    """Runs ``rule`` with virtual workers.
+
+    All workers are sent the center at clock 0. Workers of rules that step locally take plain SGD steps.
+
+    Args:
+        rule: an update rule, or its name.
+        theta0: initial parameters, shape ``(size,)``.
+        gradient: ``gradient(theta, worker)`` gives a gradient, shape ``(size,)``; called once a local step, in the
+            order in which commits complete. It must not change ``theta``.
+        workers: number of virtual workers, n.
+        learning_rate: eta, of the server or of the workers' steps, whichever the rule has; a schedule for the former.
+        schedule: worker ids in the order in which their commits complete. Either this or `timing`.
+        timing: how long local steps take.
+        steps: commits in all. Default: as many as `schedule` has.
+        seed: of `timing`.
+        dtype: float32 or float64, of all vectors.
+        communication: what an exchange costs in time; None: nothing.
+        staleness_bound: iterations that a worker may be ahead of the slowest.
+        rounds: hold a barrier around a rule that has none.
+        measure_gap: fill in the gaps.
+        keep_centers: keep the center after each commit.
+
+    Raises:
+        ConfigurationError: arguments that do not go together, or a schedule that lets a waiting worker commit.
+    """
+    simulation = _Simulation(
+        make(rule) if isinstance(rule, str) else rule,
+        np.asarray(theta0, dtype),
+        gradient,
+        workers=workers,
+        learning_rate=learning_rate,
+        scheduler=_scheduler(workers, staleness_bound, rounds),
+        measure_gap=measure_gap,
+        keep_centers=keep_centers,
+    )
+    if (schedule is None) == (timing is None):
+        raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
+    if schedule is not None:
+        simulation.follow(schedule if steps is None else schedule[:steps])
+    elif steps is None or timing is None:
+        raise ConfigurationError("`steps` must be given with `timing`. Received: steps=None")
+    else:
+        simulation.run(timing, communication or Communication(), steps, seed)
+    return simulation.trace()
+
+
+def _scheduler(workers: int, bound: int | None, rounds: bool) -> Scheduler | None:
+    if rounds:
+        return Synchronous(workers)
+    return None if bound is None else BoundedStaleness(workers, bound)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A mini-batch that the gradient function knows itself."""
+
+    index: int
+    epoch: int = 0
+    last: bool = False
+    size: int = 1
+
+
+class FunctionReplica:
+    """Plain SGD on a vector with gradients from a function. Loaded vectors are immutable, and copied only if moved."""
+
+    def __init__(self, size: int, learning_rate: float, gradient: Callable[[Vector], Vector]) -> None:
+        self.size = size
+        self.learning_rate = learning_rate
+        self._gradient = gradient
+        self._theta: Vector = np.empty(0)
+        self._own = False
+
+    def load(self, vector: Vector) -> None:
+        """Takes ``vector``, which nobody will change."""
+        self._theta, self._own = vector, False
+
+    def read(self, out: Vector) -> None:
+        """Writes the parameters into ``out``."""
+        out[...] = self._theta
+
+    def load_statistics(self, vector: np.ndarray) -> None:
+        """A function has none."""
+
+    def read_statistics(self, out: np.ndarray) -> None:
+        """A function has none."""
+
+    def train(self, batches: Sequence[Any]) -> np.ndarray:
+        """Takes one step a batch."""
+        for _ in batches:
+            step = self.learning_rate * self._gradient(self._theta)
+            if self._own:
+                self._theta -= step
+            else:
+                self._theta, self._own = (self._theta - step).astype(self._theta.dtype, copy=False), True
+        return _NO_METRICS[: len(batches)]
+
+    def gradient(self, batch: Any, out: Vector) -> np.ndarray:
+        """Writes the gradient into ``out``."""
+        out[...] = self._gradient(self._theta)
+        return _NO_METRICS[0]
+
+
+_NO_METRICS = np.empty((64, 0))
+
+
+class _Simulation:
+    """The workers' loops, the center, and who waits for what."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        theta0: Vector,
+        gradient: Gradient,
+        *,
+        workers: int,
+        learning_rate: float | Schedule,
+        scheduler: Scheduler | None,
+        measure_gap: bool,
+        keep_centers: bool,
+    ) -> None:
+        self.now = 0.0
+        local = rule.traits.gradient
+        if not local and isinstance(learning_rate, Schedule):
+            raise ConfigurationError(f"`learning_rate` must be a number for rule {rule.name!r}. Received: a schedule")
+        self._center = Center(
+            rule,
+            theta0,
+            workers=workers,
+            learning_rate=learning_rate if local else None,
+            scheduler=scheduler,
+            measure_gap=measure_gap,
+            now=lambda: self.now,
+        )
+        self._parts = rule.traits.parts
+        self._measure_gap = measure_gap
+        self._norms: list[float] = []
+        self._centers: list[Vector] | None = [] if keep_centers else None
+        self._buffers: list[Buffer] = []
+        self._sent: list[Buffer | None] = [None] * workers
+        self._held: set[int] = set()
+        self._loops: list[Loop] = []
+        self._steps: list[int] = []
+        eta = 0.0 if isinstance(learning_rate, Schedule) else learning_rate
+        for worker in range(workers):
+            self._center.join(worker, 0)
+            replica = FunctionReplica(theta0.size, eta, _bound(gradient, worker))
+            loop = work(rule, replica, _endless(), self._payload, now=lambda: self.now)
+            next(loop)
+            self._loops.append(loop)
+        for worker in range(workers):
+            request = self._loops[worker].send(self._release(worker))
+            assert isinstance(request, Compute)
+            self._steps.append(request.steps)
+
+    def _payload(self) -> tuple[Vector, ...]:
+        self._buffers = [self._center.pool.take() for _ in range(self._parts)]
+        return tuple(buffer.array for buffer in self._buffers)
+
+    def _release(self, worker: int) -> Reply:
+        released = self._center.release(worker, 0)
+        previous, self._sent[worker] = self._sent[worker], released.buffer
+        if previous is not None:
+            previous.drop()
+        return Reply(released.learning_rate, released.buffer.array)
+
+    def advance(self, worker: int) -> int | None:
+        """The steps that ``worker`` waited to take are over: takes them, and goes on to its next wait.
+
+        Returns:
+            Further steps to take before the exchange (a window may be taken in bursts), or None once it has committed.
+        """
+        request: Request = self._loops[worker].send(None)
+        if isinstance(request, Compute):
+            return request.steps
+        if isinstance(request, PullRequest):
+            request = self._loops[worker].send(self._release(worker))
+        assert isinstance(request, CommitRequest)
+        self._commit(worker, request)
+        if request.wants_center:
+            self._held.add(worker)
+        else:
+            self._resume(worker, Reply())
+        return None
+
+    def let_go(self) -> list[int]:
+        """Sends the center to every worker who may have it; returns those workers, in order."""
+        ready = [worker for worker in sorted(self._held) if self._center.ready(worker)]
+        for worker in ready:
+            self._held.discard(worker)
+            self._resume(worker, self._release(worker))
+        return ready
+
+    def _resume(self, worker: int, reply: Reply) -> None:
+        request = self._loops[worker].send(reply)
+        assert isinstance(request, Compute)
+        self._steps[worker] = request.steps
+
+    def _commit(self, worker: int, request: CommitRequest) -> None:
+        if self._measure_gap:
+            self._norms.append(math.sqrt(sum_of_squares(request.parts[0])))
+        commit = Commit(
+            worker=worker,
+            attempt=0,
+            incarnation=1,
+            sequence=self._center.members[worker].sequence + 1,
+            epoch=0,
+            first=request.first,
+            last=request.last,
+            epoch_end=False,
+            wants_center=request.wants_center,
+            learning_rate=request.learning_rate,
+            scale=request.scale,
+            waited=0.0,
+            parts=request.parts,
+            statistics=NO_FLOATS,
+            history=NO_FLOATS,
+        )
+        self._center.commit(commit, self._buffers)
+        if self._centers is not None:
+            self._centers.append(self._center.current.array.copy())
+
+    def follow(self, schedule: Sequence[int]) -> None:
+        """Commits complete in the order of ``schedule``."""
+        for number, worker in enumerate(schedule):
+            if worker in self._held:
+                raise ConfigurationError(
+                    f"`schedule` must let only running workers commit. Received: worker {worker} at place {number}, "
+                    f"who waits for {sorted(self._center.scheduler.waiting_for(worker))}"
+                )
+            self.now = float(number)
+            while self.advance(worker) is not None:
+                pass
+            self.let_go()
+
+    def run(self, timing: Timing, communication: Communication, steps: int, seed: int) -> None:
+        """Commits complete in the order that the times give, ``steps`` of them."""
+        draw = timing.sampler(len(self._loops), np.random.default_rng(seed))
+        size = self._center.current.array.nbytes
+        up, down = communication.transfer(size * self._parts), communication.transfer(size)
+        order = itertools.count()  # of events at the same time
+        events: list[tuple[float, int, int, bool]] = []
+        free = 0.0  # when the server has dealt with all that has come so far
+
+        def compute(worker: int, since: float, count: int) -> None:
+            heapq.heappush(events, (since + draw(worker, count), next(order), worker, False))
+
+        for worker, count in enumerate(self._steps):
+            compute(worker, 0.0, count)
+        while self._center.clock < steps:
+            if not events:
+                raise ConfigurationError("a worker must be able to go on. Received: all wait for each other")
+            self.now, _, worker, arrived = heapq.heappop(events)
+            if not arrived and (up or communication.service):
+                # The exchange itself: the payload travels, then waits for its turn at the server.
+                free = max(free, self.now + up) + communication.service
+                heapq.heappush(events, (free, next(order), worker, True))
+                continue
+            further = self.advance(worker)
+            if further is not None:
+                compute(worker, self.now, further)
+                continue
+            for released in self.let_go():
+                compute(released, self.now + down, self._steps[released])
+            if worker not in self._held and self._rests(worker):
+                compute(worker, self.now, self._steps[worker])
+
+    def _rests(self, worker: int) -> bool:
+        """Whether ``worker`` was only acknowledged: `let_go` has nothing for it."""
+        return self._center.traits.pull_first
+
+    def trace(self) -> Trace:
+        """What happened so far."""
+        log = self._center.log.commits
+        column = {name: np.array([row[place] for row in log]) for name, place in _PLACES.items()}
+        norms = np.array(self._norms) if self._measure_gap else np.full(len(log), np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            normalized = column["gap"] / norms
+        return Trace(
+            theta=self._center.current.array.copy(),
+            worker=column["worker"],
+            staleness=column["staleness"],
+            time=column["timestamp"],
+            steps=column["steps"],
+            scale=column["scale"],
+            gap=column["gap"],
+            normalized_gap=normalized,
+            centers=None if self._centers is None else np.array(self._centers),
+        )
+
+
+_PLACES = {"worker": 1, "steps": 8, "staleness": 9, "timestamp": 11, "gap": 13, "scale": 14}
+
+
+def _bound(gradient: Gradient, worker: int) -> Callable[[Vector], Vector]:
+    return lambda theta: gradient(theta, worker)
+
+
+def _endless() -> Iterator[_Step]:
+    return map(_Step, itertools.count())
