@@ -44,9 +44,10 @@ class _Named(Trainer):
     ) -> None:
         names = (field.name for field in dataclasses.fields(all_rules()[self.rule_name]))
         chosen = {name: options.pop(name) for name in names if name in options}
-        window = communication_window or self.default_window
-        if window is not None:
-            chosen["window"] = window
+        if communication_window is not None:
+            chosen["window"] = communication_window
+        elif self.default_window is not None:
+            chosen.setdefault("window", self.default_window)
         super().__init__(
             keras_model,
             make(self.rule_name, **chosen),

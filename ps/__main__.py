@@ -45,18 +45,15 @@ def parser() -> argparse.ArgumentParser:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Command line → what `build` takes."""
-    hyper_parameters = {}
+    pairs = []
     for assignment in arguments.set:
         name, separator, text = assignment.partition("=")
         if not separator:
             raise ConfigurationError(f"`--set` must be NAME=VALUE. Received: --set {assignment}")
-        try:
-            hyper_parameters[name] = json.loads(text)
-        except ValueError:
-            hyper_parameters[name] = text
+        pairs.append((name, text))
     return {
         "rule": arguments.rule,
-        "hyper_parameters": hyper_parameters,
+        "hyper_parameters": rules.from_text(arguments.rule, pairs),
         "workers": arguments.workers,
         "learning_rate": arguments.learning_rate,
         "staleness_bound": arguments.staleness_bound,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import Card, Chunk, Context, Local, Replica, Rule, Traits
 
-__all__ = ["Card", "Chunk", "Context", "Local", "Replica", "Rule", "Traits", "all_rules", "make", "table"]
+__all__ = ["Card", "Chunk", "Context", "Local", "Replica", "Rule", "Traits", "all_rules", "from_text", "make", "table"]
 
 
 @cache
@@ -46,6 +47,29 @@ def make(name: str, **hyper_parameters: Any) -> Rule:
     if unknown:
         raise ConfigurationError(f"rule {rule.name!r} takes {', '.join(sorted(known))}. Received: {', '.join(unknown)}")
     return rule(**hyper_parameters)
+
+
+def from_text(name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Hyper-parameters of the rule called ``name`` from the words of a command line; the last of a name counts.
+
+    Values are JSON where they can be, else text; "4.10" stays text where the rule wants text.
+    """
+    kind = all_rules().get(name.lower())
+    texts = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("str")} if kind else set()
+    values: dict[str, Any] = {}
+    for key, text in pairs:
+        value = json_or_text(text)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        values[key] = text if number and key in texts else value
+    return values
+
+
+def json_or_text(text: str) -> Any:
+    """What ``text`` says as JSON; itself, if that is nothing."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def table() -> str:

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Sets everything up, checks style and types, and runs the tests against the installed package: test.sh [PYTEST ARGS]
+set -euo pipefail
+
+source "$(dirname -- "${BASH_SOURCE[0]}")/setup.bash"
+
+ensure_java
+ensure_dataset
+ensure_installed tests
+cd "$root"
+"$venv/bin/python" -c '
+import sys, distkeras
+home = distkeras.__file__
+sys.exit(0 if home.startswith(sys.prefix) else f"error: distkeras must be the installed one. Received: {home}")
+'
+"$venv/bin/ruff" check .
+"$venv/bin/ruff" format --check .
+"$venv/bin/mypy"
+"$venv/bin/mypy" scripts/*.py
+exec "$venv/bin/pytest" "$@"

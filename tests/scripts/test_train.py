@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import keras
+import numpy as np
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from distkeras import Trainer
+from distkeras.datasets import write_parquet
+from distkeras.ps import rules
+from distkeras.ps.errors import ConfigurationError
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+LOSS = "sparse_categorical_crossentropy"
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data.parquet, model.keras, and compiled.keras."""
+    folder = tmp_path_factory.mktemp("files")
+    features = np.random.default_rng(0).random((ROWS, 4)).astype(np.float32)
+    labels = (features.sum(axis=1) > 2).astype(np.int64)
+    write_parquet(folder / "data.parquet", features, labels)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+    model.save(folder / "model.keras")
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    model.save(folder / "compiled.keras")
+    return folder
+
+
+def needed(files: Path, *more: str) -> list[str]:
+    """The options that must be there, and more."""
+    return ["--data", str(files / "data.parquet"), "--model", str(files / "model.keras"), "--out", "out", *more]
+
+
+def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", SCRIPT, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+# ---- options
+
+
+def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType, files: Path):
+    group = next(group for group in train.parser()._action_groups if group.title == train.TRAINING)
+    flags = {action.dest for action in group._group_actions}
+    reached = {train.KEYWORDS.get(flag, flag) for flag in flags} | {"worker_optimizer"}
+    by_other_means = {"self", "model", "rule", "custom_objects", "deadlines"}
+    assert set(inspect.signature(Trainer.__init__).parameters) - by_other_means <= reached
+
+
+def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        train.main(["--help"])
+    assert end.value.code == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {name} " in told for name in rules.all_rules())
+    assert "--rule RULE" in told
+    assert "'ensemble'" in told
+
+
+@pytest.mark.parametrize("rule", rules.all_rules())
+def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str):
+    arguments = train.parse(needed(files, "--rule", rule, "--optimizer", "sgd", "--loss", LOSS, "--workers", "2"))
+    trainer = train.trainer_of(arguments, train.load(arguments.model))
+    assert (trainer.rule.name, trainer.num_workers) == (rule, 2)
+
+
+def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path):
+    model = train.load(str(files / "compiled.keras"))
+    single = train.trainer_of(train.parse(needed(files, "--rule", "single")), model)
+    assert (single.rule.name, single.num_workers) == ("downpour", 1)
+    ensemble = train.trainer_of(train.parse(needed(files, "--rule", "ensemble", "--workers", "3")), model)
+    assert [one.num_workers for one in ensemble.trainers] == [1, 1, 1]
+    with pytest.raises(ConfigurationError, match=r"`--workers` must be 1.*Received: 2"):
+        train.trainer_of(train.parse(needed(files, "--rule", "single", "--workers", "2")), model)
+
+
+def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: Path):
+    arguments = train.parse(
+        needed(files, "--rule", "adag", "--set", "form=4.1", "gamma=1e-3", "--set", "normalize=false", "--loss", LOSS)
+    )
+    rule = train.trainer_of(arguments, train.load(arguments.model)).rule
+    assert (rule.form, rule.gamma, rule.normalize) == ("4.1", 1e-3, False)
+
+
+def test_optimizer_and_weights(train: ModuleType, files: Path):
+    optimizer = ["--optimizer", "adam", "--optimizer-set", "learning_rate=0.25", "beta_1=0.5"]
+    others = ["--class-weight", "0=1", "1=2.5", "--loss", LOSS, "--features", "a", "--no-shuffle"]
+    arguments = train.parse(needed(files, "--rule", "agn", *optimizer, *others))
+    keywords = train.training_of(arguments)
+    adam = keywords.pop("worker_optimizer")
+    assert (float(adam.learning_rate), adam.beta_1) == (0.25, 0.5)
+    assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
+
+
+# ---- the file
+
+
+def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path):
+    config = tmp_path / "job.toml"
+    config.write_text(
+        f"""
+        data = "{files / "data.parquet"}"
+        model = "{files / "model.keras"}"
+        out = "from file"
+        rule = "aeasgd"
+        workers = 4
+        epochs = 3
+        shuffle = false
+        progress = true
+        metrics = ["accuracy", "mse"]
+        features = "pixels"
+        set = {{window = 7, rho = 2.5}}
+        [optimizer_set]
+        learning_rate = 0.5
+        nesterov = true
+        """
+    )
+    flags = ["--workers", "2", "--shuffle", "--metrics", "mae", "--set", "rho=1.5", "--optimizer", "sgd"]
+    arguments = train.parse(["--config", str(config), *flags])
+    assert (arguments.out, arguments.rule, arguments.workers, arguments.epochs) == ("from file", "aeasgd", 2, 3)
+    assert (arguments.shuffle, arguments.progress) == (True, True)
+    assert (arguments.metrics, arguments.features) == (["mae"], ["pixels"])
+    assert train.values_of(arguments.set) == {"window": 7, "rho": 1.5}
+    assert train.values_of(arguments.optimizer_set) == {"learning_rate": 0.5, "nesterov": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("worker = 2", "may have the keys .*workers.* Received: worker"),
+        ("set = 4", "`set` in .* must be a table. Received: set=4"),
+        ("shuffle = 1", "`shuffle` in .* must be true or false"),
+        ("config = 'other.toml'", "Received: config"),
+        ("not toml", "`--config` must be a TOML file"),
+        (None, "`--config` must be a TOML file"),
+    ],
+)
+def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | None, expected: str):
+    config = tmp_path / "job.toml"
+    if text is not None:
+        config.write_text(text)
+    with pytest.raises(ConfigurationError, match=expected):
+        train.parse(["--config", str(config)])
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--rule", "hogwild", "--loss", LOSS], "`rule` must be one of adag"),
+        (["--rule", "agn", "--set", "gamma=1", "--loss", LOSS], "rule 'agn' takes window. Received: gamma"),
+        (["--rule", "agn"], "`loss` must be given"),
+        (["--rule", "agn", "--loss", LOSS, "--workers", "0"], "`num_workers` must be a positive integer"),
+        (["--rule", "agn", "--loss", LOSS, "--optimizer", "adamm"], "`--optimizer` and `--optimizer-set` must be"),
+        (["--rule", "agn", "--loss", LOSS, "--optimizer-set", "learning_rate=1"], "`--optimizer-set` needs"),
+        (["--rule", "agn", "--loss", LOSS, "--class-weight", "shoe=1"], "`--class-weight` must be CLASS=WEIGHT"),
+        (["--rule", "agn", "--loss", LOSS, "--model", "none.keras"], "`--model` must be a model that Keras saved"),
+        (["--rule", "agn", "--loss", LOSS, "--import", "no_such_module"], "No module named 'no_such_module'"),
+        (["--rule", "agn", "--loss", LOSS, "--out", "."], "`--out` must be new or empty"),
+    ],
+)
+def test_one_line_and_status_2(
+    train: ModuleType,
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: str,
+):
+    monkeypatch.chdir(files)
+    assert train.main(needed(files, *options)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train.py: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize("options", [["--rule", "agn", "--workers", "two"], ["--rule", "agn", "--set", "window"], []])
+def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[str]):
+    with pytest.raises(SystemExit) as end:
+        train.main(needed(files, *options))
+    assert end.value.code == 2
+
+
+# ---- spark-submit
+
+
+def test_spark_submit(files: Path, tmp_path: Path):
+    (tmp_path / "job.toml").write_text(
+        f'rule = "downpour"\nset = {{window = 5}}\nepochs = 9\nworkers = 2\nloss = "{LOSS}"\nmetrics = ["accuracy"]\n'
+    )
+    done = submit(
+        tmp_path,
+        *["--config", "job.toml", *needed(files), "--rule", "agn", "--set", "window=4"],
+        *["--epochs", "2", "--batch-size", "32", "--optimizer", "adam"],
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    out = tmp_path / "out"
+    names = {path.name for path in out.iterdir()}
+    tables = {"history.parquet", "commits.parquet", "summary.json"}
+    assert names == tables | {"model.keras", "loss.png", "accuracy.png", "staleness.png"}
+    history, commits = pq.read_table(out / "history.parquet"), pq.read_table(out / "commits.parquet")
+    assert sum(history["samples"].to_pylist()) == 2 * ROWS
+    assert sorted(set(commits["worker"].to_pylist())) == [0, 1]
+    assert keras.saving.load_model(out / "model.keras").count_params() == 10
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["rule"], summary["hyper_parameters"]) == ("agn", {"window": 4})
+
+
+def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path):
+    done = submit(tmp_path, *needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels"))
+    assert done.returncode == 2
+    told = (done.stdout + done.stderr).splitlines()  # spark-submit sends a script's standard error to standard output
+    (line,) = [line for line in told if line.startswith("train.py: ")]
+    assert "MissingColumnError" in line
+    assert "'pixels'" in line
+    assert not list((tmp_path / "out").glob("*")), "a failed job leaves no model"
