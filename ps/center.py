@@ -312,6 +312,11 @@ class Center:
     ) -> Iterator[Chunk]:
         """The same `Chunk` object, moved over consecutive stretches of the vectors."""
         chunk, size = self._chunk, self.size
+        if 0 < size <= block:
+            chunk.out, chunk.center, chunk.payload, chunk.model = out, center, payload, model
+            chunk.worker, chunk.sent, chunk.scratch = worker, sent, self._scratch[:size]
+            yield chunk
+            return
         for start in range(0, size, block):
             stretch = slice(start, min(start + block, size))
             chunk.out = out[stretch]

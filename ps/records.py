@@ -40,8 +40,8 @@ class Log:
     """All commits of a job, each once, with their history: what `trainer.commits` and `trainer.history` are made of."""
 
     def __init__(self) -> None:
-        self.commits: list[tuple] = []
-        self.history: list[np.ndarray] = []
+        self._commits: list[tuple] = []
+        self._history: list[np.ndarray] = []
         self.batches = 0
         self.samples = 0
         self._losses: deque[float] = deque(maxlen=_RECENT)
@@ -52,7 +52,7 @@ class Log:
     ) -> None:
         """Writes one applied commit down."""
         size = sum(part.nbytes for part in commit.parts)
-        self.commits.append(
+        self._commits.append(
             (
                 clock,
                 commit.worker,
@@ -72,7 +72,7 @@ class Log:
                 commit.waited,
             )
         )
-        self.history.append(commit.history)
+        self._history.append(commit.history)
         self.batches += commit.steps
         self._staleness.append(staleness)
         if commit.history.size:
@@ -91,8 +91,14 @@ class Log:
         """Mean staleness of the latest commits; NaN before the first."""
         return sum(self._staleness) / len(self._staleness) if self._staleness else float("nan")
 
-    def slice(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` commits from number ``start`` on as `COMMIT` rows, and their history rows as one flat array."""
-        commits = np.array(self.commits[start : start + count], COMMIT)
-        rows = self.history[start : start + count]
-        return commits, np.concatenate(rows) if rows else np.empty(0, np.float64)
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def commits(self, start: int = 0, count: int | None = None) -> np.ndarray:
+        """``count`` commits from number ``start`` on (all others, if None), as `COMMIT` rows."""
+        return np.array(self._commits[start : None if count is None else start + count], COMMIT)
+
+    def history(self, start: int, count: int) -> np.ndarray:
+        """The history rows behind ``count`` commits from number ``start`` on, flat."""
+        rows = self._history[start : start + count]
+        return np.concatenate(rows) if rows else np.empty(0, np.float64)

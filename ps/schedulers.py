@@ -38,9 +38,12 @@ class Scheduler:
         """Workers that a gathering still waits for."""
         return set(range(self.workers)) - self._seen if self.gather else set()
 
+    def _gathered(self) -> bool:
+        return not self.gather or len(self._seen) == self.workers
+
     def ready(self, worker: int) -> bool:
         """Whether ``worker`` may be sent the center now."""
-        return not self.missing()
+        return self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
         """Whom ``worker`` waits for: names for a deadline's error."""
@@ -70,7 +73,7 @@ class Synchronous(Scheduler):
         self.arrived.clear()
 
     def ready(self, worker: int) -> bool:
-        return super().ready(worker) and worker not in self.arrived
+        return worker not in self.arrived and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
         return self.missing() or self.active - self.arrived
@@ -92,16 +95,27 @@ class BoundedStaleness(Scheduler):
             raise ConfigurationError(f"`bound` must be at least 0. Received: bound={bound}")
         self.bound = bound
         self.iterations = dict.fromkeys(range(workers), 0)
+        self._slowest = 0  # iterations of the slowest active worker: `ready` is asked for everyone who waits
+
+    def joined(self, worker: int) -> None:
+        super().joined(worker)
+        self._find_slowest()
+
+    def left(self, worker: int) -> None:
+        super().left(worker)
+        self._find_slowest()
 
     def committed(self, worker: int) -> None:
         self.iterations[worker] += 1
+        if self.iterations[worker] == self._slowest + 1:
+            self._find_slowest()
 
-    def _lead(self, worker: int) -> int:
-        slowest = min((self.iterations[other] for other in self.active), default=self.iterations[worker])
-        return self.iterations[worker] - slowest
+    def _find_slowest(self) -> None:
+        everyone = self.iterations.values()
+        self._slowest = min((self.iterations[other] for other in self.active), default=max(everyone))
 
     def ready(self, worker: int) -> bool:
-        return super().ready(worker) and self._lead(worker) <= self.bound
+        return self.iterations[worker] - self._slowest <= self.bound and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
         limit = self.iterations[worker] - self.bound

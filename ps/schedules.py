@@ -67,7 +67,8 @@ class StepDecay(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "boundaries", tuple(self.boundaries))  # JSON brings a list
-        if list(self.boundaries) != sorted(set(self.boundaries)):
+        whole = all(type(boundary) is int and boundary >= 0 for boundary in self.boundaries)
+        if not whole or list(self.boundaries) != sorted(set(self.boundaries)):
             raise invalid("boundaries", self.boundaries, "rising clocks")
         require_number("factor", self.factor)
 
@@ -109,7 +110,7 @@ class Cosine(Schedule):
 
     Args:
         length: commits, at least 1.
-        least: at least 0. Default 0.
+        least: at least 0, at most ``rate``. Default 0.
     """
 
     name = "cosine"
@@ -122,6 +123,8 @@ class Cosine(Schedule):
         if type(self.length) is not int or self.length < 1:
             raise invalid("length", self.length, "a positive integer")
         require_number("least", self.least, inclusive=True)
+        if self.least > self.rate:
+            raise invalid("least", self.least, f"at most the rate, {self.rate:g}")
 
     def __call__(self, clock: int) -> float:
         part = min(1.0, clock / self.length)
@@ -141,8 +144,8 @@ def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
         return value
     if isinstance(value, dict):
         arguments = dict(value)
-        kind = _KINDS.get(arguments.pop("schedule", ""))
-        if kind is None or set(arguments) - {field.name for field in dataclasses.fields(kind)}:
+        kind = _KINDS.get(str(arguments.pop("schedule", "")))
+        if kind is None or not {"rate"} <= set(arguments) <= {field.name for field in dataclasses.fields(kind)}:
             raise ConfigurationError(
                 f"`learning_rate` must be a number or a schedule of {', '.join(_KINDS)}. Received: {value}"
             )

@@ -12,6 +12,7 @@ import math
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,7 @@ from distkeras.ps.errors import (
     JobStoppedError,
     LeaseLostError,
     LedgerError,
+    LocalProtocolError,
     NonFiniteError,
     RemoteProtocolError,
     ServerLostError,
@@ -61,7 +63,7 @@ _HISTORY_BYTES = 16 * 1024 * 1024
 #: How often a waiting thread looks whether its peer is still there, in seconds.
 _LIVENESS = 1.0
 #: A record that another worker's next request is answered with, and what ends the job.
-_ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError)
+_ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError)
 
 
 class ParameterServer:
@@ -216,8 +218,9 @@ class ParameterServer:
             case Drain():
                 with self._changed:
                     journal = self._existing().log
-                    commits, history = journal.slice(message.start, message.count)
-                    total = len(journal.commits)
+                    commits = journal.commits(message.start, message.count)
+                    history = journal.history(message.start, message.count)
+                    total = len(journal)
                 return Records(total, self._metrics, commits.view(np.uint8), history)
             case Stop():
                 self.fail(fault_of(JobStoppedError(message.reason)))
@@ -490,16 +493,32 @@ class _Session:
         if isinstance(message, EndOfStream):
             return False
         try:
-            reply = self.server.answer(self, message)
+            reply = self._answer(message)
         except DistkerasError as error:
+            ends = isinstance(error, _ENDS_JOB)
+            if ends and error.remote_traceback is None:
+                error.remote_traceback = traceback.format_exc()
             fault = fault_of(error)
-            if isinstance(error, _ENDS_JOB):
+            if ends:
                 self.server.fail(fault)
             self.channel.send(fault)
             return not isinstance(error, (LeaseLostError, RemoteProtocolError))
         self.channel.send(reply)
         self._drop_buffers()
         return True
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self.server.answer(self, message)
+        except (DistkerasError, OSError):
+            raise
+        except Exception as error:
+            # A rule's mistake, or ours. Unanswered, the worker would only see a lost connection, and try again.
+            raise LocalProtocolError(
+                f"a {type(message).__name__} must be answered. Received: {type(error).__name__}: {error}",
+                worker=getattr(message, "worker", None),
+                step=getattr(message, "first", None),
+            ) from error
 
     def _drop_buffers(self) -> None:
         for buffer in self._receiving:

@@ -1,8 +1,8 @@
 """Any rule at any scale in one process: a virtual clock drives the worker's loop and the center that servers run.
 
 Nothing runs at the same time here, so a run is a pure function of its arguments, to the bit. Local steps are taken at
-the moment when their commit is due, from the version that the worker was sent; so memory is the rule's own state and
-what was sent to each worker.
+the moment when their time is over, from the version that the worker was sent; so memory is the rule's own state, what
+was sent to each worker, and what is on its way to the server where that takes time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,16 @@ from distkeras.ps.center import Center
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.messages import NO_FLOATS, Commit
 from distkeras.ps.rules import Rule, make
-from distkeras.ps.rules.base import Vector, sum_of_squares
+from distkeras.ps.rules.base import BLOCK, Vector, invalid, require_number, sum_of_squares
 from distkeras.ps.schedulers import BoundedStaleness, Scheduler, Synchronous
 from distkeras.ps.schedules import Schedule
 from distkeras.ps.timing import Communication, Timing
 from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply, Request, work
 
 Gradient = Callable[[Vector, int], Vector]
+
+#: Elements of one chunk: twice a server's, for there is one core, and Python's share of each chunk counts.
+_BLOCK = 2 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def simulate(
         rule: an update rule, or its name.
         theta0: initial parameters, shape ``(size,)``.
         gradient: ``gradient(theta, worker)`` gives a gradient, shape ``(size,)``; called once a local step, in the
-            order in which commits complete. It must not change ``theta``.
+            order in which the steps end. It must neither change ``theta`` nor keep it.
         workers: number of virtual workers, n.
         learning_rate: eta, of the server or of the workers' steps, whichever the rule has; a schedule for the former.
         schedule: worker ids in the order in which their commits complete. Either this or `timing`.
@@ -96,40 +100,66 @@ def simulate(
         steps: commits in all. Default: as many as `schedule` has.
         seed: of `timing`.
         dtype: float32 or float64, of all vectors.
-        communication: what an exchange costs in time; None: nothing.
-        staleness_bound: iterations that a worker may be ahead of the slowest.
-        rounds: hold a barrier around a rule that has none.
+        communication: what an exchange costs in time: the payload's way, the server, the center's way back. Only with
+            `timing`. None: nothing.
+        staleness_bound: iterations that a worker may be ahead of the slowest, for rules whose commits are answered with
+            the center.
+        rounds: hold a barrier around such a rule that has none.
         measure_gap: fill in the gaps.
         keep_centers: keep the center after each commit.
 
     Raises:
-        ConfigurationError: arguments that do not go together, or a schedule that lets a waiting worker commit.
+        ConfigurationError: arguments that cannot work or do not go together, or a schedule that lets a waiting worker
+            commit.
     """
+    rule = make(rule) if isinstance(rule, str) else rule
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise invalid("dtype", dtype, "float32 or float64")
+    theta0 = np.asarray(theta0, dtype)
+    if theta0.ndim != 1:
+        raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
+    if type(workers) is not int or workers < 1:
+        raise invalid("workers", workers, "a positive integer")
+    if rule.window is None:
+        raise invalid("window", None, "a number of steps in a simulation, which has no epochs")
+    if (schedule is None) == (timing is None):
+        raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
+    if timing is not None and (type(steps) is not int or steps < 0):
+        raise invalid("steps", steps, "a number of commits, at least 0, with `timing`")
+    if communication is not None and timing is None:
+        raise ConfigurationError("`communication` must come with `timing`. Received: a schedule")
     simulation = _Simulation(
-        make(rule) if isinstance(rule, str) else rule,
-        np.asarray(theta0, dtype),
+        rule,
+        theta0,
         gradient,
         workers=workers,
         learning_rate=learning_rate,
-        scheduler=_scheduler(workers, staleness_bound, rounds),
+        scheduler=_scheduler(rule, workers, staleness_bound, rounds),
         measure_gap=measure_gap,
         keep_centers=keep_centers,
     )
-    if (schedule is None) == (timing is None):
-        raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
     if schedule is not None:
         simulation.follow(schedule if steps is None else schedule[:steps])
-    elif steps is None or timing is None:
-        raise ConfigurationError("`steps` must be given with `timing`. Received: steps=None")
     else:
+        assert timing is not None
+        assert steps is not None
         simulation.run(timing, communication or Communication(), steps, seed)
     return simulation.trace()
 
 
-def _scheduler(workers: int, bound: int | None, rounds: bool) -> Scheduler | None:
-    if rounds:
+def _scheduler(rule: Rule, workers: int, bound: int | None, rounds: bool) -> Scheduler | None:
+    if bound is None and not rounds:
+        return None
+    if rule.traits.pull_first:
+        raise ConfigurationError(
+            f"`rounds` and `staleness_bound` hold back the center, with which rule {rule.name!r} does not answer a "
+            f"commit. Received: rounds={rounds}, staleness_bound={bound}"
+        )
+    if bound is None:
         return Synchronous(workers)
-    return None if bound is None else BoundedStaleness(workers, bound)
+    if rounds:
+        raise ConfigurationError(f"either `rounds` or `staleness_bound` must be given. Received: both ({bound})")
+    return BoundedStaleness(workers, bound)
 
 
 @dataclass(frozen=True)
@@ -201,42 +231,42 @@ class _Simulation:
         keep_centers: bool,
     ) -> None:
         self.now = 0.0
-        local = rule.traits.gradient
-        if not local and isinstance(learning_rate, Schedule):
-            raise ConfigurationError(f"`learning_rate` must be a number for rule {rule.name!r}. Received: a schedule")
+        at_server = rule.traits.gradient
+        if not at_server:
+            require_number("learning_rate", learning_rate)  # a schedule is the server's
         self._center = Center(
             rule,
             theta0,
             workers=workers,
-            learning_rate=learning_rate if local else None,
+            learning_rate=learning_rate if at_server else None,
             scheduler=scheduler,
             measure_gap=measure_gap,
+            block=_BLOCK,
             now=lambda: self.now,
         )
         self._parts = rule.traits.parts
         self._measure_gap = measure_gap
         self._norms: list[float] = []
         self._centers: list[Vector] | None = [] if keep_centers else None
-        self._buffers: list[Buffer] = []
+        self._payloads: list[list[Buffer]] = [[] for _ in range(workers)]
         self._sent: list[Buffer | None] = [None] * workers
         self._held: set[int] = set()
         self._loops: list[Loop] = []
-        self._steps: list[int] = []
+        self._pending: list[Request] = []
         eta = 0.0 if isinstance(learning_rate, Schedule) else learning_rate
         for worker in range(workers):
             self._center.join(worker, 0)
             replica = FunctionReplica(theta0.size, eta, _bound(gradient, worker))
-            loop = work(rule, replica, _endless(), self._payload, now=lambda: self.now)
-            next(loop)
+            loop = work(rule, replica, _endless(), partial(self._payload, worker), now=None)
+            self._pending.append(next(loop))
             self._loops.append(loop)
         for worker in range(workers):
-            request = self._loops[worker].send(self._release(worker))
-            assert isinstance(request, Compute)
-            self._steps.append(request.steps)
+            self._resume(worker, self._release(worker))
 
-    def _payload(self) -> tuple[Vector, ...]:
-        self._buffers = [self._center.pool.take() for _ in range(self._parts)]
-        return tuple(buffer.array for buffer in self._buffers)
+    def _payload(self, worker: int) -> tuple[Vector, ...]:
+        take = self._center.pool.take
+        self._payloads[worker] = buffers = [take() for _ in range(self._parts)]
+        return tuple([buffer.array for buffer in buffers])
 
     def _release(self, worker: int) -> Reply:
         released = self._center.release(worker, 0)
@@ -245,24 +275,26 @@ class _Simulation:
             previous.drop()
         return Reply(released.learning_rate, released.buffer.array)
 
-    def advance(self, worker: int) -> int | None:
-        """The steps that ``worker`` waited to take are over: takes them, and goes on to its next wait.
+    def compute(self, worker: int) -> bool:
+        """The steps that ``worker`` waited to take are over: takes them.
 
         Returns:
-            Further steps to take before the exchange (a window may be taken in bursts), or None once it has committed.
+            Whether an exchange is due now; if not, further steps are (a window may be taken in bursts).
         """
-        request: Request = self._loops[worker].send(None)
-        if isinstance(request, Compute):
-            return request.steps
+        return not self._resume(worker, None)
+
+    def exchange(self, worker: int) -> None:
+        """The exchange that is due reaches the server."""
+        request = self._pending[worker]
         if isinstance(request, PullRequest):
-            request = self._loops[worker].send(self._release(worker))
+            self._resume(worker, self._release(worker))
+            request = self._pending[worker]
         assert isinstance(request, CommitRequest)
         self._commit(worker, request)
         if request.wants_center:
             self._held.add(worker)
         else:
-            self._resume(worker, Reply())
-        return None
+            self._resume(worker, _ACKNOWLEDGED)
 
     def let_go(self) -> list[int]:
         """Sends the center to every worker who may have it; returns those workers, in order."""
@@ -272,10 +304,10 @@ class _Simulation:
             self._resume(worker, self._release(worker))
         return ready
 
-    def _resume(self, worker: int, reply: Reply) -> None:
-        request = self._loops[worker].send(reply)
-        assert isinstance(request, Compute)
-        self._steps[worker] = request.steps
+    def _resume(self, worker: int, reply: Reply | None) -> bool:
+        """Runs the worker's loop up to its next request. Returns whether that is to take steps."""
+        self._pending[worker] = request = self._loops[worker].send(reply)
+        return isinstance(request, Compute)
 
     def _commit(self, worker: int, request: CommitRequest) -> None:
         if self._measure_gap:
@@ -297,21 +329,27 @@ class _Simulation:
             statistics=NO_FLOATS,
             history=NO_FLOATS,
         )
-        self._center.commit(commit, self._buffers)
+        self._center.commit(commit, self._payloads[worker])
         if self._centers is not None:
             self._centers.append(self._center.current.array.copy())
 
     def follow(self, schedule: Sequence[int]) -> None:
         """Commits complete in the order of ``schedule``."""
+        workers = len(self._loops)
         for number, worker in enumerate(schedule):
+            if not 0 <= worker < workers:
+                raise ConfigurationError(
+                    f"`schedule` must hold numbers in [0, {workers}). Received: {worker} at place {number}"
+                )
             if worker in self._held:
                 raise ConfigurationError(
                     f"`schedule` must let only running workers commit. Received: worker {worker} at place {number}, "
                     f"who waits for {sorted(self._center.scheduler.waiting_for(worker))}"
                 )
             self.now = float(number)
-            while self.advance(worker) is not None:
+            while not self.compute(worker):
                 pass
+            self.exchange(worker)
             self.let_go()
 
     def run(self, timing: Timing, communication: Communication, steps: int, seed: int) -> None:
@@ -319,42 +357,40 @@ class _Simulation:
         draw = timing.sampler(len(self._loops), np.random.default_rng(seed))
         size = self._center.current.array.nbytes
         up, down = communication.transfer(size * self._parts), communication.transfer(size)
+        takes_time = up > 0 or communication.service > 0
         order = itertools.count()  # of events at the same time
         events: list[tuple[float, int, int, bool]] = []
         free = 0.0  # when the server has dealt with all that has come so far
 
-        def compute(worker: int, since: float, count: int) -> None:
-            heapq.heappush(events, (since + draw(worker, count), next(order), worker, False))
+        def begin(worker: int, since: float) -> None:
+            request = self._pending[worker]
+            assert isinstance(request, Compute)
+            heapq.heappush(events, (since + draw(worker, request.steps), next(order), worker, False))
 
-        for worker, count in enumerate(self._steps):
-            compute(worker, 0.0, count)
+        for worker in range(len(self._loops)):
+            begin(worker, 0.0)
         while self._center.clock < steps:
-            if not events:
-                raise ConfigurationError("a worker must be able to go on. Received: all wait for each other")
             self.now, _, worker, arrived = heapq.heappop(events)
-            if not arrived and (up or communication.service):
-                # The exchange itself: the payload travels, then waits for its turn at the server.
-                free = max(free, self.now + up) + communication.service
-                heapq.heappush(events, (free, next(order), worker, True))
-                continue
-            further = self.advance(worker)
-            if further is not None:
-                compute(worker, self.now, further)
-                continue
-            for released in self.let_go():
-                compute(released, self.now + down, self._steps[released])
-            if worker not in self._held and self._rests(worker):
-                compute(worker, self.now, self._steps[worker])
-
-    def _rests(self, worker: int) -> bool:
-        """Whether ``worker`` was only acknowledged: `let_go` has nothing for it."""
-        return self._center.traits.pull_first
+            if not arrived:
+                if not self.compute(worker):
+                    begin(worker, self.now)
+                    continue
+                if takes_time:
+                    # The payload travels, then waits for its turn at the server.
+                    free = max(free, self.now + up) + communication.service
+                    heapq.heappush(events, (free, next(order), worker, True))
+                    continue
+            self.exchange(worker)
+            released = self.let_go()
+            if worker not in self._held and worker not in released:  # only acknowledged
+                released.append(worker)
+            for worker in released:
+                begin(worker, self.now + down)
 
     def trace(self) -> Trace:
         """What happened so far."""
-        log = self._center.log.commits
-        column = {name: np.array([row[place] for row in log]) for name, place in _PLACES.items()}
-        norms = np.array(self._norms) if self._measure_gap else np.full(len(log), np.nan)
+        column = self._center.log.commits()
+        norms = np.array(self._norms) if self._measure_gap else np.full(len(column), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             normalized = column["gap"] / norms
         return Trace(
@@ -370,11 +406,18 @@ class _Simulation:
         )
 
 
-_PLACES = {"worker": 1, "steps": 8, "staleness": 9, "timestamp": 11, "gap": 13, "scale": 14}
+#: What a worker gets that needs no vector.
+_ACKNOWLEDGED = Reply()
 
 
 def _bound(gradient: Gradient, worker: int) -> Callable[[Vector], Vector]:
-    return lambda theta: gradient(theta, worker)
+    def bound(theta: Vector) -> Vector:
+        value = gradient(theta, worker)
+        if value.shape != theta.shape:
+            raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
+        return value
+
+    return bound
 
 
 def _endless() -> Iterator[_Step]:

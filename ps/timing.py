@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import invalid, require_number
+from distkeras.ps.rules.base import invalid, require_choice, require_number
 
 #: ``draw(worker, steps)``: seconds that ``worker`` takes for ``steps`` local steps, each drawn anew.
 Draw = Callable[[int, int], float]
@@ -56,6 +56,7 @@ class Gamma(Timing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_choice("heterogeneous", self.heterogeneous, (True, False))
         require_number("v_task", self.v_task)
         if self.v_machine is not None:
             require_number("v_machine", self.v_machine)
@@ -65,8 +66,7 @@ class Gamma(Timing):
         once, each = (v_machine, self.v_task) if self.heterogeneous else (self.v_task, v_machine)
         alpha_once, alpha = once**-2, each**-2
         means = rng.gamma(alpha_once, self.mean / alpha_once, workers if self.heterogeneous else 1)
-        means = np.broadcast_to(means, workers)
-        return lambda worker, steps: float(rng.gamma(alpha, means[worker] / alpha, steps).sum())
+        return _gammas(rng, alpha, np.broadcast_to(means, workers))
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,19 @@ class SlowWorkers(Timing):
         slow = int(np.ceil(self.share * workers))
         alpha = self.variation**-2
         means = np.where(np.arange(workers) < slow, self.factor, 1.0) * self.mean
-        return lambda worker, steps: float(rng.gamma(alpha, means[worker] / alpha, steps).sum())
+        return _gammas(rng, alpha, means)
+
+
+def _gammas(rng: np.random.Generator, alpha: float, means: np.ndarray) -> Draw:
+    """Sums of gamma-distributed times of shape ``alpha`` around each worker's mean."""
+    scales = (means / alpha).tolist()
+
+    def draw(worker: int, steps: int) -> float:
+        if steps == 1:  # the same stream of numbers, without an array
+            return rng.gamma(alpha, scales[worker])
+        return float(rng.gamma(alpha, scales[worker], steps).sum())
+
+    return draw
 
 
 @dataclass(frozen=True)
@@ -125,8 +137,8 @@ class Communication:
     def __post_init__(self) -> None:
         require_number("latency", self.latency, inclusive=True)
         require_number("service", self.service, inclusive=True)
-        if not self.bandwidth > 0:
-            raise invalid("bandwidth", self.bandwidth, "above 0")
+        if type(self.bandwidth) not in (int, float) or not self.bandwidth > 0:
+            raise invalid("bandwidth", self.bandwidth, "a number above 0")
 
     def transfer(self, size: int) -> float:
         """Seconds for ``size`` bytes one way."""

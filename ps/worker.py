@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.messages import NO_FLOATS
+from distkeras.ps.messages import NO_DOUBLES, NO_FLOATS
 from distkeras.ps.rules.base import Local, Replica, Rule, Vector
 
 
@@ -85,7 +85,7 @@ def work(
     payload: Callable[[], tuple[Vector, ...]],
     *,
     statistics: int = 0,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = time.time,
 ) -> Loop:
     """Trains on ``batches`` until they end, in windows that never cross an epoch's end.
 
@@ -95,7 +95,7 @@ def work(
         batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
         payload: gives the buffers that the next commit ships.
         statistics: size of the moving statistics, 0 for none.
-        now: stamps the history, seconds since the epoch.
+        now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
         `PullRequest` and `CommitRequest`, each to be answered by a `Reply`, and `Compute`.
@@ -112,17 +112,19 @@ def work(
     first = 0
     for burst in _bursts(batches, lambda: rule.burst(local)):
         yield Compute(len(burst))
-        if not rows:
+        if local.steps == 0:
             first, local.payload = burst[0].index, payload()
         metrics = rule.compute(replica, local, burst)
         local.steps += len(burst)
-        stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
-        rows.append(np.concatenate([stamps, metrics], axis=1))
+        if now is not None:
+            stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
+            rows.append(np.concatenate([stamps, metrics], axis=1))
         end = burst[-1]
         if not (end.last or rule.due(local)):
             continue
-        measured = np.empty(statistics, np.float32)
+        measured = NO_FLOATS
         if statistics:
+            measured = np.empty(statistics, np.float32)
             replica.read_statistics(measured)
         if pull_first:
             reply = yield PullRequest()
@@ -140,7 +142,7 @@ def work(
             scale=local.scale,
             parts=local.payload,
             statistics=measured,
-            history=np.concatenate(rows).ravel(),
+            history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
         )
         if not pull_first:
             rule.receive(replica, local, _center(reply))

@@ -141,8 +141,7 @@ def test_adag_with_tiny_gamma_keeps_only_commits_from_an_unmoved_center(schedule
 def test_adag_scale_is_in_the_half_open_unit_interval(schedule, form):
     toy = job(make("adag", window=1, form=form, gamma=0.01))
     toy.run(schedule)
-    for row in toy.center.log.commits:
-        staleness, scale = row[9], row[14]
+    for staleness, scale in toy.center.log.commits()[["staleness", "scale"]]:
         assert 0 < scale <= 1
         assert (scale == 1) == (staleness == 0)
 
@@ -201,6 +200,40 @@ def test_eamsgd_without_momentum_is_aeasgd(schedule):
     assert_close(*both(make("eamsgd", window=2, momentum=0.0), make("aeasgd", window=2), schedule[:5]))
 
 
+def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange():
+    # Worker 0 stands still at the start, so that a center remembered from its last pull would give it no force.
+    toy = ToyJob(make("aeasgd", window=1, rho=4.0), [0.0], [[0.0] * 2, [1.0] * 5], eta=ETA)
+    moved = toy.run([1, 1, 1]).copy()
+    assert moved < -0.01
+    assert_close(toy.run([0]), moved - ETA * 4.0 * moved)
+
+
+def test_easgd_differs_from_its_simultaneous_form_by_the_elastic_force_on_one_step():
+    # Algorithm 4 takes the force at the moved worker, Eq 2.4 at the old one: eta^2 rho g apart.
+    rho, values = 2.0, data(3, 2)
+    one, two = (
+        ToyJob(make("easgd", rho=rho, window=1), START, [value[:steps] for value in values], eta=ETA)
+        for steps in (1, 2)
+    )
+    one.run([0, 1, 2])
+    two.run([0, 1, 2, 0, 1, 2])
+    for worker, g in enumerate(value[1] for value in values):
+        old = one.replicas[worker].theta
+        simultaneous = old - ETA * g - ETA * rho * (old - one.theta)
+        assert_close(two.replicas[worker].theta - simultaneous, ETA**2 * rho * g)
+
+
+def test_a_center_that_stands_still_holds_its_workers_where_the_spring_equals_the_gradient():
+    # Opposed gradients pull two workers apart. Before each exchange: -g = rho (theta - center).
+    rho = 4.0
+    toy = ToyJob(make("easgd", rho=rho, window=1), [1.0], [[1.0] * 300, [-1.0] * 300], eta=ETA)
+    toy.run([0, 1] * 299)
+    assert_close(toy.theta, [1.0])
+    # Workers have already taken the last step and its elastic move off.
+    before = (toy.replicas[0].theta - ETA * rho * toy.theta) / (1 - ETA * rho)
+    assert_close(-1.0, rho * (before - toy.theta))
+
+
 def test_model_averaging_with_window_one_is_synchronous_sgd():
     values = data(3, 4)
     toy = ToyJob(make("averaging", window=1), START, values, eta=ETA, gradient=gradient)
@@ -220,5 +253,5 @@ def test_one_averaging_worker_is_sgd():
 def test_staleness_adds_up_to_the_last_pull_clocks_less_the_commits(schedule, name):
     toy = job(make(name, window=1))
     toy.run(schedule)
-    total = sum(row[9] for row in toy.center.log.commits)
+    total = toy.center.log.commits()["staleness"].sum()
     assert total == sum(member.released for member in toy.center.members.values()) - len(schedule)

@@ -11,9 +11,9 @@ import threading
 
 import numpy as np
 import pytest
-from toys import ToyJob, batches, toy_worker
+from servers import QUICK, SIZE, Running
+from toys import batches, toy_worker
 
-from distkeras.ps.center import Center
 from distkeras.ps.channel import Deadlines
 from distkeras.ps.client import Address, DriverClient, WorkerClient
 from distkeras.ps.errors import (
@@ -31,43 +31,8 @@ from distkeras.ps.faults import error_of
 from distkeras.ps.messages import Fault
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.records import COMMIT
-from distkeras.ps.rules import all_rules, make
-from distkeras.ps.server import ParameterServer
+from distkeras.ps.rules import make
 from distkeras.ps.worker import Compute, PullRequest, Reply
-
-KEY = bytes(range(32))
-SIZE = 70_001  # more than one chunk, and not a multiple of it
-QUICK = Deadlines(connect=5, handshake=2, frame=5, publish=5, gather=1, reply=5, takeover=5, reconnect=2, close=5)
-
-
-class Running:
-    """A server in this process with its driver's connection."""
-
-    def __init__(self, rule, *, workers=2, size=SIZE, deadlines=QUICK, start=None, eta=0.1, statistics=0):
-        self.rule = rule
-        self.deadlines = deadlines
-
-        def center(vector, statistics):
-            eta_here = eta if rule.traits.gradient else None
-            return Center(rule, vector, workers=workers, learning_rate=eta_here, statistics=statistics)
-
-        self.server = ParameterServer(center, key=KEY, deadlines=deadlines)
-        self.address = Address(*self.server.address, KEY)
-        self.server.start()
-        self.driver = DriverClient(self.address, deadlines)
-        vector = np.zeros(size, np.float32) if start is None else np.asarray(start, np.float32)
-        self.driver.publish(vector, np.zeros(statistics, np.float32), b"the model")
-
-    def client(self, worker=0, attempt=0, size=SIZE, **options):
-        options.setdefault("deadlines", self.deadlines)
-        return WorkerClient(self.address, worker=worker, attempt=attempt, size=size, **options)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self.driver.close()
-        self.server.close()
 
 
 def drive(client, loop):
@@ -86,73 +51,6 @@ def drive(client, loop):
             request = loop.send(reply)
     except StopIteration:
         client.leave()
-
-
-SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
-
-
-@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if not kind().traits.synchronous])
-def test_a_forced_schedule_gives_the_same_center_as_in_process_to_the_bit(name):
-    rule = make(name) if all_rules()[name]().traits.gradient else make(name, window=2)
-    rng = np.random.default_rng(5)
-    start = rng.normal(size=SIZE).astype(np.float32)
-    steps = 8 if rule.window == 2 else 4
-    data = rng.normal(size=(3, steps, SIZE)).astype(np.float32)
-
-    def gradient(theta, value):
-        return theta * np.float32(0.5) + value
-
-    expected = ToyJob(rule, start, data, gradient=gradient, dtype=np.float32).run(SCHEDULE)
-    with Running(rule, workers=3, start=start) as running:
-        turns, clients = [], []
-        for worker in range(3):
-            client, loop, _ = toy_worker(
-                running.address, rule, data[worker], worker=worker, size=SIZE, gradient=gradient, deadlines=QUICK
-            )
-            clients.append(client)
-            turns.append(paused_before_commit(client, loop))
-        for turn in turns:
-            next(turn)
-        for worker in SCHEDULE:
-            next(turns[worker])
-        received = running.driver.center()
-        for client in clients:
-            client.close()
-    assert received.clock == len(SCHEDULE)
-    np.testing.assert_array_equal(received.center, expected)
-
-
-def paused_before_commit(client, loop):
-    """Yields before each exchange (and its pull, where the rule pulls first), as the in-process job pauses."""
-    reply = client.pull() if isinstance(next(loop), PullRequest) else None
-    request = loop.send(reply)
-    while True:
-        while isinstance(request, Compute):
-            request = loop.send(None)
-        yield
-        if isinstance(request, PullRequest):
-            request = loop.send(client.pull())
-        try:
-            request = loop.send(client.commit(request))
-        except StopIteration:
-            client.leave()
-            yield
-            return
-
-
-@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if kind().traits.synchronous])
-def test_rounds_over_sockets_give_the_same_center_as_in_process_to_the_bit(name):
-    rule = make(name) if all_rules()[name]().traits.gradient else make(name, window=2)
-    data = np.random.default_rng(5).normal(size=(2, 6, SIZE)).astype(np.float32)
-    rounds = 6 // rule.window
-    expected = ToyJob(rule, np.zeros(SIZE), data, dtype=np.float32).run([0, 1] * rounds)
-    with Running(rule) as running:
-        workers = [running_worker(running, worker, data[worker]) for worker in range(2)]
-        for thread, _ in workers:
-            thread.join(20)
-            assert not thread.is_alive()
-        assert [error for _, errors in workers for error in errors] == []
-        np.testing.assert_array_equal(running.driver.center().center, expected)
 
 
 def running_worker(running, worker, values, attempt=0):
@@ -347,9 +245,9 @@ class TestRefusals:
     def test_garbage_hurts_nobody_else(self, noise):
         with Running(make("downpour")) as running:
             with socket.create_connection(running.server.address, timeout=5) as sock:
-                sock.sendall(noise)
-                sock.shutdown(socket.SHUT_WR)
-                sock.settimeout(5)
+                with contextlib.suppress(OSError):  # it may hang up before the noise is out
+                    sock.sendall(noise)
+                    sock.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionResetError):
                     while sock.recv(4096):
                         pass

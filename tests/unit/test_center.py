@@ -161,7 +161,7 @@ class TestVersions:
         joined(center, 1)
         send(center, commit_of(0, value=3.0))
         send(center, commit_of(1, value=1.0))
-        assert [row[13] for row in center.log.commits] == [0.0, 3.0]
+        assert center.log.commits()["gap"].tolist() == [0.0, 3.0]
 
 
 class TestSynchronous:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from toys import ToyJob
 
-from distkeras.ps.rules import make
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.schedules import StepDecay
 
 
 def close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_every_rule_is_here(name):
+    assert f'make("{name}"' in Path(__file__).read_text(encoding="utf-8")
+
+
+def follows(rule, expected, *, eta=0.1):
+    """Two workers in turn from 1, g = theta: the center after each commit."""
+    job = ToyJob(rule, [1.0], [[0] * 4, [0] * 4], gradient=lambda theta, _: theta, eta=eta)
+    for number, center in enumerate(expected):
+        close(job.run([number % 2]), [center])
+    return job
 
 
 def test_downpour_per_batch():
@@ -42,7 +58,7 @@ def test_dynsgd():
     close(job.run([0]), [0.9])
     close(job.run([1]), [0.85])
     close(job.run([0]), [0.80])
-    assert [row[9] for row in job.center.log.commits] == [0, 1, 1]
+    assert job.center.log.commits()["staleness"].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("algorithm", [11, 12])
@@ -62,7 +78,7 @@ def test_adag_at_the_server(algorithm, form, scales):
     job = ToyJob(rule, [1.0, 1.0], [[[1.0, 2.0]], [[1.0, 2.0]]])
     close(job.run([0]), [0.9, 0.8])  # nothing has moved yet: plain add
     close(job.run([1]), [0.9 - 0.1 * scales[0], 0.8 - 0.2 * scales[1]])
-    scale = job.center.log.commits[1][14]
+    scale = job.center.log.commits()["scale"][1]
     assert scale == pytest.approx(np.mean(scales), rel=1e-13)
 
 
@@ -120,7 +136,7 @@ def test_easgd_early_stopping(condition, rho, steps):
     rule = make("easgd", window=6, rho=rho, early_stopping=condition)
     job = ToyJob(rule, [1.0], [[1.0] * 12], eta=0.125)  # a power of two: the comparisons are exact
     job.run([0])
-    assert job.center.log.commits[0][8] == steps
+    assert job.center.log.commits()["steps"][0] == steps
 
 
 def test_eamsgd():
@@ -154,3 +170,120 @@ def test_asgd():
     job = ToyJob(make("asgd"), [1.0], [[0, 0], [0]], gradient=lambda theta, _: theta)
     close(job.run([0, 1]), [0.8])
     close(job.run([0]), [0.71])
+
+
+def test_nag_asgd_is_heavy_ball_over_all_workers():
+    # v = 1: .9. v = .5 + 1 = 1.5: .75. Worker 0 at .9: v = .75 + .9 = 1.65: .585.
+    follows(make("nag_asgd", momentum=0.5), [0.9, 0.75, 0.585])
+
+
+def test_naive_asgdm():
+    # The same with eta inside: u = .1, .15, .165.
+    follows(make("asgdm", momentum=0.5), [0.9, 0.75, 0.585])
+
+
+def test_naive_asgdm_rescales_its_momentum_when_eta_changes():
+    # eta halves before the third commit: u = .5 * (.15 / 2) + .05 * .9 = .0825.
+    follows(make("asgdm", momentum=0.5), [0.9, 0.75, 0.6675], eta=StepDecay(0.1, (2,), 0.5))
+
+
+def test_multi_asgd():
+    # Each worker's own v: 1: .9. 1: .8. Worker 0 at .9: v = .5 + .9 = 1.4: .66.
+    follows(make("multi_asgd", momentum=0.5), [0.9, 0.8, 0.66])
+
+
+def test_shifted_momentum():
+    # u of worker 0: .1, then .05 + .09 = .14; of worker 1: .1.
+    follows(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.66])
+
+
+def test_shifted_momentum_takes_the_rate_that_came_with_the_parameters():
+    # eta halves at clock 1. Worker 1 was sent the old one at clock 0: u = .1. Worker 0 was sent the new one after its
+    # first commit: u = .5 * (.1 / 2) + .05 * .9 = .07.
+    follows(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.73], eta=StepDecay(0.1, (1,), 0.5))
+
+
+def test_lwp():
+    # tau = 1. v = 1: .9, sent .8. v = 1.5: .75, sent .6. Worker 0 at .8: v = .75 + .8 = 1.55: .595.
+    # Worker 1 at .6: v = .775 + .6 = 1.375: .4575.
+    follows(make("lwp", momentum=0.5), [0.9, 0.75, 0.595, 0.4575])
+
+
+def test_dana_zero():
+    # v0 = 1, sum 1: .9, sent .9 - .05 = .85. v1 = 1, sum 2: .8, sent .7. Worker 0 at .85: v0 = 1.35: .665.
+    # Worker 1 at .7: v1 = .5 + .7 = 1.2: .545.
+    job = follows(make("dana_zero", momentum=0.5), [0.9, 0.8, 0.665, 0.545])
+    close(job.center.model[0], [1.35 + 1.2])
+
+
+def test_dana_slim():
+    # v0 = 1, sends 1.5: .85. v1 = 1: .7. Worker 0 at .85: v0 = .5 + .85 = 1.35, sends .675 + .85 = 1.525: .5475,
+    # which is DANA-Zero's .665 - .05 * (1.35 + 1).
+    follows(make("dana_slim", momentum=0.5), [0.85, 0.7, 0.5475])
+
+
+def test_dana_dc():
+    # lambda 2. Worker 0 has no delay: .9, sent .85. Worker 1 at 1: 1 + 2 * (.9 - 1) = .8: .82, sent .82 - .05 * 1.8.
+    # Worker 0 at .85: .85 + 2 * .7225 * (.82 - .85) = .80665; v0 = 1.30665: .689335.
+    follows(make("dana_dc", momentum=0.5, compensation=2.0), [0.9, 0.82, 0.689335])
+
+
+def test_dc_asgd_with_a_constant_strength():
+    # lambda 2. .9. Worker 1 at 1: .8: .82. Worker 0 at .9: .9 + 2 * .81 * (.82 - .9) = .7704: .74296.
+    follows(make("dc_asgd", compensation=2.0), [0.9, 0.82, 0.74296])
+
+
+def test_dc_asgd_with_momentum():
+    # As above, with v0 = .5 + .7704 = 1.2704: .69296.
+    follows(make("dc_asgd", compensation=2.0, momentum=0.5), [0.9, 0.82, 0.69296])
+
+
+def test_dc_asgd_with_an_adaptive_strength():
+    # m .6, epsilon 0, lambda0 2. MS = .4. Then MS = .24 + .4 = .64, lambda = 2 / .8 = 2.5: 1 + 2.5 * (.9 - 1) = .75:
+    # .825.
+    follows(make("dc_asgd", adaptive=True, compensation=2.0, decay=0.6, epsilon=0.0), [0.9, 0.825])
+
+
+def test_ormo():
+    # t 0: e 0: u = .1: .9. t 1: head 1: center -.05, u = .05; e 1: u += .05, center -.1 * 1.5: .7.
+    # t 2, worker 0 at .9, sent at 1: e 0: u = .19: .61. t 3: head 2: center -.095; worker 1 at .7, sent at 2: e 1:
+    # -.1 * 1.5 * .7: .41.
+    job = follows(make("ormo", momentum=0.5), [0.9, 0.7, 0.61, 0.41])
+    close(job.center.model[0], [0.095 + 0.1 * 0.5 * 0.7])
+
+
+def test_smega2():
+    # M = 0: .9, S = 1, sent .9 - .05 * .5 = .875. .8, M = 1, S = 0, sent .8 - .05 * 2 = .7.
+    # Worker 0 at .875: .8 - .1 * (.875 + .5) = .6625. Worker 1 at .7: .6625 - .1 * (.7 + .5) = .5425.
+    follows(make("smega2", momentum=0.5), [0.9, 0.8, 0.6625, 0.5425])
+
+
+ROUNDS = [[1.0, 2.0], [3.0, 6.0]]  # the gradients of either worker
+
+
+def test_ssgd():
+    # Means 2 and 4.
+    job = ToyJob(make("ssgd"), [1.0], ROUNDS)
+    close(job.run([0]), [1.0])
+    close(job.run([1]), [0.8])
+    close(job.run([1, 0]), [0.4])
+
+
+def test_ssgdm():
+    # u = .1 * 4: .6. u = .2 + .1 * 8 = 1: -.4.
+    job = ToyJob(make("ssgdm", momentum=0.5), [1.0], ROUNDS)
+    close(job.run([1, 0]), [0.6])
+    close(job.run([0, 1]), [-0.4])
+
+
+def test_ssgdm_local():
+    # u0 = .1, u1 = .3: .6. u0 = .05 + .2, u1 = .15 + .6: -.4.
+    job = ToyJob(make("ssgdm_local", momentum=0.5), [1.0], ROUNDS)
+    close(job.run([1, 0]), [0.6])
+    close(job.run([0, 1]), [-0.4])
+
+
+def test_weight_decay_joins_the_gradient_where_it_was_taken():
+    # g = 1 + .5 * 1: .85. Worker 1, still at 1: the same: .7.
+    job = ToyJob(make("asgd", weight_decay=0.5), [1.0], [[1.0], [1.0]])
+    close(job.run([0, 1]), [0.7])
