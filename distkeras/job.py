@@ -8,16 +8,20 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from distkeras.progress import Progress
 from distkeras.ps.client import Address, DriverClient
-from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, WorkerError
+from distkeras.ps.errors import DistkerasError, ServerLostError, WorkerError
 from distkeras.ps.messages import Status
 from distkeras.task import SUMMARY, Task
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 #: Seconds that Spark may take to end a cancelled job.
 _CANCEL = 60.0
@@ -107,11 +111,8 @@ class Job:
             yield from task.run(records)
 
         try:
-            session.addTag(self._tag)
-            try:
+            with _tagged(session, self._tag):
                 rows = self._df.mapInArrow(run, SUMMARY).collect()
-            finally:
-                session.removeTag(self._tag)
             self._news.put(("rows", rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             self._news.put(("failure", error))
@@ -121,10 +122,12 @@ class Job:
         while not self._over.is_set():
             try:
                 status: Status = self._observer.observe(clock, _PATIENCE)
-            except (ServerLostError, DeadlineError, OSError):
+            except ServerLostError:
                 return  # whether that matters is for `_wait` to find
-            except DistkerasError as error:
+            except DistkerasError as error:  # a `DeadlineError` too, which is an `OSError` as well
                 self._news.put(("fault", error))
+                return
+            except OSError:
                 return
             if status.clock > clock:
                 clock = status.clock
@@ -132,6 +135,34 @@ class Job:
                 self._over.wait(0.1)  # enough for the eye, and no load on the server
 
     def _cancel(self, spark: threading.Thread) -> None:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
-            self._df.sparkSession.interruptTag(self._tag)
-        spark.join(_CANCEL)
+        deadline = time.monotonic() + _CANCEL
+        while spark.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                _interrupt(self._df.sparkSession, self._tag)
+            spark.join(_PATIENCE)  # Spark may not have known the job yet
+
+
+# A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.
+# Those of the Spark context can be canceled from anywhere; Connect has no context.
+
+
+@contextlib.contextmanager
+def _tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    context = _context(session)
+    (context.addJobTag if context else session.addTag)(tag)
+    try:
+        yield
+    finally:
+        (context.removeJobTag if context else session.removeTag)(tag)
+
+
+def _interrupt(session: SparkSession, tag: str) -> None:
+    context = _context(session)
+    (context.cancelJobsWithTag if context else session.interruptTag)(tag)
+
+
+def _context(session: SparkSession) -> SparkContext | None:
+    try:
+        return session.sparkContext
+    except PySparkException:  # Spark Connect
+        return None

@@ -47,7 +47,7 @@ class Recipe:
             arguments = {name: _unpack(value) for name, value in self.arguments.items()}
             try:
                 model.compile(**arguments)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, KeyError) as error:
                 raise ConfigurationError(
                     "optimizer, loss and metrics must be what Keras compiles a model with. "
                     f"Received: {arguments}; Keras said: {error}"

@@ -92,9 +92,9 @@ class Task:
             metrics=self.metrics,
             deadlines=self.deadlines,
         )
-        position = _Position()
+        position, stream = _Position(), _Stream(records)
         try:
-            rows, batches, ready = self._train(client, records, position)
+            rows, batches, ready = self._train(client, stream, position)
         except _NOT_THE_USERS:
             raise
         except DistkerasError as error:
@@ -104,6 +104,8 @@ class Task:
             client.report(error)
             raise
         except Exception as error:
+            if stream.broken:
+                raise
             wrapped = WorkerError(
                 f"{type(error).__name__}: {error}",
                 worker=worker,
@@ -122,11 +124,14 @@ class Task:
     def _train(
         self, client: WorkerClient, records: Iterator[pa.RecordBatch], position: _Position
     ) -> tuple[int, int, float]:
-        """Returns rows and batches an epoch (-1 where a predecessor had finished), and seconds until the first step."""
+        """Returns rows and batches an epoch, and seconds until the first step."""
         began = time.monotonic()
         welcome = client.join()
         if welcome.finished:
-            return -1, -1, 0.0
+            # Spark lost what a predecessor returned, perhaps along with the stream that it read: an end of the stream
+            # that was none looks like the end of the data. The rows are counted again for the driver's check.
+            rows = sum(batch.num_rows for batch in records)
+            return rows, -(-rows // self.spec.batch_size), 0.0
         replica = KerasReplica(self.recipe.build(client.fetch_model()))
         with Source(records, self.spec, worker=client.worker, start=(welcome.epoch, welcome.batch)) as source:
             ready = time.monotonic() - began
@@ -139,6 +144,26 @@ class Task:
             )
             client.run(loop)
             return source.rows, source.batches_per_epoch, ready
+
+
+class _Stream:
+    """What Spark sends, and whether reading it failed: Spark knows why, and runs the task again if it can."""
+
+    def __init__(self, records: Iterator[pa.RecordBatch]) -> None:
+        self._records = records
+        self.broken = False
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            return next(self._records)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.broken = True
+            raise
 
 
 class _Position:

@@ -17,7 +17,7 @@ from distkeras.progress import Progress
 from distkeras.ps import rules
 from distkeras.ps.channel import Deadlines
 from distkeras.ps.client import DriverClient
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError, ShapeError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, LocalProtocolError, ShapeError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import Rule
 from distkeras.ps.schedules import Schedule
@@ -206,7 +206,7 @@ class Trainer:
         replica = self._replica()
         df, weight_col = self._weighted(df)
         spec = self._spec(replica.model, df, weight_col)
-        replica.prepare(example(spec))
+        _prepare(replica, spec)
         workers = self.num_workers or _default_workers(df)
         self._frame, self._records, self._model = df, None, None
         start = np.empty(replica.size, np.float32)
@@ -338,6 +338,18 @@ _CLASS_WEIGHT = "distkeras_class_weight"
 def with_window(rule: Rule, window: int | None) -> Rule:
     """``rule`` with another communication window."""
     return dataclasses.replace(rule, window=window)
+
+
+def _prepare(replica: KerasReplica, spec: DataSpec) -> None:
+    try:
+        replica.prepare(example(spec))
+    except DistkerasError:
+        raise
+    except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
+        raise ConfigurationError(
+            "`model` must have inputs, loss and metrics that fit the data. "
+            f"Received: {[*spec.features, *spec.labels]}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _is_plain_sgd(optimizer: Any) -> bool:
