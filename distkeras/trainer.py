@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -333,11 +332,6 @@ class Trainer:
 
 
 _CLASS_WEIGHT = "distkeras_class_weight"
-
-
-def with_window(rule: Rule, window: int | None) -> Rule:
-    """``rule`` with another communication window."""
-    return dataclasses.replace(rule, window=window)
 
 
 def _prepare(replica: KerasReplica, spec: DataSpec) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,7 +141,7 @@ class WorkerClient(_Caller):
         super().__init__(address, deadlines)
         self.worker = worker
         self.attempt = attempt
-        self._hello = Hello(worker, attempt, size, statistics, "\n".join(metrics), socket.gethostname())
+        self._hello = Hello(worker, attempt, size, statistics, "\n".join(metrics))
         self._size = size
         self._vectors: list[np.ndarray] = []
         self._delivered: np.ndarray | None = None

@@ -58,7 +58,6 @@ class Hello(Message):
     size: int
     statistics: int
     metrics: str = ""
-    host: str = ""
 
 
 @dataclass(frozen=True, eq=False)

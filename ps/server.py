@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _HISTORY_BYTES = 16 * 1024 * 1024
 #: How often a waiting thread looks whether its peer is still there, in seconds.
 _LIVENESS = 1.0
-#: A record that another worker's next request is answered with, and what ends the job.
+#: Errors found here that end the job, and not only the request they answer.
 _ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError)
 
 
