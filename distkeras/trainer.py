@@ -244,6 +244,10 @@ class Trainer:
                 started = time.monotonic()
                 try:
                     rows = Job(laid_out, task, process.address, alive=process.alive, progress=progress).run()
+                except BaseException:
+                    if process.alive():  # no commit between the center that is collected and its records
+                        driver.stop("the driver ended the job")
+                    raise
                 finally:
                     ended = time.monotonic()
                     if process.alive():

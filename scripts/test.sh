@@ -17,4 +17,5 @@ sys.exit(0 if home.startswith(sys.prefix) else f"error: distkeras must be the in
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
 "$venv/bin/mypy" scripts/*.py
-exec "$venv/bin/pytest" "$@"
+# Two at a time: a test here waits as often as it computes. Files stay whole, since each has its own Spark session.
+exec "$venv/bin/pytest" --numprocesses=2 --dist=loadfile "$@"

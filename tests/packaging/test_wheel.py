@@ -131,6 +131,7 @@ def test_metadata(wheel):
         assert name in required
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_smoke_training_with_the_wheel_and_the_packages_already_here(wheel, tmp_path):
     home = tmp_path / "site"
