@@ -1,6 +1,6 @@
 """The parameter server: protocol, update rules, center variable, server and client.
 
-Needs the standard library and numpy only; neither Spark nor Keras is imported from here.
+Needs the standard library, numpy and ml_dtypes only; neither Spark nor Keras is imported from here.
 """
 
 if __name__ != "distkeras.ps":

@@ -17,7 +17,7 @@ ROOMS: list[set[str]] = [
     {"errors"},
     {"layout", "messages", "rules", "buffers"},
     {"wire", "faults", "records", "schedulers", "schedules", "timing"},
-    {"center", "worker", "channel"},
+    {"center", "worker", "channel", "daso"},
     {"client", "server", "simulate", "snapshot"},
     {"process"},
     {"__main__"},
@@ -104,7 +104,9 @@ def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center(path):
 
 
 SANS_IO = [
-    name for name in ("wire", "center", "worker", "schedulers", "messages", "simulate") if (PS / f"{name}.py").exists()
+    name
+    for name in ("wire", "center", "worker", "schedulers", "messages", "simulate", "daso")
+    if (PS / f"{name}.py").exists()
 ]
 
 
