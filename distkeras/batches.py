@@ -7,10 +7,15 @@ of arrival, the seed, the worker and the epoch; where Arrow's record batches beg
 * Epoch 0 trains while the rows arrive. They are shuffled within blocks of a fixed number of rows.
 * Later epochs are a permutation of the whole partition, from the spool.
 * Without shuffling, every epoch is the order of arrival.
+
+Whether the rows *are* the same shows in a rolling checksum over the hashes that they came with: a batch carries that of
+all rows up to the end of its block, and a successor that skips the batch compares.
 """
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from distkeras.columns import Column, to_numpy
-from distkeras.plan import DataSpec
+from distkeras.plan import ROW_HASH, DataSpec
 from distkeras.prefetch import Prefetcher
 from distkeras.ps.errors import BadValueError, ConfigurationError, LedgerError, MissingColumnError
 from distkeras.spool import Arrays, Spool, local_directory
@@ -32,8 +37,8 @@ _BLOCK_ROWS = 1 << 16
 # How long `close` waits for the thread, which may be in the midst of reading from Spark.
 _CLOSE_SECONDS = 60.0
 
-_Cut = tuple[Arrays, slice | np.ndarray]
-"""Arrays, and which of their rows make one batch."""
+_Cut = tuple[Arrays, slice | np.ndarray, int]
+"""Arrays, which of their rows make one batch, and the checksum of all rows up to the arrays' end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +52,7 @@ class Batch:
         x: for each input, an array `(n, *column.shape)`.
         y: for each target, an array `(n, *column.shape)`.
         weight: sample weights `(n,)`, or None.
+        checksum: CRC-32 over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
     """
 
     epoch: int
@@ -55,6 +61,7 @@ class Batch:
     x: Arrays
     y: Arrays
     weight: np.ndarray | None
+    checksum: int = 0
 
     @property
     def size(self) -> int:
@@ -77,6 +84,7 @@ class Source:
         worker: id of the worker, which is that of its partition.
         start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
+        checksum: of the batch before `start`, as a predecessor saw it; None: not to be compared.
         depth: batches to prepare ahead, at least 1.
         directory: where a spool over its budget is put; one of Spark's local directories by default.
 
@@ -87,7 +95,8 @@ class Source:
         BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is no class.
         ShapeError: a ragged array, or values that do not fill the column's shape.
         MissingColumnError: a column did not come, or holds no numbers.
-        LedgerError: `start` lies beyond the end of its epoch, so these are not the rows it was counted on.
+        LedgerError: `start` lies beyond the end of its epoch, or the rows before it have another checksum: these are
+            not the rows that were counted.
         JobStoppedError: the source was closed.
     """
 
@@ -98,16 +107,12 @@ class Source:
         *,
         worker: int,
         start: tuple[int, int] = (0, 0),
+        checksum: int | None = None,
         depth: int = 16,
         directory: str | None = None,
     ) -> None:
         if worker < 0:
             raise ConfigurationError(f"`worker` must not be negative. Received: worker={worker!r}")
-        if min(start) < 0 or start > (spec.epochs, 0):
-            raise ConfigurationError(
-                f"`start` must lie between (0, 0) and ({spec.epochs}, 0), the end. Received: start={start!r}",
-                worker=worker,
-            )
         self.rows = 0
         """Rows read so far; those of the partition once the first epoch is over."""
         self._arrow = arrow
@@ -115,10 +120,36 @@ class Source:
         self._worker = worker
         self._columns = spec.columns
         self._closed = False
+        self._depth = depth
+        self._block_rows = self._rows_of_a_block()
+        self._hashes = _Hashes(self._block_rows)
         self._spool: Spool | None = None
-        if spec.epochs > 1:
+        if spec.epochs > 1 or spec.rewindable:
             self._spool = Spool(self._columns, spec.spool_bytes, directory or local_directory(worker))
-        self._ahead = Prefetcher(self._batches(*start), depth, name=f"distkeras-batches-{worker}")
+        self._ahead = self._from(start, checksum)
+
+    def _from(self, start: tuple[int, int], checksum: int | None) -> Prefetcher[Batch]:
+        if min(start) < 0 or start > (self._spec.epochs, 0):
+            raise ConfigurationError(
+                f"`start` must lie between (0, 0) and ({self._spec.epochs}, 0), the end. Received: start={start!r}",
+                worker=self._worker,
+            )
+        batches = self._batches(*start, checksum)
+        return Prefetcher(batches, self._depth, name=f"distkeras-batches-{self._worker}")
+
+    def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
+        """Goes on from the batch at ``start``, before or after the present one, as if the source were new.
+
+        Raises:
+            ConfigurationError: the rows of a single epoch were not kept (`DataSpec.rewindable`).
+            DeadlineError: the thread is still waiting for rows from Spark after a minute.
+        """
+        if self._spool is None:
+            raise ConfigurationError("`rewind` needs the rows kept. Received: one epoch, rewindable=False")
+        self._closed = True
+        self._ahead.close(_CLOSE_SECONDS)
+        self._closed = False
+        self._ahead = self._from(start, checksum)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -152,19 +183,26 @@ class Source:
 
     # What follows runs in the thread.
 
-    def _batches(self, start: int, index: int) -> Iterator[Batch]:
+    def _batches(self, start: int, index: int, checksum: int | None) -> Iterator[Batch]:
         for epoch in range(start, self._spec.epochs):
             if epoch == start and epoch > 0:
                 deque(self._read(), maxlen=0)
+                if index == 0:  # otherwise the batch before it is compared on the way
+                    self._compare(epoch, 0, self._hashes.upto(self.rows), checksum)
             cuts = self._later_epoch(epoch) if epoch else self._first_epoch()
-            yield from self._numbered(epoch, cuts, index if epoch == start else 0)
+            yield from self._numbered(epoch, cuts, index if epoch == start else 0, checksum)
+
+    def _arriving(self) -> Iterator[Arrays]:
+        """All rows in the order of arrival: those that a stretch before a `rewind` has read, then the others."""
+        if self._spool is not None and self._spool.rows:
+            yield self._spool.arrays()
+        yield from self._read()
 
     def _read(self) -> Iterator[Arrays]:
         """The columns of each record batch, checked and spooled."""
         limits = dict(zip(self._spec.labels, self._spec.class_limits, strict=True))
-        for record in self._arrow:
-            if self._closed:  # long stretches of rows yield no batch, at which the prefetcher would stop
-                return
+        # Asked before a record is taken, for `rewind` reads on: long stretches yield no batch, where the thread would stop.
+        while not self._closed and (record := next(self._arrow, None)) is not None:
             step = self.rows // self._spec.batch_size
             arrays = []
             for column in self._columns:
@@ -182,25 +220,30 @@ class Source:
                     _check_classes(values, column, limit, worker=self._worker, step=step, first_row=self.rows)
                 arrays.append(values)
             rows = tuple(arrays)
+            self._hashes.append(record)
             if self._spool is not None:
                 self._spool.append(rows)
             self.rows += record.num_rows
             yield rows
 
-    def _first_epoch(self) -> Iterator[_Cut]:
+    def _rows_of_a_block(self) -> int:
         spec = self._spec
-        block_rows = spec.batch_size
-        if spec.shuffle:
-            bound = min(_BLOCK_ROWS, _BLOCK_BYTES // sum(column.row_bytes for column in self._columns))
-            block_rows *= max(1, bound // spec.batch_size)
-        for number, block in enumerate(_regroup(self._read(), block_rows)):
-            yield from self._cuts(block, len(block[0]), 0, number)
+        if not spec.shuffle:
+            return spec.batch_size
+        bound = min(_BLOCK_ROWS, _BLOCK_BYTES // sum(column.row_bytes for column in self._columns))
+        return spec.batch_size * max(1, bound // spec.batch_size)
+
+    def _first_epoch(self) -> Iterator[_Cut]:
+        end = 0
+        for number, block in enumerate(_regroup(self._arriving(), self._block_rows)):
+            end += len(block[0])
+            yield from self._cuts(block, len(block[0]), self._hashes.upto(end), 0, number)
 
     def _later_epoch(self, epoch: int) -> Iterator[_Cut]:
         assert self._spool is not None
-        return self._cuts(self._spool.arrays(), self._spool.rows, epoch)
+        return self._cuts(self._spool.arrays(), self._spool.rows, self._hashes.upto(self._spool.rows), epoch)
 
-    def _cuts(self, arrays: Arrays, rows: int, *key: int) -> Iterator[_Cut]:
+    def _cuts(self, arrays: Arrays, rows: int, checksum: int, *key: int) -> Iterator[_Cut]:
         """Cuts `rows` rows into batches, in an order that depends on the seed, the worker and `key`."""
         size = self._spec.batch_size
         order = None
@@ -208,9 +251,9 @@ class Source:
             order = np.random.default_rng((self._spec.seed, self._worker, *key)).permutation(rows)
         for first in range(0, rows, size):
             part = slice(first, min(first + size, rows))
-            yield arrays, part if order is None else order[part]
+            yield arrays, part if order is None else order[part], checksum
 
-    def _numbered(self, epoch: int, cuts: Iterator[_Cut], start: int) -> Iterator[Batch]:
+    def _numbered(self, epoch: int, cuts: Iterator[_Cut], start: int, checksum: int | None) -> Iterator[Batch]:
         """Batches from number `start` on. Each is held back until it is known whether another one follows."""
         count = 0
         held: _Cut | None = None
@@ -219,6 +262,8 @@ class Source:
                 yield self._batch(epoch, count - 1, False, held)
             held = cut
             count += 1
+            if count == start:
+                self._compare(epoch, start, cut[-1], checksum)
         if held is not None and count > start:
             yield self._batch(epoch, count - 1, True, held)
         if start > count:
@@ -229,8 +274,17 @@ class Source:
                 step=start,
             )
 
+    def _compare(self, epoch: int, index: int, found: int, expected: int | None) -> None:
+        if expected is not None and found != expected:
+            raise LedgerError(
+                f"the input must yield the same rows again: checksum {expected:#010x} before mini-batch {index} of "
+                f"epoch {epoch}. Received: checksum {found:#010x}",
+                worker=self._worker,
+                step=index,
+            )
+
     def _batch(self, epoch: int, index: int, last: bool, cut: _Cut) -> Batch:
-        arrays, rows = cut
+        arrays, rows, checksum = cut
         spec = self._spec
         taken = dict(zip(self._columns, (_take(array, rows) for array in arrays), strict=True))
         return Batch(
@@ -240,7 +294,37 @@ class Source:
             x=tuple(taken[column] for column in spec.features),
             y=tuple(taken[column] for column in spec.labels),
             weight=None if spec.sample_weight is None else taken[spec.sample_weight],
+            checksum=checksum,
         )
+
+
+class _Hashes:
+    """The rolling checksum of the rows read so far, and as it was at the end of each block of ``rows`` rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._marks = array("L", [0])
+        self._now = self._read = 0
+
+    def append(self, record: pa.RecordBatch) -> None:
+        place = record.schema.get_field_index(ROW_HASH)
+        if place < 0:
+            return
+        hashes = np.ascontiguousarray(record.column(place).to_numpy())
+        first = 0
+        while first < len(hashes):
+            end = min(len(hashes), first + self._rows - self._read % self._rows)
+            self._now = zlib.crc32(hashes[first:end].data, self._now)
+            self._read += end - first
+            if self._read % self._rows == 0:
+                self._marks.append(self._now)
+            first = end
+
+    def upto(self, row: int) -> int:
+        """The checksum of the rows before ``row``: the end of a block, or of what is read. 0 where they have none."""
+        if not self._read:
+            return 0
+        return self._marks[row // self._rows] if row % self._rows == 0 else self._now
 
 
 def _take(array: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:

@@ -14,6 +14,9 @@ from distkeras.ps.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+#: The column that `partitioned` adds: a hash of the row's values, from which a worker knows the rows again.
+ROW_HASH = "distkeras_row_hash"
+
 
 @dataclass(frozen=True)
 class DataSpec:
@@ -31,6 +34,7 @@ class DataSpec:
             where a label is not a class), or None for no check.
         spool_bytes: memory that one worker may keep rows in for its later epochs. More than that goes to a
             memory-mapped file.
+        rewindable: keep the rows of a single epoch too, for a worker may be told to go back.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -45,6 +49,7 @@ class DataSpec:
     shuffle: bool = True
     classes: int | tuple[int | None, ...] | None = None
     spool_bytes: int = 256 << 20
+    rewindable: bool = False
 
     def __post_init__(self) -> None:
         if not self.features:
@@ -80,7 +85,7 @@ class DataSpec:
 
 
 def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_already: bool = False) -> DataFrame:
-    """The columns of `spec` in `workers` partitions, whose rows always come in the same order.
+    """The columns of `spec` and `ROW_HASH` in `workers` partitions, whose rows always come in the same order.
 
     A task that Spark runs again skips the mini-batches that its predecessor committed, so both must see
     the same rows in the same order. Spark promises that neither after a shuffle nor for files. Here the
@@ -106,18 +111,13 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
     if workers < 1:
         raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers!r}")
     ready = arrow_ready(df, (column.name for column in spec.columns))
-    if partitioned_already:
-        return ready
+    if ROW_HASH.casefold() in (name.casefold() for name in ready.columns):
+        raise ConfigurationError(f"no column may have the name {ROW_HASH!r}. Received: columns={ready.columns}")
 
     from pyspark.sql import functions as F
 
-    hashed = "hash"
-    while hashed.casefold() in (name.casefold() for name in ready.columns):
-        hashed += "_"
     values = [F.col("`" + name.replace("`", "``") + "`") for name in ready.columns]
-    return (
-        ready.withColumn(hashed, F.xxhash64(F.lit(spec.seed), *values))
-        .repartition(workers, hashed)
-        .sortWithinPartitions(hashed, *values)
-        .drop(hashed)
-    )
+    hashed = ready.withColumn(ROW_HASH, F.xxhash64(F.lit(spec.seed), *values))
+    if partitioned_already:
+        return hashed
+    return hashed.repartition(workers, ROW_HASH).sortWithinPartitions(ROW_HASH, *values)

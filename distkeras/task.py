@@ -133,7 +133,9 @@ class Task:
             rows = sum(batch.num_rows for batch in records)
             return rows, -(-rows // self.spec.batch_size), 0.0
         replica = KerasReplica(self.recipe.build(client.fetch_model()))
-        with Source(records, self.spec, worker=client.worker, start=(welcome.epoch, welcome.batch)) as source:
+        checksum = None if welcome.checksum < 0 else welcome.checksum
+        start = (welcome.epoch, welcome.batch)
+        with Source(records, self.spec, worker=client.worker, start=start, checksum=checksum) as source:
             ready = time.monotonic() - began
             loop = work(
                 self.rule,

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class Member:
     sequence: int = 0
     epoch: int = 0
     batch: int = 0
+    #: Of the rows behind what was committed; -1 before the first commit.
+    checksum: int = -1
     #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
     released: int | None = None
     steps: int = 0
@@ -44,15 +47,14 @@ class Member:
     vectors: tuple[Vector, ...] = ()
 
 
-@dataclass(frozen=True)
-class Released:
+class Released(NamedTuple):
     """What a worker is sent. The receiver of this drops ``buffer`` when the bytes are out."""
 
     buffer: Buffer
     clock: int
     sequence: int
     learning_rate: float
-    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+    statistics: np.ndarray = NO_FLOATS
 
 
 class Center:
@@ -246,6 +248,7 @@ class Center:
         self.clock += 1
         member.sequence = commit.sequence
         member.steps = commit.steps
+        member.checksum = commit.checksum
         member.epoch, member.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
         if not commit.wants_center:
             member.released = self.clock

@@ -28,6 +28,8 @@ from distkeras.ps.messages import (
     Message,
     ModelFile,
     Observe,
+    Occupancy,
+    Probe,
     Publish,
     Pull,
     Records,
@@ -37,7 +39,7 @@ from distkeras.ps.messages import (
 )
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.wire import Connection, EndOfStream
-from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply
+from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply
 
 _M = TypeVar("_M", bound=Message)
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
@@ -196,6 +198,8 @@ class WorkerClient(_Caller):
                         reply = self.pull()
                     case CommitRequest():
                         reply = self.commit(request)
+                    case ProbeRequest():
+                        reply = Reply(occupied=self.occupied())
                     case Compute():
                         reply = None
                 request = loop.send(reply)
@@ -227,6 +231,7 @@ class WorkerClient(_Caller):
             parts=request.parts,
             statistics=request.statistics,
             history=request.history,
+            checksum=request.checksum,
         )
 
         def once() -> CenterReply | Ack:
@@ -239,6 +244,10 @@ class WorkerClient(_Caller):
         reply = self._timed(lambda: self._again(once))
         self.sequence = sequence
         return self._taken(reply) if isinstance(reply, CenterReply) else Reply()
+
+    def occupied(self) -> bool:
+        """Whether the server is incorporating commits of others now."""
+        return self._again(lambda: self._call(Probe(), Occupancy)).occupied
 
     def fetch_model(self) -> bytes:
         """The model file that the driver published."""

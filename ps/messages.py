@@ -75,7 +75,7 @@ class Commit(Message):
 
     ``history`` has one row per mini-batch: timestamp (seconds since the epoch, UTC), samples, then each metric;
     ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``scale`` the mean
-    scale factor that the worker's half applied.
+    scale factor that the worker's half applied; ``checksum`` stands for the rows up to the last mini-batch.
     """
 
     worker: int
@@ -93,11 +93,17 @@ class Commit(Message):
     parts: tuple[np.ndarray, ...]
     statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
     history: np.ndarray = field(default_factory=lambda: NO_DOUBLES)
+    checksum: int = 0
 
     @property
     def steps(self) -> int:
         """Local steps behind the payload."""
         return self.last - self.first + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Probe(Message):
+    """Asks whether commits of other workers are being incorporated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +120,10 @@ class Leave(Message):
 
 @dataclass(frozen=True, eq=False)
 class Welcome(Message):
-    """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``."""
+    """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
+
+    ``checksum`` came with that commit; -1 before the first one.
+    """
 
     incarnation: int
     clock: int
@@ -123,6 +132,7 @@ class Welcome(Message):
     epoch: int
     batch: int
     finished: bool
+    checksum: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +156,13 @@ class Ack(Message):
     clock: int
     sequence: int
     durable: int
+
+
+@dataclass(frozen=True, eq=False)
+class Occupancy(Message):
+    """Whether the server holds commits of others that it has received and not yet applied."""
+
+    occupied: bool
 
 
 # ---- driver ↔ server
@@ -263,4 +280,6 @@ MESSAGES: tuple[type[Message], ...] = (
     Records,
     Stop,
     Fault,
+    Probe,
+    Occupancy,
 )

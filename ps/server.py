@@ -47,6 +47,8 @@ from distkeras.ps.messages import (
     Message,
     ModelFile,
     Observe,
+    Occupancy,
+    Probe,
     Publish,
     Pull,
     Records,
@@ -105,6 +107,8 @@ class ParameterServer:
         self._metrics = ""
         self._closing = False
         self._sessions: set[_Session] = set()
+        #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
+        self._committing: set[_Session] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=1024)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -197,6 +201,10 @@ class ParameterServer:
                 return self._on_commit(session, message)
             case Pull():
                 return self._on_pull(session, message)
+            case Probe():
+                self._going_on()
+                # A session asks one thing at a time: whoever is in the set is another one.
+                return Occupancy(bool(self._committing))
             case Hello():
                 return self._on_hello(session, message)
             case Leave():
@@ -269,6 +277,7 @@ class ParameterServer:
                 epoch=member.epoch,
                 batch=member.batch,
                 finished=member.finished,
+                checksum=member.checksum,
             )
 
     def _on_pull(self, session: _Session, message: Pull) -> Message:
@@ -281,9 +290,13 @@ class ParameterServer:
         center = self._existing()
         self._check_payload(center, commit)
         parts = session.take_received(commit)
+        self._committing.add(session)
         with self._changed:
-            self._going_on()
-            center.commit(commit, parts)
+            try:
+                self._going_on()
+                center.commit(commit, parts)
+            finally:
+                self._committing.discard(session)
             # Rounds and bounded staleness release others here; an observer may be waiting for news.
             self._changed.notify_all()
             if not commit.wants_center:

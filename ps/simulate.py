@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +27,10 @@ from distkeras.ps.rules.base import BLOCK, Vector, invalid, require_number, sum_
 from distkeras.ps.schedulers import BoundedStaleness, Scheduler, Synchronous
 from distkeras.ps.schedules import Schedule
 from distkeras.ps.timing import Communication, Timing
-from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply, Request, work
+from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply, Request, work
 
 Gradient = Callable[[Vector, int], Vector]
+Occupied = Callable[[int, int], bool]
 
 #: Elements of one chunk: twice a server's, for there is one core, and Python's share of each chunk counts.
 _BLOCK = 2 * BLOCK
@@ -79,6 +81,7 @@ def simulate(
     seed: int = 0,
     dtype: Any = np.float64,
     communication: Communication | None = None,
+    occupied: Occupied | None = None,
     staleness_bound: int | None = None,
     rounds: bool = False,
     measure_gap: bool = False,
@@ -87,6 +90,10 @@ def simulate(
     """Runs ``rule`` with virtual workers.
 
     All workers are sent the center at clock 0. Workers of rules that step locally take plain SGD steps.
+
+    Where a rule asks whether the server is occupied (zealous DOWNPOUR), the question and its answer take the latency of
+    `communication` each. The server is occupied while a commit that has arrived there has not been applied: without
+    ``service`` never.
 
     Args:
         rule: an update rule, or its name.
@@ -102,6 +109,7 @@ def simulate(
         dtype: float32 or float64, of all vectors.
         communication: what an exchange costs in time: the payload's way, the server, the center's way back. Only with
             `timing`. None: nothing.
+        occupied: ``occupied(worker, clock)`` answers such a question under an explicit schedule. None: never occupied.
         staleness_bound: iterations that a worker may be ahead of the slowest, for rules whose commits are answered with
             the center.
         rounds: hold a barrier around such a rule that has none.
@@ -128,6 +136,8 @@ def simulate(
         raise invalid("steps", steps, "a number of commits, at least 0, with `timing`")
     if communication is not None and timing is None:
         raise ConfigurationError("`communication` must come with `timing`. Received: a schedule")
+    if occupied is not None and schedule is None:
+        raise ConfigurationError("`occupied` must come with `schedule`: times tell it otherwise. Received: `timing`")
     simulation = _Simulation(
         rule,
         theta0,
@@ -139,7 +149,7 @@ def simulate(
         keep_centers=keep_centers,
     )
     if schedule is not None:
-        simulation.follow(schedule if steps is None else schedule[:steps])
+        simulation.follow(schedule if steps is None else schedule[:steps], occupied or _never)
     else:
         assert timing is not None
         assert steps is not None
@@ -162,7 +172,7 @@ def _scheduler(rule: Rule, workers: int, bound: int | None, rounds: bool) -> Sch
     return BoundedStaleness(workers, bound)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Step:
     """A mini-batch that the gradient function knows itself."""
 
@@ -170,6 +180,7 @@ class _Step:
     epoch: int = 0
     last: bool = False
     size: int = 1
+    checksum: int = 0
 
 
 class FunctionReplica:
@@ -261,7 +272,7 @@ class _Simulation:
             self._pending.append(next(loop))
             self._loops.append(loop)
         for worker in range(workers):
-            self._resume(worker, self._release(worker))
+            self.resume(worker, self._release(worker))
 
     def _payload(self, worker: int) -> tuple[Vector, ...]:
         take = self._center.pool.take
@@ -275,39 +286,30 @@ class _Simulation:
             previous.drop()
         return Reply(released.learning_rate, released.buffer.array)
 
-    def compute(self, worker: int) -> bool:
-        """The steps that ``worker`` waited to take are over: takes them.
-
-        Returns:
-            Whether an exchange is due now; if not, further steps are (a window may be taken in bursts).
-        """
-        return not self._resume(worker, None)
-
     def exchange(self, worker: int) -> None:
         """The exchange that is due reaches the server."""
         request = self._pending[worker]
         if isinstance(request, PullRequest):
-            self._resume(worker, self._release(worker))
-            request = self._pending[worker]
+            request = self.resume(worker, self._release(worker))
         assert isinstance(request, CommitRequest)
         self._commit(worker, request)
         if request.wants_center:
             self._held.add(worker)
         else:
-            self._resume(worker, _ACKNOWLEDGED)
+            self.resume(worker, _ACKNOWLEDGED)
 
     def let_go(self) -> list[int]:
         """Sends the center to every worker who may have it; returns those workers, in order."""
         ready = [worker for worker in sorted(self._held) if self._center.ready(worker)]
         for worker in ready:
             self._held.discard(worker)
-            self._resume(worker, self._release(worker))
+            self.resume(worker, self._release(worker))
         return ready
 
-    def _resume(self, worker: int, reply: Reply | None) -> bool:
-        """Runs the worker's loop up to its next request. Returns whether that is to take steps."""
+    def resume(self, worker: int, reply: Reply | None) -> Request:
+        """Runs the worker's loop up to its next request: after None, takes the steps that it waited to take."""
         self._pending[worker] = request = self._loops[worker].send(reply)
-        return isinstance(request, Compute)
+        return request
 
     def _commit(self, worker: int, request: CommitRequest) -> None:
         if self._measure_gap:
@@ -333,7 +335,7 @@ class _Simulation:
         if self._centers is not None:
             self._centers.append(self._center.current.array.copy())
 
-    def follow(self, schedule: Sequence[int]) -> None:
+    def follow(self, schedule: Sequence[int], occupied: Occupied) -> None:
         """Commits complete in the order of ``schedule``."""
         workers = len(self._loops)
         for number, worker in enumerate(schedule):
@@ -347,8 +349,10 @@ class _Simulation:
                     f"who waits for {sorted(self._center.scheduler.waiting_for(worker))}"
                 )
             self.now = float(number)
-            while not self.compute(worker):
-                pass
+            request = self._pending[worker]
+            while isinstance(request, (Compute, ProbeRequest)):  # a window may be taken in bursts
+                asks = isinstance(request, ProbeRequest)
+                request = self.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
             self.exchange(worker)
             self.let_go()
 
@@ -359,27 +363,46 @@ class _Simulation:
         up, down = communication.transfer(size * self._parts), communication.transfer(size)
         takes_time = up > 0 or communication.service > 0
         order = itertools.count()  # of events at the same time
-        events: list[tuple[float, int, int, bool]] = []
+        events: list[tuple[float, int, int, int]] = []
         free = 0.0  # when the server has dealt with all that has come so far
+        under_way: deque[tuple[float, float]] = deque()  # of each commit: when it arrives, and when it is dealt with
+        probes = self._center.traits.probes
 
         def begin(worker: int, since: float) -> None:
             request = self._pending[worker]
             assert isinstance(request, Compute)
-            heapq.heappush(events, (since + draw(worker, request.steps), next(order), worker, False))
+            heapq.heappush(events, (since + draw(worker, request.steps), next(order), worker, _COMPUTED))
+
+        def occupied(at: float) -> bool:
+            while under_way and under_way[0][1] <= at:
+                under_way.popleft()
+            return bool(under_way) and under_way[0][0] <= at
 
         for worker in range(len(self._loops)):
             begin(worker, 0.0)
         while self._center.clock < steps:
-            self.now, _, worker, arrived = heapq.heappop(events)
-            if not arrived:
-                if not self.compute(worker):
-                    begin(worker, self.now)
+            self.now, _, worker, stage = heapq.heappop(events)
+            if stage == _COMPUTED:
+                request = self.resume(worker, None)
+                since = self.now
+                if isinstance(request, ProbeRequest):
+                    # No payload overtakes the question: what it will find there has been sent by now.
+                    request = self.resume(worker, Reply(occupied=occupied(since + communication.latency)))
+                    since += 2 * communication.latency
+                if isinstance(request, Compute):
+                    begin(worker, since)
                     continue
-                if takes_time:
-                    # The payload travels, then waits for its turn at the server.
-                    free = max(free, self.now + up) + communication.service
-                    heapq.heappush(events, (free, next(order), worker, True))
+                if since > self.now:
+                    heapq.heappush(events, (since, next(order), worker, _SENDS))
                     continue
+            if stage != _DEALT_WITH and takes_time:
+                # The payload travels, then waits for its turn at the server.
+                arrival = self.now + up
+                free = max(free, arrival) + communication.service
+                if probes:
+                    under_way.append((arrival, free))
+                heapq.heappush(events, (free, next(order), worker, _DEALT_WITH))
+                continue
             self.exchange(worker)
             released = self.let_go()
             if worker not in self._held and worker not in released:  # only acknowledged
@@ -406,8 +429,15 @@ class _Simulation:
         )
 
 
+#: How far a worker's window has come when its next event happens.
+_COMPUTED, _SENDS, _DEALT_WITH = range(3)
+
 #: What a worker gets that needs no vector.
 _ACKNOWLEDGED = Reply()
+
+
+def _never(worker: int, clock: int) -> bool:
+    return False
 
 
 def _bound(gradient: Gradient, worker: int) -> Callable[[Vector], Vector]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class BatchLike(Protocol):
     def last(self) -> bool: ...
     @property
     def size(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +37,7 @@ class PullRequest:
     """Wants a `Reply` with the center."""
 
 
-@dataclass(frozen=True, eq=False)
-class CommitRequest:
+class CommitRequest(NamedTuple):
     """Wants its payload applied, and a `Reply` (with the center if ``wants_center``)."""
 
     epoch: int
@@ -49,25 +50,33 @@ class CommitRequest:
     parts: tuple[Vector, ...]
     statistics: np.ndarray
     history: np.ndarray
+    checksum: int = 0
 
 
 @dataclass(frozen=True, eq=False)
-class Compute:
+class ProbeRequest:
+    """Wants to know, in a `Reply`, whether the server is occupied."""
+
+
+class Compute(NamedTuple):
     """``steps`` local steps are about to be taken; wants to go on. A simulation lets their time pass first."""
 
     steps: int
 
 
-@dataclass(frozen=True, eq=False)
-class Reply:
-    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise."""
+class Reply(NamedTuple):
+    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise.
+
+    ``occupied`` answers a `ProbeRequest`.
+    """
 
     learning_rate: float = 0.0
     center: Vector | None = None
-    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+    statistics: np.ndarray = NO_FLOATS
+    occupied: bool = False
 
 
-Request = PullRequest | CommitRequest | Compute
+Request = PullRequest | CommitRequest | ProbeRequest | Compute
 Loop = Generator[Request, Reply | None, None]
 
 
@@ -98,9 +107,10 @@ def work(
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
-        `PullRequest` and `CommitRequest`, each to be answered by a `Reply`, and `Compute`.
+        `PullRequest`, `CommitRequest` and `ProbeRequest`, each to be answered by a `Reply`, and `Compute`.
     """
-    pull_first, gradient = rule.traits.pull_first, rule.traits.gradient
+    traits = rule.traits
+    pull_first, gradient, probes = traits.pull_first, traits.gradient, traits.probes
     reply = yield PullRequest()
     center = _center(reply)
     local = rule.start(replica, center)
@@ -120,7 +130,13 @@ def work(
             stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
             rows.append(np.concatenate([stamps, metrics], axis=1))
         end = burst[-1]
-        if not (end.last or rule.due(local)):
+        due = end.last or rule.due(local)
+        if probes and not due:
+            reply = yield ProbeRequest()
+            assert reply is not None, "the driver of the loop must answer a request"
+            local.occupied = reply.occupied
+            due = rule.due(local)
+        if not due:
             continue
         measured = NO_FLOATS
         if statistics:
@@ -143,12 +159,13 @@ def work(
             parts=local.payload,
             statistics=measured,
             history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
+            checksum=end.checksum,
         )
         if not pull_first:
             rule.receive(replica, local, _center(reply))
             _take_in(rule, replica, local, reply)
         rows.clear()
-        local.steps, local.due_early, local.payload = 0, False, ()
+        local.steps, local.due_early, local.occupied, local.payload = 0, False, True, ()
 
 
 def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:

@@ -22,7 +22,7 @@ import math
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class Traits:
         keeps_sent: the server half reads what the committing worker was last sent.
         view: what a worker is sent is not the center itself but `Rule.view` of it.
         reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
+        probes: while no exchange is due, a worker asks after each burst whether the server is occupied, and asks `due`
+            again.
         model_vectors: names of the vectors that the server keeps beside the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """
@@ -66,6 +68,7 @@ class Traits:
     keeps_sent: bool = False
     view: bool = False
     reduction: bool = False
+    probes: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
 
@@ -91,8 +94,7 @@ class Card:
     bibtex: str
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """What a commit or a release looks like from the center.
 
     Args:
@@ -169,6 +171,8 @@ class Local:
         learning_rate: eta as the server last told it (gradient rules), else 0.
         previous_learning_rate: the one before that.
         due_early: set by a rule that ends the window before it is full.
+        occupied: whether the server was busy with commits of others when last asked (``Traits.probes``); True at the
+            start of each window.
         scale: mean scale factor that the worker half applied to the payload.
         vectors: the rule's own.
     """
@@ -179,6 +183,7 @@ class Local:
     learning_rate: float = 0.0
     previous_learning_rate: float = 0.0
     due_early: bool = False
+    occupied: bool = True
     scale: float = 1.0
     vectors: dict[str, Vector] = field(default_factory=dict)
 

@@ -170,6 +170,57 @@ def test_one_message_a_window_pays_for_communication_once():
     assert trace.time.tolist() == [106, 312]
 
 
+def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with():
+    # Steps end at 10, 11, 12, and each exchange is 11.5 at the server. Worker 0 finds it free, and holds it until 21.5:
+    # worker 1 finds it so at 11 and 21, and commits its third gradient at 31 unasked; worker 2 finds it free at 22, and
+    # holds it until 33.5, worker 1 until 45. Worker 0, back at 21.5, finds that at 31.5 and 41.5: it commits at 51.5.
+    zealous = make("zealous_downpour", window=3)
+    trace = run(zealous, workers=3, timing=Steady(mean=10.0), steps=4, communication=Communication(service=11.5))
+    assert trace.worker.tolist() == [0, 2, 1, 0]
+    assert trace.time.tolist() == [21.5, 33.5, 45, 63]
+    assert trace.steps.tolist() == [1, 2, 3, 3]
+
+
+def test_asking_takes_the_latency_of_both_ways():
+    link = Communication(latency=2.0)
+    options = {"workers": 1, "timing": Steady(mean=10.0), "steps": 2, "communication": link}
+    assert run(make("zealous_downpour", window=2), **options).time.tolist() == [16, 34]
+    assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # nothing to ask
+
+
+def test_a_question_is_answered_as_things_stand_when_it_arrives():
+    # Commits of 10 and 11, asked for at 12 and 13, are at the server from 16 until 29 and from 17 until 42. Worker 0 is
+    # back at 31; what it asks at 41, while the other is there, arrives at 43. Its commit leaves at 45.
+    link = Communication(latency=2.0, service=13.0)
+    zealous = make("zealous_downpour", window=2)
+    trace = run(zealous, workers=2, timing=Steady(mean=10.0), steps=3, communication=link)
+    assert trace.time.tolist() == [29, 42, 60]
+    assert trace.steps.tolist() == [1, 1, 1]
+
+
+def test_a_commit_on_its_way_does_not_occupy_the_server():
+    # 12 seconds each way. Worker 0 asks and commits at 10, worker 1 at 11, before that arrives at 22. Worker 0 is back
+    # at 74 and asks at 84 and 94, while worker 1's commit is there from 23 until 102; its third gradient leaves at 104.
+    link = Communication(bandwidth=4.0, service=40.0)
+    zealous = make("zealous_downpour", window=3)
+    trace = run(zealous, workers=2, timing=Steady(mean=10.0), steps=3, communication=link)
+    assert trace.worker.tolist() == [0, 1, 0]
+    assert trace.time.tolist() == [62, 102, 156]
+    assert trace.steps.tolist() == [1, 1, 3]
+
+
+def test_occupied_is_asked_with_the_worker_and_the_clock():
+    asked = []
+
+    def occupied(worker, clock):
+        asked.append((worker, clock))
+        return clock == 1
+
+    trace = run(make("zealous_downpour", window=3), schedule=[2, 0, 2], occupied=occupied)
+    assert asked == [(2, 0), (0, 1), (0, 1), (2, 2)]
+    assert trace.steps.tolist() == [1, 3, 1]
+
+
 def test_slow_workers_commit_less():
     trace = run("asgd", workers=16, timing=SlowWorkers(), steps=1600)
     commits = np.bincount(trace.worker, minlength=16)
@@ -204,6 +255,7 @@ def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier():
         ({"schedule": [0], "rule": "nonesuch"}, "`rule` must be one of"),
         ({"schedule": [0], "rule": "averaging"}, "`window` must be a number of steps"),
         ({"schedule": [0], "communication": Communication()}, "`communication` must come with `timing`"),
+        ({"timing": Gamma(), "steps": 1, "occupied": lambda worker, clock: True}, "`occupied` must come with"),
         ({"schedule": [0], "rounds": True, "staleness_bound": 1}, "either `rounds` or `staleness_bound`"),
         ({"schedule": [0], "staleness_bound": -1}, "`bound` must be at least 0"),
         ({"schedule": [0], "rule": "aeasgd", "staleness_bound": 1}, "hold back the center"),

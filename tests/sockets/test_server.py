@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from distkeras.ps.messages import Fault
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.records import COMMIT
 from distkeras.ps.rules import make
-from distkeras.ps.worker import Compute, PullRequest, Reply
+from distkeras.ps.worker import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
 
 
 def drive(client, loop):
@@ -300,6 +301,122 @@ class TestFaults:
 
     def test_an_unknown_code_is_a_protocol_error(self):
         assert type(error_of(Fault(999, "x"))).__name__ == "RemoteProtocolError"
+
+
+class HeldUp:
+    """Holds the server's commits up, from `entered` on until `go`."""
+
+    def __init__(self, running):
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._commit = running.server.center.commit
+        running.server.center.commit = self
+
+    def __call__(self, *args):
+        self.entered.set()
+        assert self.go.wait(20)
+        return self._commit(*args)
+
+
+class TestProbes:
+    def test_the_server_is_occupied_while_anothers_commit_is_held_up(self):
+        rule = make("zealous_downpour")
+        with Running(rule) as running:
+            asking = running.client(1)
+            asking.join()
+            assert not asking.occupied()
+            held = HeldUp(running)
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            assert held.entered.wait(20)
+            assert asking.occupied()
+            held.go.set()
+            thread.join(20)
+            assert errors == []
+            assert not asking.occupied()
+            asking.close()
+
+    def test_it_is_while_a_commit_waits_for_its_turn(self):
+        with Running(make("downpour")) as running:
+            asking = running.client(1)
+            asking.join()
+            client, loop, _ = toy_worker(
+                running.address, running.rule, [np.ones(1)], worker=0, size=SIZE, deadlines=QUICK
+            )
+            next(loop)
+            request = loop.send(client.pull())
+            while isinstance(request, Compute):
+                request = loop.send(None)
+            thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
+            deadline = time.monotonic() + 20
+            with running.server._changed:
+                thread.start()
+                while not asking.occupied():  # until the commit is there
+                    assert time.monotonic() < deadline
+                assert running.server.center.clock == 0
+            thread.join(20)
+            assert not asking.occupied()
+            asking.close()
+            client.close()
+
+    def test_a_commit_that_waits_for_its_round_to_end_is_incorporated(self):
+        with Running(make("averaging", window=1)) as running:
+            asking = running.client(1)
+            asking.join()
+            thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
+            assert running.driver.observe(0, 5.0).clock == 1
+            assert not asking.occupied()
+            asking.leave()  # lets the round end
+            thread.join(20)
+            assert not thread.is_alive()
+            asking.close()
+
+    def test_a_worker_adds_gradients_while_the_server_is_occupied(self):
+        rule = make("zealous_downpour", window=3)
+        with Running(rule) as running:
+            client, loop, _ = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=QUICK)
+            next(loop)
+            reply = client.pull()
+            held = HeldUp(running)
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            assert held.entered.wait(20)
+            asked = 0
+            while not isinstance(request := loop.send(reply), CommitRequest):
+                reply = None
+                if isinstance(request, ProbeRequest):
+                    asked += 1
+                    reply = Reply(occupied=client.occupied())
+            assert (asked, request.first, request.last) == (2, 0, 2)
+            np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
+            held.go.set()
+            thread.join(20)
+            assert errors == []
+            client.close()
+
+    def test_a_run_asks_and_commits_every_batch_once(self):
+        values = [np.full(1, float(2**i)) for i in range(6)]
+        with Running(make("zealous_downpour"), workers=1) as running:
+            thread, errors = running_worker(running, 0, values)
+            thread.join(20)
+            assert errors == []
+            np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
+            assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
+
+    def test_asking_survives_a_lost_connection(self):
+        with Running(make("zealous_downpour")) as running:
+            client = running.client()
+            client.join()
+            client.channel.sock.shutdown(socket.SHUT_RDWR)
+            assert not client.occupied()
+            assert client.pull().center.shape == (SIZE,)  # it holds its lease again
+            client.close()
+
+    def test_a_stopped_job_answers_no_question(self):
+        with Running(make("zealous_downpour")) as running:
+            client = running.client()
+            client.join()
+            running.driver.stop("enough")
+            with pytest.raises(JobStoppedError, match="enough"):
+                client.occupied()
+            client.close()
 
 
 class TestProcess:

@@ -10,9 +10,12 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
+import numpy as np
+import pyarrow as pa
 import pytest
 from jobs import (
     assert_nothing_left,
@@ -34,6 +37,7 @@ from distkeras.ps.errors import (
     BadValueError,
     ConfigurationError,
     EmptyDataError,
+    LedgerError,
     LocalProtocolError,
     MissingColumnError,
     NonFiniteError,
@@ -310,6 +314,27 @@ class TestKilledWorkers:
         assert committed(trainer) == expected_ranges(sizes, epochs, BATCH)
         for _, own in history.groupby("worker"):
             assert own.iteration.tolist() == list(range(len(own)))
+
+    def test_a_source_that_yields_other_rows_the_second_time_is_named(self, spark, tmp_path):
+        def unordered(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for record in records:
+                yield record.take(pa.array(np.random.default_rng().permutation(record.num_rows)))
+
+        rows = 41
+        hook = hook_layer(once(tmp_path / "killed", 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        df = counting_rows(spark, rows)
+        trainer = Trainer(
+            counting_model(rows, hook),
+            "downpour",
+            worker_optimizer=keras.optimizers.SGD(1.0),
+            loss=total,
+            num_workers=1,
+            batch_size=BATCH,
+            partitioned_already=True,
+        )
+        with pytest.raises(LedgerError, match="must yield the same rows again: checksum") as caught:
+            trainer.train(df.coalesce(1).mapInArrow(unordered, df.schema))
+        assert (caught.value.partition, caught.value.step) == (0, 4)
 
 
 INTERRUPTED = """

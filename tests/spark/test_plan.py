@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from distkeras.batches import Source
 from distkeras.columns import Column, arrow_ready, to_numpy
-from distkeras.plan import DataSpec, partitioned
+from distkeras.plan import ROW_HASH, DataSpec, partitioned
 from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
 
 SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64"),), batch_size=16, classes=10)
@@ -44,7 +44,8 @@ def seen(df: DataFrame) -> dict[int, list[tuple]]:
 
         partition = TaskContext.get().partitionId()
         for record in records:
-            yield record.append_column("partition", pa.array([partition] * record.num_rows, pa.int32()))
+            partitions = pa.array([partition] * record.num_rows, pa.int32())
+            yield record.drop_columns([ROW_HASH]).append_column("partition", partitions)
 
     rows = df.mapInArrow(label, "x array<float>, y long, partition int").toArrow().to_pylist()
     partitions: dict[int, list[tuple]] = {}
@@ -61,7 +62,7 @@ def read(df: DataFrame, spec: DataSpec) -> list:
 def test_every_row_lands_once_and_only_the_named_columns_travel(spark, parquet):
     df = spark.read.parquet(parquet)
     laid_out = partitioned(df, SPEC, 3)
-    assert laid_out.columns == ["x", "y"]
+    assert laid_out.columns == ["x", "y", ROW_HASH]
     partitions = seen(laid_out)
     assert set(partitions) == {0, 1, 2}
     assert min(map(len, partitions.values())) > 200

@@ -12,7 +12,7 @@ from distkeras.ps.center import Center
 from distkeras.ps.client import Address, WorkerClient
 from distkeras.ps.messages import Commit
 from distkeras.ps.rules import Rule
-from distkeras.ps.worker import CommitRequest, Compute, Loop, PullRequest, Reply, Request, work
+from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply, Request, work
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
 
@@ -24,6 +24,7 @@ class ToyBatch:
     last: bool
     value: Any = None
     size: int = 1
+    checksum: int = 0
 
 
 def batches(values: Sequence[Any], *, epochs: int = 1, start: tuple[int, int] = (0, 0)) -> Iterator[ToyBatch]:
@@ -83,7 +84,9 @@ class ToyJob:
         dtype: Any = np.float64,
         measure_gap: bool = False,
         block: int = 64 * 1024,
+        occupied: Callable[[int], bool] = lambda worker: False,
     ) -> None:
+        self._occupied = occupied
         start = np.array(theta0, dtype)
         self.rule = rule
         self.center = Center(
@@ -123,8 +126,9 @@ class ToyJob:
         """Up to the worker's next exchange, or its end."""
         try:
             request = self._loops[worker].send(reply)
-            while isinstance(request, Compute):
-                request = self._loops[worker].send(None)
+            while isinstance(request, (Compute, ProbeRequest)):
+                asks = isinstance(request, ProbeRequest)
+                request = self._loops[worker].send(Reply(occupied=self._occupied(worker)) if asks else None)
             self._pending[worker] = request
         except StopIteration:
             self._pending.pop(worker, None)
@@ -143,7 +147,7 @@ class ToyJob:
             incarnation=1,
             sequence=self.center.members[worker].sequence + 1,
             waited=0.0,
-            **vars(request),
+            **request._asdict(),
         )
         self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts])
         if request.wants_center:

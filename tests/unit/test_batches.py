@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from distkeras import batches
 from distkeras.batches import Source
 from distkeras.columns import Column
-from distkeras.plan import DataSpec
+from distkeras.plan import ROW_HASH, DataSpec
 from distkeras.ps.errors import (
     BadValueError,
     ConfigurationError,
@@ -93,7 +93,8 @@ def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_BLOCK_ROWS", block_rows)
-        whole = read(records(rows, sizes[0]), spec, worker=worker, depth=depth)
+        hashes = {ROW_HASH: pa.array(np.arange(rows) * 7)}
+        whole = read(records(rows, sizes[0], **hashes), spec, worker=worker, depth=depth)
 
         per_epoch = -(-rows // spec.batch_size)
         places = [(epoch, index) for epoch in range(spec.epochs) for index in range(per_epoch)]
@@ -113,8 +114,18 @@ def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
         # Another attempt gets record batches cut elsewhere, and another budget, and goes on at any place.
         position = data.draw(st.integers(0, len(places)), label="resumed at")
         start = [*places, (spec.epochs, 0)][position]
-        again = read(records(rows, sizes[1]), replace(spec, spool_bytes=1000), worker=worker, start=start, depth=depth)
+        before = whole[position - 1].checksum if position else None
+        other = replace(spec, spool_bytes=1000, rewindable=True)
+        again = read(records(rows, sizes[1], **hashes), other, worker=worker, start=start, checksum=before, depth=depth)
         assert contents(again) == contents(whole)[position:]
+        assert [b.checksum for b in again] == [b.checksum for b in whole[position:]]
+
+        # Having come some way from there, the same source goes back, or on, to any other place.
+        target = data.draw(st.integers(0, len(places)), label="rewound to")
+        with Source(iter(records(rows, sizes[1], **hashes)), other, worker=worker, start=start, depth=depth) as source:
+            deque(islice(source, data.draw(st.integers(0, len(places)), label="batches seen")), maxlen=0)
+            source.rewind([*places, (spec.epochs, 0)][target], whole[target - 1].checksum if target else None)
+            assert contents(list(source)) == contents(whole)[target:]
         if rows and start[1] == 0 and start[0] > 0:  # "after the last batch" of the epoch before is the same place
             end = (start[0] - 1, per_epoch)
             assert contents(read(records(rows), spec, worker=worker, start=end)) == contents(whole)[position:]
@@ -286,6 +297,27 @@ def test_a_start_beyond_the_data_says_that_the_rows_changed(start):
     with pytest.raises(LedgerError, match="and 3 batches in epoch") as caught:
         read(records(10), replace(SPEC, epochs=2), worker=5, start=start)
     assert (caught.value.worker, caught.value.step) == (5, start[1])
+
+
+@pytest.mark.parametrize("start", [(0, 1), (0, 2), (1, 0), (1, 2)])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start, shuffle):
+    spec = replace(SPEC, epochs=2, shuffle=shuffle)
+    hashes = np.arange(12)
+    whole = read(records(12, **{ROW_HASH: pa.array(hashes)}), spec)
+    before = next(b for b, c in pairwise(whole) if (c.epoch, c.index) == start)
+    hashes[[1, 2]] = hashes[[2, 1]]  # the same rows in another order
+    with pytest.raises(LedgerError, match="same rows again: checksum 0x[0-9a-f]{8} before mini-batch") as caught:
+        read(records(12, **{ROW_HASH: pa.array(hashes)}), spec, worker=5, start=start, checksum=before.checksum)
+    assert (caught.value.worker, caught.value.step) == (5, start[1])
+
+
+def test_rows_that_were_not_kept_cannot_be_gone_back_to():
+    with (
+        Source(iter(records(10)), SPEC, worker=0) as source,
+        pytest.raises(ConfigurationError, match="Received: one epoch"),
+    ):
+        source.rewind((0, 0))
 
 
 def test_at_the_very_end_nothing_is_read():
