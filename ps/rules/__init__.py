@@ -73,23 +73,32 @@ def json_or_text(text: str) -> Any:
 
 
 def table() -> str:
-    """The table of rules, in Markdown, from the rules' own cards."""
+    """The table of rules, in Markdown: from each rule's card, traits and fields."""
     lines = [
-        "| rule | name | paper | where | sends | server vectors beside the center | defaults | pace |",
-        "|---|---|---|---|---|---|---|---|",
+        "| rule | name | paper | equations | family | sends | server vectors beside the center | hyper-parameters | "
+        "scheduler |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, kind in all_rules().items():
-        rule = kind()
-        traits, card = rule.traits, kind.card
-        vectors = [*traits.model_vectors, *(f"{v} per worker" for v in traits.worker_vectors)]
-        if traits.synchronous:
-            vectors.append("round's sum")
-        if traits.keeps_sent:
-            vectors.append("what was sent, per worker")
-        defaults = ", ".join(f"`{key}={value!r}`" for key, value in rule.config().items())
-        pace = "synchronous" if traits.synchronous else "asynchronous"
+        rule, card = kind(), kind.card
+        hyper_parameters = ", ".join(f"`{key}={value!r}`" for key, value in rule.config().items())
         lines.append(
-            f"| `{name}` | {card.title} | {card.paper} | {card.equations} | {card.sends} | "
-            f"{', '.join(vectors) or '–'} | {defaults} | {pace} |"
+            f"| `{name}` | {card.title} | {card.paper} | {card.equations} | {card.family} | {card.sends} | "
+            f"{_server_vectors(rule.traits)} | {hyper_parameters} | {_scheduler(rule.traits)} |"
         )
     return "\n".join(lines)
+
+
+def _server_vectors(traits: Traits) -> str:
+    vectors = [*traits.model_vectors, *(f"n × {vector}" for vector in traits.worker_vectors)]
+    if traits.keeps_sent:
+        vectors.append("n × what was sent")
+    if traits.synchronous:
+        vectors.append("the round's sum")
+    return " + ".join(vectors).replace("_", " ") or "–"
+
+
+def _scheduler(traits: Traits) -> str:
+    if traits.synchronous:
+        return "rounds"
+    return "asynchronous, all workers must fit" if traits.fixed_workers else "asynchronous"

@@ -61,6 +61,35 @@ def test_downpour_is_asgd(schedule):
     assert_close(*both(make("downpour"), make("asgd"), schedule))
 
 
+@fast
+@given(schedules, st.sampled_from([1, 2, 5]))
+def test_zealous_downpour_at_an_idle_server_is_downpour(schedule, window):
+    assert_close(*both(make("zealous_downpour", window=window), make("downpour"), schedule))
+    exploring = make("zealous_downpour", window=window, explore=True)
+    np.testing.assert_array_equal(*both(exploring, make("downpour"), schedule, dtype=np.float32))
+
+
+@fast
+@given(schedules, st.sampled_from([1, 2, 3]))
+def test_zealous_downpour_that_explores_at_a_busy_server_is_accumulated_downpour_to_the_bit(schedule, window):
+    exploring = job(make("zealous_downpour", window=window, explore=True), steps=40, occupied=lambda worker: True)
+    accumulated = job(make("downpour", window=window), steps=40)
+    np.testing.assert_array_equal(exploring.run(schedule), accumulated.run(schedule))
+
+
+@fast
+@given(schedules, st.sampled_from([1, 2, 3]))
+def test_zealous_downpour_at_a_busy_server_is_downpour_with_as_many_batches_in_one(schedule, window):
+    values = data(3, 36)
+    batched = [value.reshape(-1, window, 3) for value in values]
+    literal = make("zealous_downpour", window=window)
+    many = ToyJob(literal, START, values, eta=ETA, gradient=gradient, occupied=lambda worker: True)
+    one = ToyJob(
+        make("downpour"), START, batched, eta=ETA, gradient=lambda theta, group: sum(gradient(theta, v) for v in group)
+    )
+    assert_close(many.run(schedule), one.run(schedule))
+
+
 @pytest.mark.parametrize("name", ["downpour", "dynsgd", "agn", "asgd", "adag"])
 def test_one_worker_with_window_one_is_sgd(name):
     alone = job(make(name, window=1), workers=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 
@@ -13,7 +14,7 @@ from toys import toy_worker
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.schedules import StepDecay
 from distkeras.ps.simulate import simulate
-from distkeras.ps.worker import Compute, PullRequest
+from distkeras.ps.worker import Compute, ProbeRequest, PullRequest, Reply
 
 WORKERS = 3
 SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
@@ -28,13 +29,20 @@ def variants():
     yield make("adag", window=2, algorithm=13, form="4.10", gamma=0.1)
     yield make("adag", window=2, form="4.7norm")
     yield make("easgd", window=4, early_stopping="2.10")
+    yield make("zealous_downpour", window=3, explore=True)
     yield make("dc_asgd", adaptive=True, momentum=0.9)
+
+
+def answers():
+    """What one worker is told when it asks whether the server is occupied."""
+    return itertools.cycle([True, False, True, True])
 
 
 class Paced:
     """A worker over a socket, in a thread of its own, that makes one exchange a turn."""
 
     def __init__(self, running, rule, worker, values, gradient, paused):
+        self._answers = answers()
         self.client, self._loop, _ = toy_worker(
             running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=QUICK
         )
@@ -56,8 +64,12 @@ class Paced:
         next(self._loop)
         request = self._loop.send(self.client.pull())
         while True:
-            while isinstance(request, Compute):
-                request = self._loop.send(None)
+            while isinstance(request, (Compute, ProbeRequest)):
+                reply = None
+                if isinstance(request, ProbeRequest):
+                    assert not self.client.occupied()  # all others are at rest
+                    reply = Reply(occupied=next(self._answers))
+                request = self._loop.send(reply)
             self._paused.put(self._worker)
             if not self._turns.get(timeout=WAIT):
                 return
@@ -77,6 +89,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule):
     # Two decays, the second in the middle of a round.
     eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
     taken = [iter(steps) for _ in range(WORKERS)]
+    told = [answers() for _ in range(WORKERS)]
 
     def gradient_of(worker):
         return lambda theta, step: theta * np.float32(0.5) + noise[worker] / step
@@ -88,6 +101,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule):
         workers=WORKERS,
         learning_rate=eta,
         schedule=schedule,
+        occupied=lambda worker, clock: next(told[worker]),
         dtype=np.float32,
         keep_centers=True,
     ).centers

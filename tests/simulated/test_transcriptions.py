@@ -18,6 +18,9 @@ COMMITS = 36  # whole rounds of 1, 3 and 4
 CASES = [
     ("downpour", {}),
     ("downpour", {"window": 3}),
+    ("zealous_downpour", {"window": 1}),
+    ("zealous_downpour", {"window": 4}),
+    ("zealous_downpour", {"window": 4, "explore": True}),
     ("agn", {"window": 1}),
     ("agn", {"window": 4}),
     ("dynsgd", {"window": 1}),
@@ -126,6 +129,11 @@ def test_it_does_under_learning_rate_schedules(name, hyper, eta):
 @pytest.mark.parametrize(("name", "hyper"), GRADIENT, ids=label)
 def test_it_does_with_weight_decay(name, hyper):
     check(name, hyper, 4, seed=8, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_zealous_windows_of_all_lengths_are_in_these_cases(explore):
+    assert set(check("zealous_downpour", {"window": 4, "explore": explore}, 4, seed=0).steps) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("condition", ["2.9", "2.10"])

@@ -144,6 +144,9 @@ class TestEveryRowOnce:
         # The numbers are exact in float32, so that the workers' turns, which nobody can repeat, play no part.
         assert counts(counter(make("agn", window=1)).train(ones)) == [EPOCHS] * ROWS
 
+    def test_zealous_downpour(self, ones):
+        assert counts(counter(make("zealous_downpour", window=3)).train(ones)) == [EPOCHS] * ROWS
+
     def test_more_workers_than_slots_train_in_waves(self, ones):
         trainer = counter(workers=5)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS

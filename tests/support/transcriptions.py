@@ -45,6 +45,7 @@ class Problem:
         self.matrix = root @ root.T + 0.1 * np.eye(size)
         self.start = rng.normal(size=size)
         self._noise = [np.random.default_rng((seed, worker)) for worker in range(n)]
+        self._queue = [np.random.default_rng((seed, worker, 1)) for worker in range(n)]
         #: Where each worker took its gradients, and which they were.
         self.points: list[list[Vector]] = [[] for _ in range(n)]
         self.gradients: list[list[Vector]] = [[] for _ in range(n)]
@@ -55,6 +56,10 @@ class Problem:
         self.points[k].append(theta.copy())
         self.gradients[k].append(gradient)
         return gradient + self.weight_decay * theta
+
+    def occupied(self, k: int) -> bool:
+        """The answer when worker ``k`` asks next whether the server is busy."""
+        return bool(self._queue[k].random() < 0.6)
 
     def rounds(self) -> Iterator[tuple[int, list[int]]]:
         """The clock at which each round begins, and its workers in the order of their arrival."""
@@ -70,6 +75,7 @@ class Problem:
             lambda theta, worker: self.g(worker, theta),
             workers=self.n,
             schedule=self.schedule,
+            occupied=lambda worker, clock: self.occupied(worker),
             keep_centers=True,
             **options,
         )
@@ -92,6 +98,22 @@ def downpour(job: Problem, window: int = 1) -> Centers:
     center, pulled = job.start, [job.start] * job.n
     for k in job.schedule:
         center = center + _window(job, k, pulled[k], window)
+        pulled[k] = center
+        yield center
+
+
+def zealous_downpour(job: Problem, window: int, explore: bool = False) -> Centers:
+    center, pulled = job.start, [job.start] * job.n
+    for k in job.schedule:
+        theta, g = pulled[k], np.zeros_like(center)
+        for i in range(window):
+            step = -job.eta(0) * job.g(k, theta)
+            g = g + step
+            if explore:
+                theta = theta + step
+            if i == window - 1 or not job.occupied(k):
+                break
+        center = center + g
         pulled[k] = center
         yield center
 

@@ -44,6 +44,29 @@ def test_downpour_accumulated():
     close(job.run([0, 1]), [0.62])
 
 
+@pytest.mark.parametrize(
+    ("explore", "answers", "center"),
+    [
+        # g = v * theta, v = 1, 2, 3 in turn. Free at once: 1 - .1.
+        (False, [False], 0.9),
+        (True, [False], 0.9),
+        # Occupied, then free. At 1 still: 1 - .1 - .2; or on the way: .9 * .8.
+        (False, [True, False], 0.7),
+        (True, [True, False], 0.72),
+        # Occupied until the window of 3 is full, and not asked any more: 1 - .1 - .2 - .3; or .9 * .8 * .7.
+        (False, [True, True], 0.4),
+        (True, [True, True], 0.504),
+    ],
+)
+def test_zealous_downpour(explore, answers, center):
+    rule = make("zealous_downpour", window=3, explore=explore)
+    asked = iter([*answers, False])  # the last is for the window after the commit
+    data = [[1.0, 2.0, 3.0, 0.0, 0.0]]
+    job = ToyJob(rule, [1.0], data, gradient=lambda theta, v: theta * v, occupied=lambda worker: next(asked))
+    close(job.run([0]), [center])
+    assert list(asked) == []
+
+
 def test_agn():
     # The same delta -.19 over two steps: -.095 each. Then a window of one step from .905 - .095 = .81: -.081.
     job = ToyJob(make("agn", window=2), [1.0], [[0] * 3, [0] * 2], gradient=lambda theta, _: theta)
