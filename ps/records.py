@@ -51,7 +51,7 @@ class Log:
         self, commit: Commit, *, clock: int, staleness: int, timestamp: float, eta: float, gap: float, scale: float
     ) -> None:
         """Writes one applied commit down."""
-        size = sum(part.nbytes for part in commit.parts)
+        size = sum([part.nbytes for part in commit.parts])
         self._commits.append(
             (
                 clock,

@@ -32,7 +32,7 @@ from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalPr
 from distkeras.ps.messages import MESSAGES, Answer, Challenge, Message, Proof
 
 MAGIC = b"DKPS"
-VERSION = 1
+VERSION = 2
 KEY_BYTES = 32
 NONCE_BYTES = 32
 

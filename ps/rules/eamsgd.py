@@ -76,8 +76,9 @@ class EAMSGD(AEASGD):
             velocity *= self.momentum
             np.add(position, velocity, out=ahead)
             replica.load(ahead)
+            eta = replica.learning_rate  # before the gradient counts as a step of the optimizer's
             rows.append(replica.gradient(batch, gradient))
-            gradient *= replica.learning_rate
+            gradient *= eta
             velocity -= gradient
             position += velocity
         replica.load(position)
