@@ -201,7 +201,7 @@ class Source:
     def _read(self) -> Iterator[Arrays]:
         """The columns of each record batch, checked and spooled."""
         limits = dict(zip(self._spec.labels, self._spec.class_limits, strict=True))
-        # Asked before a record is taken, for `rewind` reads on: long stretches yield no batch, where the thread would stop.
+        # Before a record is taken, for `rewind` reads on. Long stretches yield no batch, where the thread would end.
         while not self._closed and (record := next(self._arrow, None)) is not None:
             step = self.rows // self._spec.batch_size
             arrays = []

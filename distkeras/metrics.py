@@ -1,28 +1,35 @@
-"""What a run's history and commits say: curves, the efficiencies of the thesis, staleness.
+"""What a run's history and commits say: curves, the efficiencies of the thesis, staleness, gap, scale factors.
 
 ``history`` has the columns worker, epoch, iteration, timestamp, loss, each metric, samples: one row a mini-batch.
 ``commits`` has clock, worker, sequence, staleness, steps and more: one row an update of the center variable. Both may
-be Spark or pandas DataFrames; results are plain numbers or pandas DataFrames.
+be Spark or pandas DataFrames, and a simulation's `Trace` may stand for ``commits``, but where its history is asked for
+too; results are plain numbers or pandas DataFrames. `distkeras.momentum` measures the momentum that asynchrony implies.
 
 Reference:
     Hermans: On Scalable Deep Learning and Parallelizing Gradient Descent, 2017, sections 1.3 and 3.4.
+    Hakimi et al.: Taming Momentum in a Distributed Asynchronous Environment, 2019, appendix B.3 (the gap).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
+from distkeras.ps.simulate import Trace
 
 #: Columns of a history that are not metrics.
 HISTORY_KEYS = ("worker", "epoch", "iteration", "timestamp", "samples")
 
+#: What `over_commits` and `values` take: columns of ``commits``, and one that only a simulation has.
+MEASURES = ("staleness", "gap", "normalized_gap", "scale")
+
 Mode = Literal["max", "min"]
+Measure = Literal["staleness", "gap", "normalized_gap", "scale"]
 
 
 def per_worker(history: Any) -> pd.DataFrame:
@@ -225,6 +232,48 @@ def hardware_efficiency(history: Any) -> float:
     return float(_seconds(frame["timestamp"]).max() / frame["epoch"].nunique())
 
 
+def efficiencies(
+    runs: Mapping[str, tuple[Any, Any]],
+    baseline: str,
+    metric: str,
+    target: float,
+    *,
+    mode: Mode = "max",
+    window: int = 1,
+) -> pd.DataFrame:
+    """The three efficiencies of several runs against one of them, all as ratios: above 1 is better than the baseline.
+
+    Args:
+        runs: (history, commits) by name, such as the rule's.
+        baseline: name of the run that all are compared to; the thesis takes DOWNPOUR.
+        metric, target, mode, window: as for `updates_to_target`; the temporal efficiency is that of ``metric`` too,
+            and has its inverse taken where ``mode`` is ``"min"``.
+
+    Returns:
+        A row a run, in the order given, with the columns ``statistical`` (`statistical_efficiency`), ``hardware``
+        (the baseline's `hardware_efficiency`, in seconds, over the run's) and ``temporal`` (`temporal_efficiency`).
+
+    Raises:
+        ConfigurationError: ``baseline`` is not among ``runs``; otherwise as for the three functions.
+        EmptyDataError, MissingColumnError: as for `per_worker`.
+    """
+    if baseline not in runs:
+        raise ConfigurationError(f"`baseline` must be one of {', '.join(runs)}. Received: baseline={baseline!r}")
+    reference = tuple(_pandas(frame, ()) for frame in runs[baseline])
+    rows = {}
+    for name, run in runs.items():
+        own = tuple(_pandas(frame, ()) for frame in run)
+        temporal = temporal_efficiency(own[0], reference[0], metric)
+        rows[name] = {
+            "statistical": statistical_efficiency(
+                (own[0], own[1]), (reference[0], reference[1]), metric, target, mode=mode, window=window
+            ),
+            "hardware": _ratio(hardware_efficiency(reference[0]), hardware_efficiency(own[0])),
+            "temporal": temporal if mode == "max" else _ratio(1.0, temporal),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
 def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
     """How often each staleness occurred.
 
@@ -232,7 +281,7 @@ def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
     the number of workers, whatever their speeds.
 
     Args:
-        commits: the run's commits.
+        commits: the run's commits, or a simulation's trace.
         by_worker: count each worker's commits apart.
 
     Returns:
@@ -251,6 +300,100 @@ def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
     return counts.reindex(every, fill_value=0).astype(np.int64)
 
 
+def values(commits: Any, measure: Measure) -> pd.Series:
+    """One measure of every commit, float64, indexed by its clock.
+
+    * ``staleness``, tau: commits by others between the worker's pull and its commit.
+    * ``gap``: ``||center - sent|| / sqrt(size)``, the root mean square of how far each parameter has moved since the
+      worker was sent it, as the commit arrives; measured under ``measure_gap=True`` only.
+    * ``normalized_gap``: the gap over the Euclidean norm of the payload. The reference of both is what the worker was
+      *sent*, which for rules with a look-ahead is not the center. A simulation's trace has it, a job's commits do not.
+    * ``scale``: mean over the parameters of the factor that the rule put on the payload (ADAG's s, DynSGD's
+      1 / (tau + 1)); 1 where it has none.
+
+    Args:
+        commits: the run's commits, or a simulation's trace.
+        measure: one of `MEASURES`.
+
+    Raises:
+        ConfigurationError: another word, or a gap that was not measured.
+        EmptyDataError, MissingColumnError: as for `per_worker`.
+    """
+    if measure not in MEASURES:
+        raise ConfigurationError(f"`measure` must be one of {', '.join(MEASURES)}. Received: measure={measure!r}")
+    frame = _pandas(commits, ("clock", measure)).sort_values("clock")
+    series = pd.Series(frame[measure].to_numpy(float), index=frame["clock"].to_numpy(), name=measure)
+    if series.isna().all():
+        raise ConfigurationError(
+            f"`commits` must come from a run with measure_gap=True, to hold the {measure}. Received: none measured"
+        )
+    return series
+
+
+def over_commits(commits: Any, measure: Measure, *, points: int = 100) -> pd.DataFrame:
+    """How a measure goes on over a run: its mean and its spread over stretches of consecutive commits.
+
+    Args:
+        commits, measure: as for `values`.
+        points: the number of stretches, of equally many commits (the last ones of one less); fewer if there are fewer
+            commits.
+
+    Returns:
+        One row a stretch: ``commit`` (the middle of its clocks), ``mean``, ``low`` and ``high`` (tenth and ninetieth
+        percentile of its commits).
+
+    Raises:
+        ConfigurationError: ``points`` is not positive; otherwise as for `values`.
+        EmptyDataError, MissingColumnError: as for `per_worker`.
+    """
+    if points < 1:
+        raise ConfigurationError(f"`points` must be positive. Received: points={points}")
+    series = values(commits, measure).dropna()
+    parts = np.array_split(np.arange(len(series)), min(points, len(series)))
+    clocks, taken = series.index.to_numpy(float), series.to_numpy()
+    return pd.DataFrame(
+        {
+            "commit": [clocks[part].mean() for part in parts],
+            "mean": [taken[part].mean() for part in parts],
+            "low": [np.quantile(taken[part], 0.1) for part in parts],
+            "high": [np.quantile(taken[part], 0.9) for part in parts],
+        }
+    )
+
+
+def recorded_schedule(commits: Any) -> list[int]:
+    """The order of commits of a real run, for ``simulate(schedule=…)``: worker ids by clock.
+
+    ::
+
+        trace = simulate(rule, gradient.theta0, gradient, workers=trainer.num_workers,
+                         schedule=recorded_schedule(trainer.commits), learning_rate=0.05)
+
+    The order of commits fixes the staleness of each, once a worker has begun: simulated workers are all sent the center
+    at clock 0. One that joined late, or was tried again, took in truth a later center than in the replay, so its next
+    commit is less stale on record. A run whose workers all began before the first commit replays exactly.
+
+    Args:
+        commits: the run's commits.
+
+    Raises:
+        LedgerError: the clocks are not 0, 1, 2 …, each once, so that a commit is missing or there twice.
+        ConfigurationError: a worker's id that is not an integer of at least 0.
+        EmptyDataError, MissingColumnError: as for `per_worker`.
+    """
+    frame = _pandas(commits, ("clock", "worker")).sort_values("clock")
+    clocks = frame["clock"].to_numpy()
+    wrong = np.flatnonzero(clocks != np.arange(len(clocks)))
+    if wrong.size:
+        raise LedgerError(f"`commits` must have each clock once, from 0 on. Received: {clocks[wrong[0]]} at {wrong[0]}")
+    workers = frame["worker"].to_numpy()
+    if workers.dtype.kind not in "iu" or workers.min() < 0:
+        raise ConfigurationError(
+            f"`commits` must have workers that are integers of at least 0. Received: {workers.dtype}, {workers.min()}"
+        )
+    return workers.tolist()
+
+
 def _ratio(a: float, b: float) -> float:
     if b == 0:
         return math.nan if a == 0 else math.copysign(math.inf, a)
@@ -264,6 +407,9 @@ def _seconds(timestamps: pd.Series) -> pd.Series:
 
 def _pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
     """A pandas copy; checks that ``columns`` are there and that there is a row."""
+    if isinstance(frame, Trace):
+        names = ("clock", "worker", "staleness", "steps", "scale", "gap", "normalized_gap")
+        frame = pd.DataFrame({name: getattr(frame, name) for name in names})
     for column in columns:
         if column not in frame.columns:
             raise MissingColumnError(

@@ -30,3 +30,9 @@ def quickstart() -> ModuleType:
 @pytest.fixture(scope="session")
 def train() -> ModuleType:
     return _module("train")
+
+
+@pytest.fixture(scope="session")
+def reproduce() -> ModuleType:
+    sys.path.append(str(SCRIPTS))  # as a script's own folder is on its path: `reproduction` lies beside it
+    return _module("reproduce")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from distkeras import metrics
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
+from distkeras.ps.rules import make
+from distkeras.ps.simulate import simulate
 
 START = pd.Timestamp("2026-01-01 12:00:00")
 
@@ -128,6 +131,86 @@ def test_staleness_histogram_has_no_gaps():
     assert list(counts[0]) == [1, 1, 0, 0]
     assert list(counts[1]) == [0, 0, 0, 2]
     assert list(metrics.staleness_histogram(log, by_worker=False)["commits"]) == [1, 1, 0, 2]
+
+
+def test_efficiencies_are_ratios_to_the_baseline():
+    # base: .5 then .9 in 4 s, reaching .9 with its 2nd update; ahead: the same values in half the time and one update.
+    # Areas up to the earlier end, 2 s: ahead 2 * (.5 + .9) / 2 = 1.4, base 2 * (.5 + .7) / 2 = 1.2.
+    base = history((0, 0, 0.5), (4, 0, 0.9)), commits((0, 0, 1, 0), (0, 1, 1, 0))
+    ahead = history((0, 0, 0.5), (2, 0, 0.9)), commits((0, 0, 2, 0))
+    frame = metrics.efficiencies({"base": base, "ahead": ahead}, "base", "accuracy", 0.9)
+    assert list(frame.index) == ["base", "ahead"]
+    assert frame.loc["base"].tolist() == [1, 1, 1]
+    assert frame.loc["ahead"].tolist() == pytest.approx([2, 2, 1.4 / 1.2])
+    # Losses .5, .1: areas 2 * (.5 + .1) / 2 = .6 and 2 * (.5 + .3) / 2 = .8; less is better.
+    frame = metrics.efficiencies({"base": base, "ahead": ahead}, "base", "loss", 0.1000001, mode="min")
+    assert frame.loc["ahead"].tolist() == pytest.approx([2, 2, 0.8 / 0.6])
+    with pytest.raises(ConfigurationError, match="`baseline` must be one of base"):
+        metrics.efficiencies({"base": base}, "else", "accuracy", 0.9)
+
+
+def trace(name="asgd", **options):
+    """Two workers in turn on a slope of 1 for each of four parameters, eta = .5: each gradient's norm is 2."""
+    options = {"workers": 2, "learning_rate": 0.5, "schedule": [0, 1, 0, 1], "measure_gap": True} | options
+    return simulate(make(name, window=1), np.zeros(4), lambda theta, worker: np.ones(4), **options)
+
+
+def test_values_of_a_trace():
+    # Sent at clock 0; each later commit finds the center one step of .5 from what was sent. Its norm was 2.
+    run = trace()
+    assert metrics.values(run, "staleness").tolist() == [0, 1, 1, 1]
+    assert metrics.values(run, "gap").tolist() == [0, 0.5, 0.5, 0.5]
+    assert metrics.values(run, "normalized_gap").tolist() == [0, 0.25, 0.25, 0.25]
+    assert metrics.values(run, "scale").tolist() == [1, 1, 1, 1]
+    assert metrics.values(trace("dynsgd"), "scale").tolist() == [1, 0.5, 0.5, 0.5]
+    # ADAG, s = 1 / (d^2 / gamma + 1): payloads of -.5 for each. d = 0, so s = 1; then d = .5 with gamma .25: 1 / 2;
+    # then d is what the commit before moved, .5 / 2: 1 / (.0625 / .25 + 1) = .8, then d = .4: 1 / (.16 / .25 + 1).
+    adag = simulate(make("adag", window=1, gamma=0.25), np.zeros(4), lambda theta, worker: np.ones(4), workers=2,
+                    learning_rate=0.5, schedule=[0, 1, 0, 1])  # fmt: skip
+    assert metrics.values(adag, "scale").tolist() == pytest.approx([1, 0.5, 0.8, 1 / 1.64])
+    assert metrics.staleness_histogram(run)[1].tolist() == [0, 2]
+
+
+def test_values_of_commits_go_by_clock():
+    log = commits((0, 0, 1, 0), (1, 0, 1, 3), (0, 1, 1, 1)).assign(gap=[0.0, None, 0.5])[::-1]
+    assert metrics.values(log, "staleness").tolist() == [0, 3, 1]
+    assert metrics.values(log, "gap").dropna().to_dict() == {0: 0.0, 2: 0.5}
+    assert metrics.over_commits(log, "gap")["commit"].tolist() == [0, 2]
+    with pytest.raises(MissingColumnError, match="normalized_gap"):
+        metrics.values(log, "normalized_gap")
+    with pytest.raises(ConfigurationError, match="`measure` must be one of staleness"):
+        metrics.values(log, "wait")
+    with pytest.raises(ConfigurationError, match="measure_gap=True"):
+        metrics.values(log.assign(gap=None), "gap")
+    with pytest.raises(ConfigurationError, match="measure_gap=True"):
+        metrics.values(trace(measure_gap=False), "normalized_gap")
+
+
+def test_over_commits_takes_stretches():
+    # Stretches of 3, 3 and 2. Percentiles of (0, 1, 2): .2 and 1.8; of (5, 5, 8): 5 and 7.4; of (1, 2): 1.1, 1.9.
+    log = commits(*((0, number, 1, value) for number, value in enumerate([0, 1, 2, 5, 8, 5, 1, 2])))
+    frame = metrics.over_commits(log, "staleness", points=3)
+    assert frame["commit"].tolist() == [1, 4, 6.5]
+    assert frame["mean"].tolist() == [1, 6, 1.5]
+    assert frame["low"].tolist() == pytest.approx([0.2, 5, 1.1])
+    assert frame["high"].tolist() == pytest.approx([1.8, 7.4, 1.9])
+    assert len(metrics.over_commits(log, "staleness")) == 8
+    with pytest.raises(ConfigurationError, match="`points`"):
+        metrics.over_commits(log, "staleness", points=0)
+
+
+def test_recorded_schedule():
+    log = commits((0, 0, 1, 0), (2, 0, 1, 1), (1, 0, 1, 2), (2, 1, 1, 1))
+    assert metrics.recorded_schedule(log[::-1]) == [0, 2, 1, 2]
+    assert metrics.recorded_schedule(trace()) == [0, 1, 0, 1]
+    for wrong in (log[1:], log.drop(index=2), pd.concat([log, log[2:3]])):
+        with pytest.raises(LedgerError, match="each clock once"):
+            metrics.recorded_schedule(wrong)
+    for workers in ([0.0, 1, 0, 1], [0, -1, 0, 1]):
+        with pytest.raises(ConfigurationError, match="integers of at least 0"):
+            metrics.recorded_schedule(log.assign(worker=workers))
+    with pytest.raises(EmptyDataError):
+        metrics.recorded_schedule(log[:0])
 
 
 def test_the_input_is_left_as_it_was():

@@ -9,7 +9,10 @@ import pandas as pd
 import pytest
 
 from distkeras import plots
-from distkeras.ps.errors import ConfigurationError, MissingColumnError
+from distkeras.momentum import Momentum
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
+from distkeras.ps.simulate import simulate
+from distkeras.ps.timing import Memoryless
 
 
 def history(speed: float, workers: int = 4, steps: int = 150, seed: int = 0) -> pd.DataFrame:
@@ -75,6 +78,73 @@ def test_staleness(tmp_path, workers):
     width, height = png_size(path)
     assert 400 <= width <= 1600
     assert 300 <= height <= 1600
+
+
+def trace(rule: str, steps: int = 200, measure_gap: bool = True):
+    return simulate(
+        rule,
+        np.ones(30),
+        lambda theta, worker: theta,
+        workers=4,
+        learning_rate=0.05,
+        timing=Memoryless(),
+        steps=steps,
+        measure_gap=measure_gap,
+    )
+
+
+@pytest.mark.parametrize("measure", ["staleness", "gap", "normalized_gap", "scale"])
+def test_measure(tmp_path, measure):
+    path = tmp_path / "measure.png"
+    runs = {name: trace(name) for name in ("asgd", "dana_zero", "adag")}
+    assert plots.measure(runs, measure, path) == str(path)
+    assert png_size(path) == (8 * plots.DPI, 5 * plots.DPI)
+
+
+def test_measure_of_a_job_and_of_a_short_run(tmp_path):
+    log = commits(2).rename_axis("clock").reset_index()
+    plots.measure({"job": log, "one commit": trace("asgd", steps=1)}, "staleness", tmp_path / "measure.png")
+    png_size(tmp_path / "measure.png")
+
+
+def test_measure_refuses_what_it_cannot_draw(tmp_path):
+    with pytest.raises(ConfigurationError, match="`runs`"):
+        plots.measure({}, "gap", tmp_path / "none.png")
+    with pytest.raises(ConfigurationError, match="measure_gap=True"):
+        plots.measure({"asgd": trace("asgd", measure_gap=False)}, "gap", tmp_path / "none.png")
+    with pytest.raises(ConfigurationError, match="`runs`"):
+        plots.scales({}, tmp_path / "none.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rules", [["adag"], ["adag", "dynsgd", "asgd", "downpour"]])
+def test_scales(tmp_path, rules):
+    path = tmp_path / "scales.png"
+    plots.scales({name: trace(name) for name in rules}, path)
+    width, height = png_size(path)
+    assert 400 <= width <= 1600
+    assert 300 <= height <= 1600
+
+
+def test_momentum(tmp_path):
+    path = tmp_path / "momentum.png"
+    plots.momentum({8: Momentum(0.87, 0.01, 0.12, 0.01, 100), 2: Momentum(0.49, 0.02, 0.51, 0.02, 100)}, path)
+    assert png_size(path) == (7 * plots.DPI, 4.5 * plots.DPI)
+    with pytest.raises(ConfigurationError, match="`measured`"):
+        plots.momentum({}, path)
+
+
+def test_efficiencies(tmp_path):
+    path = tmp_path / "efficiencies.png"
+    columns = {"statistical": [1, np.inf, np.nan, 0], "hardware": [1, 2.5, 0.1, 1], "temporal": [1, 0.5, 1.1, 1]}
+    table = pd.DataFrame(columns, index=["downpour", "agn", "adag", "aeasgd"])
+    plots.efficiencies(table, path)
+    assert png_size(path)[0] == 10 * plots.DPI
+    with pytest.raises(EmptyDataError):
+        plots.efficiencies(table[:0], path)
+    with pytest.raises(MissingColumnError) as caught:
+        plots.efficiencies(table.drop(columns="hardware"), path)
+    assert caught.value.column == "hardware"
 
 
 def test_pyplot_stays_out(tmp_path):

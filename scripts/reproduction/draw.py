@@ -1,0 +1,63 @@
+"""Pictures of the report: one style, colors that people with any common color blindness can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from reproduction.claims import Spread
+
+from distkeras.plots import COLORS, DASHES
+
+mpl.use("Agg")
+#: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.
+WIDTH, DPI = 8.3, 110
+MARKERS = "osD^vPX*"
+
+
+def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes, shape ``(rows, columns)``."""
+    figure = Figure(figsize=(WIDTH, height * rows), dpi=DPI, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def style(place: int) -> dict[str, Any]:
+    """Color, dashes and marker of the ``place``-th line."""
+    return {
+        "color": COLORS[place % len(COLORS)],
+        "linestyle": DASHES[(place + place // len(COLORS)) % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "markersize": 4.5,
+        "linewidth": 1.6,
+    }
+
+
+def spreads(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, label: str, factor: float = 1.0) -> None:
+    """Means with bars of one standard deviation."""
+    means, sds = [value.mean * factor for value in y], [value.sd * factor for value in y]
+    axes.errorbar(x, means, np.nan_to_num(sds), label=label, capsize=2.5, **style(place))
+
+
+def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, label: str) -> None:
+    """Mean training accuracy over the seeds in percent, against time in mean step times."""
+    time, values = (np.mean([one[part] for one in curves], axis=0) for part in (0, 1))
+    axes.plot(time / 128, 100 * values, label=label, **{**style(place), "marker": None})
+
+
+def finish(axes: Any, x: str, y: str, title: str = "", legend: bool = True) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    if legend:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def save(figure: Figure, folder: Path, name: str) -> str:
+    """Writes the PNG; its bytes depend on the picture alone."""
+    figure.savefig(folder / name, metadata={"Software": None})
+    return name

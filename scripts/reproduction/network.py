@@ -1,0 +1,153 @@
+"""Fashion-MNIST and a small perceptron, whose gradient is a few lines of numpy: what the virtual workers train."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from distkeras.datasets import fashion_mnist
+
+INPUTS, HIDDEN, CLASSES = 784, 32, 10
+SIZE = INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
+BATCH = 32
+#: Training rows that no gradient sees: learning rates are chosen on them.
+HELD_OUT = 5000
+#: Loss of a model that guesses; a run that ends above it has diverged.
+GUESSING = math.log(CLASSES)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pictures as bytes, shape ``(rows, 784)``, and labels, shape ``(rows,)``."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+@cache
+def data() -> dict[str, Data]:
+    """The parts "train", "held out" and "test"."""
+    (x, y), (x_test, y_test) = fashion_mnist()
+    return {
+        "train": Data(x[:-HELD_OUT], y[:-HELD_OUT]),
+        "held out": Data(x[-HELD_OUT:], y[-HELD_OUT:]),
+        "test": Data(x_test, y_test),
+    }
+
+
+def scaled(x: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+    """Pixels from 0 to 1."""
+    return x.astype(dtype) * dtype(1 / 255)
+
+
+def initial(seed: int) -> np.ndarray:
+    """He's initialization, biases 0: float32, shape ``(SIZE,)``."""
+    rng = np.random.default_rng([seed, 1])
+    theta = np.zeros(SIZE, np.float32)
+    w1, _, w2, _ = layers(theta)
+    w1[...] = rng.normal(0, math.sqrt(2 / INPUTS), w1.shape)
+    w2[...] = rng.normal(0, math.sqrt(2 / HIDDEN), w2.shape)
+    return theta
+
+
+def layers(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Views of both layers' weights, shapes ``(784, 32)`` and ``(32, 10)``, and biases, ``(32,)`` and ``(10,)``."""
+    first, second = INPUTS * HIDDEN, INPUTS * HIDDEN + HIDDEN
+    third = second + HIDDEN * CLASSES
+    return (
+        theta[:first].reshape(INPUTS, HIDDEN),
+        theta[first:second],
+        theta[second:third].reshape(HIDDEN, CLASSES),
+        theta[third:],
+    )
+
+
+def forward(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden activations, shape ``(rows, 32)``, and logits less the row's largest, shape ``(rows, 10)``."""
+    w1, b1, w2, b2 = layers(theta)
+    hidden = x @ w1
+    hidden += b1
+    np.maximum(hidden, 0, out=hidden)
+    logits = hidden @ w2
+    logits += b2
+    logits -= logits.max(axis=1)[:, None]
+    return hidden, logits
+
+
+def gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Of the mean cross-entropy over a mini-batch.
+
+    Args:
+        theta: parameters, shape ``(SIZE,)``; the result has their dtype.
+        x: pixels from 0 to 1, shape ``(rows, 784)``.
+        y: labels, shape ``(rows,)``.
+
+    Returns:
+        The gradient, shape ``(SIZE,)``, the loss, and the accuracy in [0, 1].
+    """
+    hidden, logits = forward(theta, x)
+    places = _starts(len(y)) + y  # of the right classes, in the flat array
+    right = logits.ravel()[places]
+    error = np.exp(logits, out=logits)
+    total = error.sum(axis=1)
+    loss = float((np.log(total) - right).mean())
+    error /= total[:, None]
+    error.ravel()[places] -= 1
+    error *= 1 / len(y)
+    out = np.empty_like(theta)
+    w1, b1, w2, b2 = layers(out)
+    np.matmul(hidden.T, error, out=w2)
+    error.sum(axis=0, out=b2)
+    back = error @ layers(theta)[2].T
+    back *= hidden > 0
+    np.matmul(x.T, back, out=w1)
+    back.sum(axis=0, out=b1)
+    return out, loss, float((right == 0).mean())
+
+
+@cache
+def _starts(rows: int) -> np.ndarray:
+    return np.arange(rows) * CLASSES
+
+
+def evaluate(theta: np.ndarray, part: str = "test") -> tuple[float, float]:
+    """Loss and accuracy in [0, 1]; of a model that is no longer finite, infinity and that of guessing."""
+    if not np.isfinite(theta).all():
+        return math.inf, 1 / CLASSES
+    rows = data()[part]
+    _, logits = forward(theta, scaled(rows.x))
+    right = logits[np.arange(len(rows.y)), rows.y]
+    loss = float(np.mean(np.log(np.exp(logits).sum(axis=1)) - right, dtype=np.float64))
+    return (loss if math.isfinite(loss) else math.inf), float(np.mean(logits.argmax(axis=1) == rows.y))
+
+
+@dataclass
+class Batches:
+    """The gradient function of a run. Each worker draws its mini-batches from a generator of its own.
+
+    Args:
+        seed: of all the generators.
+
+    Attributes:
+        worker, loss, accuracy: of each gradient, in the order in which they were asked for.
+    """
+
+    seed: int
+    worker: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    _generators: dict[int, np.random.Generator] = field(default_factory=dict)
+
+    def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
+        if worker not in self._generators:
+            self._generators[worker] = np.random.default_rng([self.seed, 2, worker])
+        train = data()["train"]
+        rows = self._generators[worker].integers(0, len(train.y), BATCH)
+        out, loss, accuracy = gradient(theta, scaled(train.x[rows]), train.y[rows])
+        self.worker.append(worker)
+        self.loss.append(loss)
+        self.accuracy.append(accuracy)
+        return out

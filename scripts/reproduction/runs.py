@@ -1,0 +1,166 @@
+"""Training runs of the perceptron under a rule, and the choice of a learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from reproduction import network
+
+from distkeras.ps import rules
+from distkeras.ps.schedules import Schedule, StepDecay, WarmUp
+from distkeras.ps.simulate import Trace, simulate
+from distkeras.ps.timing import Gamma, SlowWorkers, Timing
+
+#: The environments of the papers, by the names in the report.
+TIMINGS: dict[str, Timing] = {
+    "homogeneous": Gamma(),
+    "heterogeneous": Gamma(heterogeneous=True),
+    "slow workers": SlowWorkers(),
+}
+#: Points of a curve in ``results.json``.
+CURVE = 40
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, but for its seed.
+
+    Args:
+        rule: its name.
+        workers: n.
+        rate: learning rate, at its full height.
+        gradients: mini-batches in all; each of the workers' windows takes its share of them.
+        timing: a key of `TIMINGS`.
+        options: the rule's hyper-parameters.
+        decay: commits: by a tenth at a half and at three quarters, as in papers that decay.
+        warm_up: rises from ``rate / workers`` over the first sixteenth, as DANA's runs do.
+        gap: measure it.
+    """
+
+    rule: str
+    workers: int
+    rate: float
+    gradients: int
+    timing: str = "homogeneous"
+    options: tuple[tuple[str, Any], ...] = ()
+    decay: bool = False
+    warm_up: bool = False
+    gap: bool = False
+
+    @property
+    def commits(self) -> int:
+        rule = rules.make(self.rule, **dict(self.options))
+        assert rule.window is not None, "a simulation has no epochs"
+        commits = max(1, self.gradients // rule.window)
+        # A round that did not end has moved nothing.
+        return -(-commits // self.workers) * self.workers if rule.traits.synchronous else commits
+
+    @property
+    def learning_rate(self) -> float | Schedule:
+        places = {self.commits // 2, self.commits * 3 // 4} if self.decay else set()
+        boundaries = tuple(sorted(places))
+        if self.warm_up:
+            length = max(1, self.commits // 16)
+            return WarmUp(self.rate, boundaries, length=length, divisor=float(self.workers))
+        return StepDecay(self.rate, boundaries) if self.decay else self.rate
+
+
+def simulated(run: Run, seed: int) -> tuple[Trace, network.Batches]:
+    """The run, and the gradients that were asked for."""
+    batches = network.Batches(seed)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # diverging is an outcome here
+        trace = simulate(
+            rules.make(run.rule, **dict(run.options)),
+            network.initial(seed),
+            batches,
+            workers=run.workers,
+            learning_rate=run.learning_rate,
+            timing=TIMINGS[run.timing],
+            steps=run.commits,
+            seed=seed,
+            dtype=np.float32,
+            measure_gap=run.gap,
+        )
+    return trace, batches
+
+
+def train(run: Run, seed: int, part: str = "test") -> dict[str, Any]:
+    """Figures of one run: plain numbers. ``part`` is what the model is judged on."""
+    trace, batches = simulated(run, seed)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        loss, accuracy = network.evaluate(trace.theta, part)
+        steps = history(trace, batches)
+        late = steps.sort_values("seconds").tail(max(1, len(steps) // 10))
+        time, curve = smoothed(steps)
+        return {
+            "accuracy": accuracy,
+            "loss": loss,
+            "diverged": bool(loss > network.GUESSING),
+            "training accuracy": float(late["accuracy"].mean()),
+            "training loss": float(late["loss"].mean()),
+            "time": float(trace.time[-1]),
+            "staleness": float(trace.staleness.mean()),
+            "scale": float(trace.scale.mean()),
+            "gap": float(trace.gap.mean()),
+            "normalized gap": float(np.median(trace.normalized_gap)),
+            "curve": [time, curve],
+        }
+
+
+def history(trace: Trace, batches: network.Batches) -> pd.DataFrame:
+    """One row a gradient whose commit was applied, as `distkeras.metrics` takes it.
+
+    A worker's steps of one window share the time between its two commits evenly. ``seconds`` are units of the timing.
+    """
+    asked, parts = np.array(batches.worker), []
+    loss, accuracy = np.array(batches.loss), np.array(batches.accuracy)
+    for worker in range(asked.max() + 1):
+        own = trace.worker == worker
+        steps = trace.steps[own]
+        begun = np.concatenate([[0.0], trace.time[own]])
+        spans = np.repeat(np.diff(begun) / steps, steps)
+        times = np.repeat(begun[:-1], steps) + spans * np.concatenate([np.arange(1, step + 1) for step in [*steps, 0]])
+        places = np.flatnonzero(asked == worker)[: len(times)]
+        columns = {"worker": worker, "iteration": np.arange(len(times)), "seconds": times}
+        parts.append(pd.DataFrame({**columns, "loss": loss[places], "accuracy": accuracy[places]}))
+    frame = pd.concat(parts, ignore_index=True)
+    return frame.assign(epoch=0, samples=network.BATCH, timestamp=pd.to_datetime(frame["seconds"], unit="s"))
+
+
+def smoothed(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
+    """Training accuracy over time: means over as many spans as a curve has points."""
+    ordered = steps.sort_values(["seconds", "worker"])
+    parts = np.array_split(ordered[["seconds", "accuracy"]].to_numpy(), min(CURVE, len(ordered)))
+    means = [part.mean(axis=0) for part in parts]
+    return [round(float(mean[0]), 1) for mean in means], [round(float(mean[1]), 4) for mean in means]
+
+
+def best_rate(run: Run, grid: Sequence[float]) -> float:
+    """The rate of ``grid`` whose run with seed 0 is the most accurate on the held-out rows; of equals, the lower."""
+    scores = {rate: train(replace(run, rate=rate), 0, "held out")["accuracy"] for rate in grid}
+    return max(sorted(scores), key=scores.__getitem__)
+
+
+def tuned(run: Run, grid: Sequence[float], seeds: Sequence[int], **more: Run) -> dict[str, Any]:
+    """Chooses the rate, then runs all seeds with it: ``run`` itself and its variants, by name.
+
+    Returns:
+        ``rate``, ``grid``, and lists of what `train` gives under "run" and the variants' names.
+    """
+    rate = best_rate(run, grid)
+    chosen = {name: replace(variant, rate=rate) for name, variant in {"run": run, **more}.items()}
+    return {
+        "rate": rate,
+        "grid": list(grid),
+        **{name: [train(variant, seed) for seed in seeds] for name, variant in chosen.items()},
+    }
+
+
+def time_to(curve: Sequence[Sequence[float]], accuracy: float) -> float:
+    """Virtual time at which a curve first is at ``accuracy``; infinite if never."""
+    return next((time for time, value in zip(*curve, strict=True) if value >= accuracy), math.inf)

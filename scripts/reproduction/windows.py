@@ -1,0 +1,299 @@
+"""Claims 2 and 3: DOWNPOUR, accumulated gradients with and without normalization, ADAG, DynSGD."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from reproduction import beale, draw
+from reproduction.claims import (
+    Check,
+    Claim,
+    Figure,
+    Job,
+    Results,
+    Scale,
+    Section,
+    Spread,
+    Table,
+    listed,
+    over_seeds,
+    points,
+)
+from reproduction.runs import Run, train
+
+WORKERS, WINDOWS = (10, 20, 40), (1, 10, 30)
+FEW, MANY, HIGHEST = WORKERS
+BUDGET = 6000
+#: From the largest down, by a factor of about the root of 2.
+RATES = (0.4, 0.28, 0.2, 0.14, 0.1, 0.07, 0.05, 0.035, 0.025)
+CONVERGED, LOSS_OF_POINTS = 0.75, 5.0
+
+
+def run(rule: str, workers: int, window: int, gradients: int, rate: float = 0.0) -> Run:
+    return Run(rule, workers, rate, gradients, options=(("window", window),))
+
+
+@cache
+def limit(gradients: int) -> float:
+    """The largest rate at which DOWNPOUR with few workers converges: all rules of the claim run with it."""
+    for rate in RATES[:-1]:
+        if train(run("downpour", FEW, 1, gradients, rate), 0, "held out")["accuracy"] >= CONVERGED:
+            return rate
+    return RATES[-1]
+
+
+def at_limit(rule: str, workers: int, window: int, gradients: int, seed: int) -> dict[str, Any]:
+    rate = limit(gradients)
+    return {"rate": rate, **train(run(rule, workers, window, gradients, rate), seed)}
+
+
+def _name(rule: str, workers: int, window: int) -> str:
+    return f"{'downpour' if (rule, window) == ('agn', 1) else rule}/{workers}/{window}"
+
+
+def _jobs(cases: list[tuple[str, int, int]], scale: Scale) -> dict[str, Job]:
+    return {
+        f"{_name(rule, workers, window)}/{seed}": partial(
+            at_limit, rule, workers, window, scale.budget(BUDGET, 30), seed
+        )
+        for rule, workers, window in cases
+        for seed in scale.seeds
+    }
+
+
+def jobs(scale: Scale) -> dict[str, Job]:
+    cases = [
+        (rule, workers, window)
+        for rule in ("downpour", "agn", "adag")
+        for workers in WORKERS
+        for window in WINDOWS
+        if (rule, window) != ("agn", 1)  # that is DOWNPOUR
+    ]
+    return _jobs(cases, scale) | {f"straggler/{rule}": partial(beale.straggler, rule) for rule in beale.RULES}
+
+
+class _Figures:
+    """Spreads of the runs by (rule, workers, window)."""
+
+    def __init__(self, results: Results, scale: Scale) -> None:
+        self.results, self.scale = results, scale
+
+    def __call__(self, case: tuple[str, int, int], key: str = "accuracy") -> Spread:
+        return over_seeds(self.results, _name(*case), self.scale, key)
+
+    def diverged(self, *case: Any) -> int:
+        return sum(self.results[f"{_name(*case)}/{seed}"]["diverged"] for seed in self.scale.seeds)
+
+    def show(self, *case: Any) -> str:
+        lost = self.diverged(*case)
+        return self(case).percent + (f" ({lost} diverged)" if lost else "")
+
+    def curves(self, *case: Any) -> list[Any]:
+        return [self.results[f"{_name(*case)}/{seed}"]["curve"] for seed in self.scale.seeds]
+
+    @property
+    def rate(self) -> float:
+        return next(iter(one["rate"] for one in self.results.values() if "rate" in one))
+
+
+def _setting(of: _Figures, scale: Scale) -> str:
+    return (
+        f"{scale.budget(BUDGET, 30):,} mini-batches a run, shared by the workers; homogeneous gamma-distributed times; "
+        f"no decay, the same learning rate for all rules, as in the thesis: {of.rate:g}, the largest of "
+        f"{listed(RATES)} at which DOWNPOUR with n = {FEW} and λ = 1 is right on {CONVERGED:.0%} of the held-out rows "
+        f"(seed 0). Test accuracy of the center in %, mean ± standard deviation over seeds {listed(scale.seeds)}; a "
+        "run has diverged if its test loss ends above that of guessing."
+    )
+
+
+def section(results: Results, scale: Scale, folder: Path) -> Section:
+    of = _Figures(results, scale)
+    long = WINDOWS[1:]
+    base, crowd, accumulated = ("downpour", FEW, 1), ("downpour", MANY, 1), ("downpour", FEW, 10)
+    pairs = [(n, window) for n in WORKERS for window in long]
+    beaten = [pair for pair in pairs if of(("agn", *pair)).mean > of(("downpour", *pair)).mean]
+    lost = sum(of.diverged("agn", *pair) for pair in pairs)
+    falls = {w: points(of(("agn", FEW, w)), of(("agn", HIGHEST, w))) for w in long}
+    agn, adag = (of((rule, HIGHEST, 10)) for rule in ("agn", "adag"))
+    early = {
+        rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)])
+        for rule in ("downpour", "agn", "adag")
+    }
+    moved = {rule: Spread.of(results[f"straggler/{rule}"]["displacement"]) for rule in beale.RULES}
+    checks = [
+        Check(
+            f"DOWNPOUR: n = {MANY} ends at least {LOSS_OF_POINTS:g} points below n = {FEW}",
+            "n = 10 converges, n = 20 diverges (Figure 2.13)",
+            f"{of.show(*base)} at n = {FEW}, {of.show(*crowd)} at n = {MANY}",
+            points(of(base), of(crowd)) >= LOSS_OF_POINTS,
+        ),
+        Check(
+            f"DOWNPOUR with n = {FEW}: λ = 10 ends at least {LOSS_OF_POINTS:g} points below λ = 1",
+            "no longer converges “as before” (Figure 3.2)",
+            f"{of.show(*base)} at λ = 1, {of.show(*accumulated)} at λ = 10",
+            points(of(base), of(accumulated)) >= LOSS_OF_POINTS,
+        ),
+        Check(
+            f"AGN with λ of {listed(long)} never diverges, and is above accumulated DOWNPOUR for every n",
+            "AGN “was able to stabilize in all situations” (Chapter 6)",
+            f"{lost} of {len(pairs) * len(scale.seeds)} runs diverged; above DOWNPOUR in {len(beaten)} of "
+            f"{len(pairs)} settings",
+            lost == 0 and len(beaten) == len(pairs),
+        ),
+        Check(
+            f"AGN loses more from n = {FEW} to n = {HIGHEST} at λ = 10 than at λ = 30",
+            "validation accuracy 98.43 → 95.55 % at λ = 10, 98.50 → 98.45 % at λ = 30 (Table 3.2)",
+            f"{falls[10]:.1f} points at λ = 10, {falls[30]:.1f} at λ = 30",
+            falls[10] > falls[30],
+        ),
+        Check(
+            f"ADAG on top of AGN (γ = 1e-4) with n = {HIGHEST}, λ = 10: training accuracy over the first half of the "
+            "run above AGN's by more than the larger standard deviation",
+            "the divergent start of AGN is absent (Figure 4.4; n = 30)",
+            f"AGN {early['agn'].percent}, ADAG {early['adag'].percent}; at the end, on the test rows, {agn.percent} "
+            f"and {adag.percent}",
+            early["adag"].mean - early["agn"].mean > max(early["agn"].sd, early["adag"].sd),
+        ),
+        Check(
+            "Beale's function: a straggler's commit moves the center under ADAG by less than a tenth of what it does "
+            "under DOWNPOUR",
+            "the stale delta is scaled down “significantly” (Figures 1.5, 4.1)",
+            f"{listed([f'{title} {moved[rule].show(3)}' for rule, title in beale.RULES.items()])}",
+            moved["adag"].mean < 0.1 * moved["downpour"].mean,
+        ),
+    ]
+    table = Table(
+        "Test accuracy (%)",
+        ("n", "λ", "DOWNPOUR", "AGN", "ADAG on AGN", "ADAG's mean scale factor"),
+        [
+            (
+                str(n),
+                str(w),
+                *(of.show(rule, n, w) for rule in ("downpour", "agn", "adag")),
+                of(("adag", n, w), "scale").show(2),
+            )
+            for n in WORKERS
+            for w in WINDOWS
+        ],
+    )
+    figure, axes = draw.panels(3, 1, 3.0, sharey=True)
+    for ax, n in zip(axes.flat, WORKERS, strict=True):
+        for place, (rule, title) in enumerate(beale.RULES.items()):
+            draw.curve(ax, of.curves(rule, n, 10), place, title)
+        draw.finish(ax, "time (mean step times)", "training accuracy (%)", f"n = {n}, λ = 10", legend=n == FEW)
+        ax.label_outer()
+    return Section(
+        _setting(of, scale),
+        checks,
+        [
+            table,
+            Figure(
+                draw.save(figure, folder, "windows.png"),
+                "Training accuracy with windows of 10, mean over the seeds. Less time passes with more workers, who "
+                "share the same mini-batches.",
+            ),
+            Figure(
+                beale.trajectories(folder),
+                f"Beale's function, {beale.TRAJECTORY_WORKERS} workers, noisy gradients, the same learning rate: the "
+                "center's way from the square; star: the minimum. The title says where it ends.",
+            ),
+            Figure(
+                beale.stragglers(results, folder),
+                f"A straggler (square: where it got its parameters) commits after {beale.LATE} commits of others. "
+                "The arrow is what its one commit does to the center.",
+            ),
+        ],
+    )
+
+
+def _early(curve: Any) -> float:
+    values = curve[1][: max(1, len(curve[1]) // 2)]
+    return sum(values) / len(values)
+
+
+DOWNPOUR_AGN_ADAG = Claim(
+    name="windows",
+    title="DOWNPOUR fails with more workers and longer windows; AGN and ADAG do not",
+    says="DOWNPOUR diverges when workers are added, and sooner when gradients are accumulated. Dividing by the window "
+    "(AGN) cures that, and scaling by the distance that the center has moved (ADAG) cures what remains with many "
+    "workers and frequent commits.",
+    source="Hermans 2017, Chapters 3 and 4, Figures 1.5, 2.13, 3.2, 4.1, 4.4, Table 3.2",
+    jobs=jobs,
+    section=section,
+)
+
+DYNSGD_CASES = [("downpour", MANY, 1), ("dynsgd", MANY, 1), ("dynsgd", MANY, 10), ("agn", MANY, 10)]
+
+
+def dynsgd_jobs(scale: Scale) -> dict[str, Job]:
+    return _jobs(DYNSGD_CASES, scale)
+
+
+def dynsgd_section(results: Results, scale: Scale, folder: Path) -> Section:
+    of = _Figures(results, scale)
+    downpour, dynsgd, accumulated, agn = DYNSGD_CASES
+    factor = of(dynsgd, "scale")
+    training = {case: of(case, "training accuracy") for case in DYNSGD_CASES}
+    checks = [
+        Check(
+            f"n = {MANY}, λ = 1: DynSGD never diverges and ends at least {LOSS_OF_POINTS:g} points above DOWNPOUR",
+            "DynSGD 98.1 % training accuracy (Figures 2.14, 2.15) where DOWNPOUR diverges (Figure 2.13)",
+            f"DynSGD {of.show(*dynsgd)}, DOWNPOUR {of.show(*downpour)}",
+            of.diverged(*dynsgd) == 0 and points(of(dynsgd), of(downpour)) >= LOSS_OF_POINTS,
+        ),
+        Check(
+            f"n = {MANY}: with λ = 10 DynSGD's training accuracy is at least 2 points below λ = 1, on as much data",
+            "90 % against 98.1 % (Figure 2.15)",
+            f"{training[accumulated].percent} against {training[dynsgd].percent}",
+            points(training[dynsgd], training[accumulated]) >= 2,
+        ),
+        Check(
+            f"n = {MANY}, λ = 10: AGN's test accuracy is above DynSGD's",
+            "AGN is stable where DynSGD is not (Figure 3.6)",
+            f"AGN {of.show(*agn)}, DynSGD {of.show(*accumulated)}",
+            of(agn).mean > of(accumulated).mean,
+        ),
+    ]
+    titles = {
+        downpour: "DOWNPOUR, λ = 1",
+        dynsgd: "DynSGD, λ = 1",
+        accumulated: "DynSGD, λ = 10",
+        agn: "AGN, λ = 10",
+    }
+    table = Table(
+        f"n = {MANY}",
+        ("rule", "test accuracy (%)", "training accuracy (%)", "mean staleness", "mean scale factor"),
+        [
+            (
+                title,
+                of.show(*case),
+                training[case].percent,
+                of(case, "staleness").show(),
+                of(case, "scale").show(3),
+            )
+            for case, title in titles.items()
+        ],
+    )
+    figure, axes = draw.panels(1, 1, 3.2)
+    for place, (case, title) in enumerate(titles.items()):
+        draw.curve(axes[0, 0], of.curves(*case), place, title)
+    draw.finish(axes[0, 0], "time (mean step times)", "training accuracy (%)", f"n = {MANY}")
+    text = (
+        f"DynSGD multiplied commits by {factor.show(4)} on average; 1/n is {1 / MANY:.4f}, and the thesis' "
+        f"1/(n − 1) {1 / (MANY - 1):.4f}."
+    )
+    picture = Figure(draw.save(figure, folder, "dynsgd.png"), "Training accuracy, mean over the seeds.")
+    return Section(_setting(of, scale), checks, [table, text, picture])
+
+
+DYNSGD = Claim(
+    name="dynsgd",
+    title="DynSGD: dividing by the staleness stabilizes",
+    says="Dividing each commit by its staleness plus one lets as many workers converge as make DOWNPOUR diverge; with "
+    "accumulated gradients that is no longer enough.",
+    source="Hermans 2017, Section 2.3.2, Figures 2.14, 2.15, 3.6, Eq 2.13-2.14",
+    jobs=dynsgd_jobs,
+    section=dynsgd_section,
+)
