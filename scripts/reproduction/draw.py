@@ -17,6 +17,7 @@ mpl.use("Agg")
 #: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.
 WIDTH, DPI = 8.3, 110
 MARKERS = "osD^vPX*"
+PALETTE = (*COLORS, "#888888")  # one for each marker
 
 
 def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> tuple[Figure, np.ndarray]:
@@ -28,8 +29,8 @@ def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> 
 def style(place: int) -> dict[str, Any]:
     """Color, dashes and marker of the ``place``-th line."""
     return {
-        "color": COLORS[place % len(COLORS)],
-        "linestyle": DASHES[(place + place // len(COLORS)) % len(DASHES)],
+        "color": PALETTE[place % len(PALETTE)],
+        "linestyle": DASHES[(place + place // len(PALETTE)) % len(DASHES)],
         "marker": MARKERS[place % len(MARKERS)],
         "markersize": 4.5,
         "linewidth": 1.6,
@@ -39,7 +40,8 @@ def style(place: int) -> dict[str, Any]:
 def spreads(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, label: str, factor: float = 1.0) -> None:
     """Means with bars of one standard deviation."""
     means, sds = [value.mean * factor for value in y], [value.sd * factor for value in y]
-    axes.errorbar(x, means, np.nan_to_num(sds), label=label, capsize=2.5, **style(place))
+    below = np.minimum(sds, np.abs(means) * 0.9)  # a bar that reaches zero has no end on a logarithmic axis
+    axes.errorbar(x, means, np.nan_to_num([below, sds]), label=label, capsize=2.5, **style(place))
 
 
 def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, label: str) -> None:
