@@ -124,7 +124,10 @@ def stragglers(results: Results, folder: Path) -> str:
         ax.plot(*way[: LATE + 1].T, ".-", color=color, linewidth=1, markersize=3)
         ax.plot(*way[LATE + 1 :].T, ".:", color=color, linewidth=1, markersize=3)
         ax.plot(*way[0], "s", color="black", markersize=6)
-        ax.annotate("", way[LATE + 1], way[LATE], arrowprops={"arrowstyle": "->", "color": "#D55E00", "lw": 2})
         moved = np.linalg.norm(way[LATE + 1] - way[LATE])
+        if moved > 0.05:
+            ax.annotate("", way[LATE + 1], way[LATE], arrowprops={"arrowstyle": "->", "color": "#D55E00", "lw": 2})
+        else:  # an arrow's head alone would be longer than its way
+            ax.plot(*way[LATE], "x", color="#D55E00", markersize=9, markeredgewidth=2, zorder=4)
         draw.finish(ax, "x", "y", f"{RULES[rule]}: the straggler moves the center by {moved:.3f}", legend=False)
     return draw.save(figure, folder, "straggler.png")

@@ -141,6 +141,11 @@ def over_seeds(results: Results, name: str, scale: Scale, key: str) -> Spread:
     return Spread.of([results[f"{name}/{seed}"][key] for seed in scale.seeds])
 
 
+def chosen(rate: float, grid: Sequence[float]) -> str:
+    """A rate, and whether a better one may lie outside the grid that it was chosen from."""
+    return f"{rate:g} (edge)" if rate in (min(grid), max(grid)) else f"{rate:g}"
+
+
 def listed(values: Sequence[Any], digits: int | None = None) -> str:
     """ "a, b and c"."""
     texts = [str(value) if digits is None else f"{value:.{digits}f}" for value in values]

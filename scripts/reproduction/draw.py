@@ -40,8 +40,7 @@ def style(place: int) -> dict[str, Any]:
 def spreads(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, label: str, factor: float = 1.0) -> None:
     """Means with bars of one standard deviation."""
     means, sds = [value.mean * factor for value in y], [value.sd * factor for value in y]
-    below = np.minimum(sds, np.abs(means) * 0.9)  # a bar that reaches zero has no end on a logarithmic axis
-    axes.errorbar(x, means, np.nan_to_num([below, sds]), label=label, capsize=2.5, **style(place))
+    axes.errorbar(x, means, np.nan_to_num(sds), label=label, capsize=2.5, **style(place))
 
 
 def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, label: str) -> None:

@@ -8,11 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import draw
-from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, points
+from reproduction.claims import (
+    Check,
+    Claim,
+    Figure,
+    Job,
+    Results,
+    Scale,
+    Section,
+    Spread,
+    Table,
+    chosen,
+    listed,
+    points,
+)
 from reproduction.runs import Run, train, tuned
 
 BUDGET = 3000
-DC_WORKERS, DC_RATES, NEAR = (4, 8), (0.4, 0.2, 0.1, 0.05, 0.025), 0.5
+DC_WORKERS, DC_RATES, NEAR = (4, 8), (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.00625), 0.5
 CONSTANT, ADAPTIVE = (0.04, 0.5), (0.5, 2.0)
 DC_NAMES = {"asgd": "ASGD", "ssgd": "SSGD", "dc_c": "DC-ASGD-c", "dc_a": "DC-ASGD-a"}
 
@@ -31,7 +44,7 @@ def compensated(adaptive: bool, n: int, gradients: int, seeds: tuple[int, ...]) 
     option = max(found, key=lambda one: found[one][0])
     run = Run("dc_asgd", n, found[option][1], gradients, options=option, decay=True)
     strength = dict(option)["compensation"]
-    return {"rate": run.rate, "strength": strength, "run": [train(run, seed) for seed in seeds]}
+    return {"rate": run.rate, "grid": list(DC_RATES), "strength": strength, "run": [train(run, seed) for seed in seeds]}
 
 
 def dc_jobs(scale: Scale) -> dict[str, Job]:
@@ -86,12 +99,12 @@ def dc_section(results: Results, scale: Scale, folder: Path) -> Section:
             max(distance.values()) <= NEAR,
         ),
     ]
-    rows: list[tuple[str, ...]] = [("SGD", "1", f"{results['sgd']['rate']:g}", sgd.percent)]
+    rows: list[tuple[str, ...]] = [("SGD", "1", chosen(results["sgd"]["rate"], results["sgd"]["grid"]), sgd.percent)]
     for n in DC_WORKERS:
         for rule, title in DC_NAMES.items():
             own = results[f"{rule}/{n}"]
             extra = f", λ0 = {own['strength']:g}" if "strength" in own else ""
-            rows.append((title, str(n), f"{own['rate']:g}{extra}", of(f"{rule}/{n}").percent))
+            rows.append((title, str(n), chosen(own["rate"], own["grid"]) + extra, of(f"{rule}/{n}").percent))
     table = Table("Final test accuracy", ("rule", "M", "chosen", "test accuracy (%)"), rows)
     setting = (
         f"{scale.budget(BUDGET):,} mini-batches a run, no momentum, a tenth of the rate at one half and at three "
@@ -121,7 +134,7 @@ NAMES = {
     "ormo": "OrMo",
 }
 WORKERS = (16, 64)
-RATES = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
+RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005)
 SAME, MUCH = 1.0, 2.0
 ENVIRONMENTS = {"homogeneous": "run", "slow workers": "slow workers"}
 #: Test accuracy on CIFAR-10, Table 1, by K and environment.
@@ -212,7 +225,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
             (
                 title,
                 *(f"{of(rule, *s).percent} ({PAPER[(rule, *s)]:.2f})" for s in settings),
-                listed([f"{results[f'{rule}/{n}']['rate']:g}" for n in WORKERS]),
+                listed([chosen(results[f"{rule}/{n}"]["rate"], RATES) for n in WORKERS]),
             )
             for rule, title in NAMES.items()
         ],

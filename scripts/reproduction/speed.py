@@ -19,6 +19,7 @@ from reproduction.claims import (
     Section,
     Spread,
     Table,
+    chosen,
     listed,
     points,
 )
@@ -32,7 +33,7 @@ WORKERS = (1, 4, 8, 16, 32, 64)
 #: Clusters whose throughput is averaged: one draw of the machines' speeds says little.
 CLUSTERS = 10
 HOMOGENEOUS, HETEROGENEOUS, LINEAR = (1.10, 1.30), (4.0, 8.0), 0.02
-BUDGET, RATES, TARGET, AT = 3000, (0.2, 0.1, 0.05, 0.02, 0.01, 0.005), 0.75, 16
+BUDGET, RATES, TARGET, AT = 3000, (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005), 0.75, 16
 
 
 def throughput(rule: str, kind: str, n: int, rounds: int, seed: int) -> float:
@@ -66,9 +67,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
     for rule in ("ormo", "ssgdm"):
         variants = {kind: Run(rule, AT, 0.0, scale.budget(BUDGET), kind, decay=False) for kind in ("slow workers",)}
         run = Run(rule, AT, 0.0, scale.budget(BUDGET))
-        # SSGDm's step takes the mean of a round: n times the rate of as many single steps.
-        grid = tuple(rate * AT for rate in RATES) if rule == "ssgdm" else RATES
-        found[f"training/{rule}"] = partial(tuned, run, grid, scale.seeds, **variants)
+        found[f"training/{rule}"] = partial(tuned, run, RATES, scale.seeds, **variants)  # SSGDm adds gradients up
     return found
 
 
@@ -163,12 +162,13 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     last.set_xscale("log")
     draw.finish(last, "time (mean step times)", "training accuracy (%)", f"K = {AT}")
     last.legend(frameon=False, fontsize=7)
-    rates = {rule: results[f"training/{rule}"]["rate"] for rule in ("ormo", "ssgdm")}
+    rates = {rule: chosen(results[f"training/{rule}"]["rate"], RATES) for rule in ("ormo", "ssgdm")}
     setting = (
         f"Throughput in virtual time without any cost of communication, as in the paper; {CLUSTERS} draws of the "
         f"cluster, {scale.budget(100)} gradients a worker. OrMo and SSGDm (K = {AT}): {scale.budget(BUDGET):,} "
-        f"mini-batches, constant rates chosen with seed 0: OrMo {rates['ormo']:g}, SSGDm {rates['ssgdm']:g} for the "
-        f"mean of a round; seeds {listed(scale.seeds)}. With 8 GPUs and real communication, the paper measures "
+        f"mini-batches, constant rates chosen with seed 0 of {listed(RATES)}: OrMo {rates['ormo']}, SSGDm "
+        f"{rates['ssgdm']} (for the sum of a round's gradients); seeds {listed(scale.seeds)}. "
+        "With 8 GPUs and real communication, the paper measures "
         "6.78x against 5.40x speedup (Table 1: batch 256), which is not modeled."
     )
     caption = "Left and middle: throughput. Right: the same number of gradients under OrMo and under SSGDm."
@@ -192,7 +192,7 @@ THROUGHPUT = Claim(
 DEVICES, NODES, EPOCH, EPOCHS, INTERVAL = 4, (2, 4, 8), 960, 8, 4
 #: What a blocking exchange takes, in mean step times, and the one of the criterion.
 COSTS, COST = (0.1, 0.25, 0.5, 1.0), 0.5
-DASO_RATES, NEAR, SAVED = (0.1, 0.05, 0.02, 0.01), 1.0, 0.20
+DASO_RATES, NEAR, SAVED = (0.4, 0.2, 0.1, 0.05, 0.02), 1.0, 0.20
 
 
 def _communication(cost: float, nodes: int) -> Communication:
@@ -279,6 +279,7 @@ def daso_section(results: Results, scale: Scale, folder: Path) -> Section:
     saved = {cost: over(results[f"saving/{cost}"]["saved"]) for cost in COSTS}
     behind = {nodes: points(of("blocking", nodes), of("daso", nodes)) for nodes in counts}
     few, many = counts[0], counts[-1]
+    widest = max(of(kind, nodes).sd for kind in ("blocking", "daso") for nodes in (few, many))
     checks = [
         Check(
             f"{few} nodes: DASO's test accuracy is within {NEAR:g} point of blocking synchronization's, or above it",
@@ -301,7 +302,8 @@ def daso_section(results: Results, scale: Scale, folder: Path) -> Section:
         Check(
             f"DASO falls further behind blocking synchronization with {many} nodes than with {few}",
             "with many GPUs the loss of accuracy is “more pronounced” with DASO (Figure 7, conclusion)",
-            f"behind by {behind[few]:.2f} points with {few}, {behind[many]:.2f} with {many}",
+            f"behind by {behind[few]:.2f} points with {few}, {behind[many]:.2f} with {many} "
+            f"(largest standard deviation over seeds: {100 * widest:.1f} points)",
             behind[many] > behind[few],
         ),
     ]
@@ -311,7 +313,7 @@ def daso_section(results: Results, scale: Scale, folder: Path) -> Section:
         [
             (
                 str(nodes),
-                f"{results[f'accuracy/{nodes}']['rate']:g}",
+                chosen(results[f"accuracy/{nodes}"]["rate"], DASO_RATES),
                 of("blocking", nodes).percent,
                 of("daso", nodes).percent,
                 of("blocking", nodes, "time").show(0),

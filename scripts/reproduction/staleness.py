@@ -147,14 +147,14 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         Figure(
             _histograms(results, scale, folder),
             f"How often each staleness occurs with n = {SHOWN} workers (all seeds). Dashed: n − 1. Line: the "
-            "geometric distribution.",
+            "geometric distribution. Staleness of 80 and more, such as that of the slow workers, is cut off.",
         ),
-        Figure(_times(results, scale, folder), f"Step times over their mean; red: more than {LATE} times the mean."),
+        Figure(_times(results, scale, folder), f"Step times over their mean; orange: more than {LATE} times the mean."),
     ]
     setting = (
         f"{scale.budget(COMMITS):,} commits of ASGD a run, seeds {listed(scale.seeds)}. Environments: "
-        "gamma-distributed times, homogeneous and heterogeneous (Hakimi et al., Algorithms 11 and 12); one worker of "
-        "sixteen ten times slower (Shi et al.); exponential times."
+        "gamma-distributed times, homogeneous and heterogeneous (Hakimi et al., Algorithms 11 and 12); a "
+        "sixteenth of the workers, rounded up, ten times slower (Shi et al.); exponential times."
     )
     return Section(setting, checks, [table, *figures])
 
@@ -183,7 +183,7 @@ def _times(results: Results, scale: Scale, folder: Path) -> str:
         colors = [draw.COLORS[1] if edge > LATE - 1e-9 else draw.COLORS[0] for edge in edges[:-1]]
         ax.bar(edges[:-1], density, width=edges[1], align="edge", color=colors)
         share = over_seeds(results, f"late/{kind}", scale, "late")
-        draw.finish(ax, "step time / mean", "density", f"{kind}: {share.mean:.2f} % red", legend=False)
+        draw.finish(ax, "step time / mean", "density", f"{kind}: {share.mean:.2f} % orange", legend=False)
     return draw.save(figure, folder, "step-times.png")
 
 

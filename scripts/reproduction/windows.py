@@ -202,7 +202,8 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
             Figure(
                 beale.stragglers(results, folder),
                 f"A straggler (square: where it got its parameters) commits after {beale.LATE} commits of others. "
-                "The arrow is what its one commit does to the center.",
+                "The arrow is what its one commit does to the center; a cross marks the place where that is "
+                "too little to draw.",
             ),
         ],
     )
