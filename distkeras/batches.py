@@ -17,7 +17,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -28,7 +28,7 @@ from distkeras.columns import Column, to_numpy
 from distkeras.plan import ROW_HASH, DataSpec
 from distkeras.prefetch import Prefetcher
 from distkeras.ps.errors import BadValueError, ConfigurationError, LedgerError, MissingColumnError
-from distkeras.spool import Arrays, Spool, local_directory
+from distkeras.spool import Arrays, Spool, local_directory, regroup
 
 # A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.
 _BLOCK_BYTES = 8 << 20
@@ -87,6 +87,7 @@ class Source:
         checksum: of the batch before `start`, as a predecessor saw it; None: not to be compared.
         depth: batches to prepare ahead, at least 1.
         directory: where a spool over its budget is put; one of Spark's local directories by default.
+        patience: seconds to wait for Spark's next rows.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -98,6 +99,7 @@ class Source:
         LedgerError: `start` lies beyond the end of its epoch, or the rows before it have another checksum: these are
             not the rows that were counted.
         JobStoppedError: the source was closed.
+        DeadlineError: no rows came within `patience`.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Source:
         checksum: int | None = None,
         depth: int = 16,
         directory: str | None = None,
+        patience: float = 3600.0,
     ) -> None:
         if worker < 0:
             raise ConfigurationError(f"`worker` must not be negative. Received: worker={worker!r}")
@@ -121,6 +124,7 @@ class Source:
         self._columns = spec.columns
         self._closed = False
         self._depth = depth
+        self._patience = patience
         self._block_rows = self._rows_of_a_block()
         self._hashes = _Hashes(self._block_rows)
         self._spool: Spool | None = None
@@ -135,7 +139,14 @@ class Source:
                 worker=self._worker,
             )
         batches = self._batches(*start, checksum)
-        return Prefetcher(batches, self._depth, name=f"distkeras-batches-{self._worker}")
+        return Prefetcher(
+            batches,
+            self._depth,
+            name=f"distkeras-batches-{self._worker}",
+            patience=self._patience,
+            what="the next rows from Spark",
+            worker=self._worker,
+        )
 
     def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
         """Goes on from the batch at ``start``, before or after the present one, as if the source were new.
@@ -146,10 +157,22 @@ class Source:
         """
         if self._spool is None:
             raise ConfigurationError("`rewind` needs the rows kept. Received: one epoch, rewindable=False")
+        self._halt()
+        self._ahead = self._from(start, checksum)
+
+    def read_on(self) -> None:
+        """Reads the partition to its end, so that `rows` is right although batches were left out; yields no more.
+
+        Raises:
+            DeadlineError: the thread is still waiting for rows from Spark after a minute.
+        """
+        self._halt()
+        deque(self._read(), maxlen=0)
+
+    def _halt(self) -> None:
         self._closed = True
         self._ahead.close(_CLOSE_SECONDS)
         self._closed = False
-        self._ahead = self._from(start, checksum)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -222,7 +245,7 @@ class Source:
             rows = tuple(arrays)
             self._hashes.append(record)
             if self._spool is not None:
-                self._spool.append(rows)
+                rows = self._spool.append(rows)
             self.rows += record.num_rows
             yield rows
 
@@ -235,7 +258,7 @@ class Source:
 
     def _first_epoch(self) -> Iterator[_Cut]:
         end = 0
-        for number, block in enumerate(_regroup(self._arriving(), self._block_rows)):
+        for number, block in enumerate(regroup(self._arriving(), self._block_rows)):
             end += len(block[0])
             yield from self._cuts(block, len(block[0]), self._hashes.upto(end), 0, number)
 
@@ -333,28 +356,6 @@ def _take(array: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
     view = array[rows]
     view.flags.writeable = False  # it may be the spool itself
     return view
-
-
-def _regroup(pieces: Iterable[Arrays], rows: int) -> Iterator[Arrays]:
-    """The same rows in pieces of exactly `rows`, but for the last. Copies only where pieces must be joined."""
-    held: list[Arrays] = []
-    missing = rows
-    for piece in pieces:
-        first, end = 0, len(piece[0])
-        while end - first >= missing:
-            held.append(tuple(array[first : first + missing] for array in piece))
-            yield _join(held)
-            first += missing
-            held, missing = [], rows
-        if first < end:
-            held.append(tuple(array[first:] for array in piece))
-            missing -= end - first
-    if held:
-        yield _join(held)
-
-
-def _join(pieces: list[Arrays]) -> Arrays:
-    return pieces[0] if len(pieces) == 1 else tuple(map(np.concatenate, zip(*pieces, strict=True)))
 
 
 def _check_classes(values: np.ndarray, column: Column, classes: int, *, worker: int, step: int, first_row: int) -> None:

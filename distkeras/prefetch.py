@@ -23,12 +23,24 @@ class Prefetcher(Generic[T]):
         items: consumed by the thread.
         depth: items to hold ready, at least 1.
         name: of the thread.
+        patience: seconds that the consumer waits for an item.
+        what: the item, and from where: what the consumer has waited for in vain.
+        worker: who consumes, for error texts.
 
     Raises:
         ConfigurationError: `depth` is below 1.
     """
 
-    def __init__(self, items: Iterable[T], depth: int, *, name: str = "distkeras-prefetch") -> None:
+    def __init__(
+        self,
+        items: Iterable[T],
+        depth: int,
+        *,
+        name: str = "distkeras-prefetch",
+        patience: float = 3600.0,
+        what: str = "the next item",
+        worker: int | None = None,
+    ) -> None:
         if depth < 1:
             raise ConfigurationError(f"`depth` must be at least 1. Received: depth={depth!r}")
         # Items change hands in bulk: a switch of threads costs more than a small batch. What the consumer holds and
@@ -40,6 +52,7 @@ class Prefetcher(Generic[T]):
         self._ended = False
         self._error: BaseException | None = None
         self._closed = False
+        self._patience, self._what, self._worker = patience, what, worker
         self._thread = threading.Thread(target=self._run, args=(items,), name=name, daemon=True)
         self._thread.start()
 
@@ -51,10 +64,12 @@ class Prefetcher(Generic[T]):
 
         Raises:
             JobStoppedError: `close` was called. That is no end of data, and must not pass for it.
+            DeadlineError: nothing came.
         """
         if not self._taken:
             with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
+                if not self._changed.wait_for(lambda: self._ready or self._ended or self._closed, self._patience):
+                    raise DeadlineError(f"waited {self._patience:g} s for {self._what}", worker=self._worker)
                 self._taken, self._ready = self._ready, self._taken
                 self._changed.notify_all()
         if self._closed:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras import tensors
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.layout import Layout
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
     from distkeras.batches import Batch
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 BURST_BYTES = 64 * 2**20
 
 Burst = Callable[..., Any]
+
+_Slot = tuple[Any, Any]
+"""A Keras variable, and TensorFlow's handle to it if its memory is float32."""
 
 
 class KerasReplica:
@@ -64,13 +69,14 @@ class KerasReplica:
         self.model = model
         self.layout = _layout(variables)
         self._variables = variables
-        self._moving = _moving_statistics(model)
-        self.statistics = _layout(self._moving)
-        self._backend = keras.backend.backend()
-        self._compiles = self._backend == "tensorflow" and not model.run_eagerly
+        moving = _moving_statistics(model)
+        self.statistics = _layout(moving)
+        self._weights, self._moving = _slots(variables), _slots(moving)
+        self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
         self._bursts: dict[Any, Burst] = {}
         self._names: tuple[str, ...] | None = None
         self._collecting: tuple[Any, Any] | None = None  # (optimizer, train_function) of gradient()
+        self._gradients: list[_Slot] = []
 
     @property
     def size(self) -> int:
@@ -82,7 +88,10 @@ class KerasReplica:
         """The compiled optimizer's learning rate at its present iteration, schedules evaluated."""
         import keras
 
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        rate = self.model.optimizer.learning_rate
+        value = np.empty((), np.float64)
+        _copy(_slots([rate]) if isinstance(rate, keras.Variable) else [(rate, None)], [value])
+        return float(value)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -127,19 +136,19 @@ class KerasReplica:
 
     def load(self, vector: np.ndarray) -> None:
         """Sets the weights from a float32 vector of shape ``(size,)``; does not keep a reference to it."""
-        self._assign(self._variables, self.layout.views(vector))
+        _assign(self._weights, self.layout.views(vector))
 
     def read(self, out: np.ndarray) -> None:
         """Fills ``out``, float32 of shape ``(size,)``, with the weights."""
-        self._copy(self._variables, self.layout.views(out))
+        _copy(self._weights, self.layout.views(out))
 
     def load_statistics(self, vector: np.ndarray) -> None:
         """Sets the moving statistics from a float32 vector of shape ``(statistics.size,)``."""
-        self._assign(self._moving, self.statistics.views(vector))
+        _assign(self._moving, self.statistics.views(vector))
 
     def read_statistics(self, out: np.ndarray) -> None:
         """Fills ``out``, float32 of shape ``(statistics.size,)``, with the moving statistics."""
-        self._copy(self._moving, self.statistics.views(out))
+        _copy(self._moving, self.statistics.views(out))
 
     def train(self, batches: Sequence[Batch]) -> np.ndarray:
         """One optimizer step per mini-batch, in order.
@@ -154,7 +163,14 @@ class KerasReplica:
             return np.stack([self._step(batch) for batch in batches])
         if not self.model.optimizer.built:
             self.model.optimizer.build(self._variables)
-        return np.concatenate([self._burst(run, collecting=False) for run in _runs(batches)])
+        rows = [self._burst(run, collecting=False) for run in _runs(batches)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
+        """Loss and metrics over the rows of ``batch`` in inference mode, by name; ``batch_size`` rows at a time."""
+        x, y, weight = self._pack(batch.x, batch.y, batch.weight)
+        values = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
+        return {name: float(value) for name, value in values.items()}
 
     def gradient(self, batch: Batch, out: np.ndarray) -> np.ndarray:
         """Gradient of the compiled loss on one mini-batch; the weights stay where they are.
@@ -183,7 +199,7 @@ class KerasReplica:
         if scaled and int(collector.iterations) == before:
             out.fill(0.0)
             return row
-        self._copy(collector.gradients, self.layout.views(out))
+        _copy(self._gradients, self.layout.views(out))
         _inner(self.model.optimizer)._iterations.assign_add(1)
         return row
 
@@ -204,7 +220,7 @@ class KerasReplica:
             else:
                 optimizer = GradientCollector(compiled)
             optimizer.build(self._variables)
-            self._collecting = (optimizer, None)
+            self._collecting, self._gradients = (optimizer, None), _slots(_inner(optimizer).gradients)
         optimizer = self._collecting[0]
         return optimizer, _inner(optimizer)
 
@@ -228,22 +244,18 @@ class KerasReplica:
 
     def _burst(self, batches: Sequence[Batch], *, collecting: bool) -> np.ndarray:
         """Equally shaped batches through the compiled loop; its rows as in `train`."""
-        columns = list(zip(*(_arrays(batch) for batch in batches), strict=True))
-        # One batch goes as a view; several are stacked, one copy, which the loop on the other side slices.
-        stacked = [c[0][np.newaxis] if len(c) == 1 else np.stack(c) for c in columns]
-        weighted = batches[0].weight is not None
-        kind = (collecting, weighted, tuple((a.shape[2:], a.dtype.str) for a in stacked))
+        first = batches[0]
+        weighted = first.weight is not None
+        kind = (collecting, weighted, *((a.shape[1:], a.dtype) for a in _arrays(first)))
+        columns = [tensors.stacked(column) for column in zip(*map(_arrays, batches), strict=True)]
         burst = self._bursts.get(kind)
         if burst is None:
-            if collecting:
-                with self._swapped():
-                    burst = self._trace(stacked, len(batches[0].x), weighted)
-            else:
-                burst = self._trace(stacked, len(batches[0].x), weighted)
+            with self._swapped() if collecting else nullcontext():
+                burst = self._trace(columns, len(first.x), weighted)
             self._bursts[kind] = burst
-        return burst(*stacked)
+        return burst(*columns).numpy()
 
-    def _trace(self, stacked: Sequence[np.ndarray], inputs: int, weighted: bool) -> Burst:
+    def _trace(self, columns: Sequence[tf.Tensor], inputs: int, weighted: bool) -> Burst:
         """Compiles ``(k, batch, ...)`` arrays -> ``(k, metrics)`` with k and batch left open: one trace for all."""
         import tensorflow as tf
 
@@ -252,7 +264,8 @@ class KerasReplica:
         def step(*arrays: Any) -> Any:
             model.reset_metrics()
             y = arrays[inputs : len(arrays) - weighted]
-            logs = model.train_step(self._pack(arrays[:inputs], y, arrays[-1] if weighted else None))
+            with tensors.updates_last(model.optimizer):
+                logs = model.train_step(self._pack(arrays[:inputs], y, arrays[-1] if weighted else None))
             missing = [name for name in names if name not in logs]
             if missing:
                 raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
@@ -260,39 +273,46 @@ class KerasReplica:
 
         compiled = tf.function(step, jit_compile=True, autograph=False) if model.jit_compile else step
 
-        def loop(*columns: Any) -> Any:
-            steps = tf.shape(columns[0])[0]
+        def loop(*stacks: Any) -> Any:
+            steps = tf.shape(stacks[0])[0]
             rows = tf.TensorArray(tf.float64, size=steps, element_shape=(len(names),))
             _, rows = tf.while_loop(
                 lambda i, _: i < steps,
-                lambda i, rows: (i + 1, rows.write(i, compiled(*(column[i] for column in columns)))),
+                lambda i, rows: (i + 1, rows.write(i, compiled(*(stack[i] for stack in stacks)))),
                 (0, rows),
                 parallel_iterations=1,
             )
             return rows.stack()
 
-        specs = [tf.TensorSpec((None, None, *a.shape[2:]), a.dtype) for a in stacked]
-        concrete = tf.function(loop, autograph=False).get_concrete_function(*specs)
-        return lambda *arrays: concrete(*map(tf.convert_to_tensor, arrays)).numpy()
+        specs = [tf.TensorSpec((None, None, *column.shape[2:]), column.dtype) for column in columns]
+        return tf.function(loop, autograph=False).get_concrete_function(*specs)
 
     def _pack(self, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
         """(x, y, sample weight) as the model takes them: bare, a list in its order, or a dict by its names."""
         return _structured(self.model, "input", x), _structured(self.model, "output", y), weight
 
-    def _assign(self, variables: Sequence[Any], views: Sequence[np.ndarray]) -> None:
-        # Only TensorFlow is known to copy what it is given; JAX and PyTorch may keep pointing into the vector.
-        for variable, view in zip(variables, views, strict=True):
-            variable.assign(view if self._backend == "tensorflow" else view.copy())
 
-    def _copy(self, variables: Sequence[Any], views: Sequence[np.ndarray]) -> None:
-        import keras
+def _slots(variables: Sequence[Any]) -> list[_Slot]:
+    """Settled once: with a small model, Keras' own bookkeeping takes longer than the bytes."""
+    import keras
 
-        for variable, view in zip(variables, views, strict=True):
-            if self._backend == "tensorflow" and variable.dtype == "float32":
-                # The tensor's own buffer: `numpy()` would copy once more.
-                view[...] = np.asarray(memoryview(variable.value.read_value()))
-            else:
-                view[...] = keras.ops.convert_to_numpy(variable)
+    plain = keras.backend.backend() == "tensorflow"
+    return [(v, v.value.handle if plain and v.dtype == "float32" else None) for v in variables]
+
+
+def _assign(slots: Sequence[_Slot], views: Sequence[np.ndarray]) -> None:
+    for (variable, handle), view in zip(slots, views, strict=True):
+        if handle is not None:
+            tensors.assign(handle, view)
+        else:  # JAX and PyTorch may keep pointing into what they are given
+            variable.assign(view.copy())
+
+
+def _copy(slots: Sequence[_Slot], views: Sequence[np.ndarray]) -> None:
+    import keras
+
+    for (variable, handle), view in zip(slots, views, strict=True):
+        view[...] = keras.ops.convert_to_numpy(variable) if handle is None else tensors.peek(handle)
 
 
 def _structured(model: Any, side: str, arrays: Sequence[Any]) -> Any:

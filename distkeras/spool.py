@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -14,7 +14,8 @@ from distkeras.columns import Column
 Arrays = tuple[np.ndarray, ...]
 """One array per column, all of the same length."""
 
-_FIRST_ROWS = 1024
+#: Memory to ask for at first, if the budget allows: the system gives it only as it is filled.
+_FIRST_BYTES = 256 << 20
 
 
 class Spool:
@@ -28,15 +29,17 @@ class Spool:
 
     Args:
         columns: shape and dtype of one row's values.
-        budget: bytes of rows to hold in memory. Memory grows by doubling, without ever holding more than that at
-            once.
+        budget: bytes of rows to hold in memory. Beyond 256 MB memory grows by doubling, without ever holding more
+            than that at once.
         directory: where to put the files.
     """
 
     def __init__(self, columns: Sequence[Column], budget: int, directory: str) -> None:
         self._columns = tuple(columns)
         self._directory = directory
-        self._memory_rows = budget // sum(column.row_bytes for column in columns)
+        row_bytes = sum(column.row_bytes for column in columns)
+        self._memory_rows = budget // row_bytes
+        self._first_rows = _FIRST_BYTES // row_bytes
         self._arrays: Arrays = self._allocate(0)  # in memory: with room to grow; on disk: the mapped files
         self._files: list[BinaryIO] | None = None
         self.rows = 0
@@ -46,11 +49,14 @@ class Spool:
         """Whether the budget was exceeded."""
         return self._files is not None
 
-    def append(self, arrays: Arrays) -> None:
+    def append(self, arrays: Arrays) -> Arrays:
         """Copies rows to the end.
 
         Args:
             arrays: for each column, an array `(n, *column.shape)` of its dtype.
+
+        Returns:
+            The same rows where they are kept, if that is in memory, so that the given ones need not be; else `arrays`.
 
         Raises:
             OSError: the disk is full, or the directory cannot be written.
@@ -63,9 +69,11 @@ class Spool:
         else:
             if total > len(self._arrays[0]):
                 self._grow(total)
-            for kept, new in zip(self._arrays, arrays, strict=True):
-                kept[self.rows : total] = new
+            given, arrays = arrays, tuple(kept[self.rows : total] for kept in self._arrays)
+            for kept, new in zip(arrays, given, strict=True):
+                kept[...] = new
         self.rows = total
+        return arrays
 
     def arrays(self) -> Arrays:
         """All rows appended so far, one array per column; views that later calls of `append` leave alone."""
@@ -84,7 +92,7 @@ class Spool:
 
     def _grow(self, rows: int) -> None:
         # Fresh pages are not resident before they are written, so old and new together stay within the budget.
-        grown = self._allocate(min(max(rows, 2 * len(self._arrays[0]), _FIRST_ROWS), self._memory_rows))
+        grown = self._allocate(min(max(rows, 2 * len(self._arrays[0]), self._first_rows), self._memory_rows))
         for new, old in zip(grown, self.arrays(), strict=True):
             new[: self.rows] = old
         self._arrays = grown
@@ -113,3 +121,39 @@ def local_directory(worker: int) -> str:
     """A directory for files that live as long as a task: one of Spark's local ones, spread over the workers."""
     spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if os.path.isdir(path)]
     return spark[worker % len(spark)] if spark else tempfile.gettempdir()
+
+
+def regroup(pieces: Iterable[Arrays], rows: int) -> Iterator[Arrays]:
+    """The same rows in pieces of exactly `rows`, but for the last. Copies only where pieces are not neighbors."""
+    held: list[Arrays] = []
+    missing = rows
+    for piece in pieces:
+        first, end = 0, len(piece[0])
+        while end - first >= missing:
+            held.append(tuple(array[first : first + missing] for array in piece))
+            yield _join(held)
+            first += missing
+            held, missing = [], rows
+        if first < end:
+            held.append(tuple(array[first:] for array in piece))
+            missing -= end - first
+    if held:
+        yield _join(held)
+
+
+def _join(pieces: list[Arrays]) -> Arrays:
+    return pieces[0] if len(pieces) == 1 else tuple(map(_joined, zip(*pieces, strict=True)))
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows that follow each other in one array, as in the spool, become one view of it; others are copied."""
+    base = parts[0].base
+    if not isinstance(base, np.ndarray) or not all(part.base is base for part in parts):
+        return np.concatenate(parts)
+    if not base.flags.c_contiguous or (base.shape[1:], base.dtype) != (parts[0].shape[1:], parts[0].dtype):
+        return np.concatenate(parts)
+    start, row = base.__array_interface__["data"][0], base.strides[0]
+    firsts = [(part.__array_interface__["data"][0] - start) // row for part in parts]
+    if any(first + len(part) != after for first, part, after in zip(firsts, parts, firsts[1:], strict=False)):
+        return np.concatenate(parts)
+    return base[firsts[0] : firsts[-1] + len(parts[-1])]

@@ -77,6 +77,20 @@ def test_closing_wakes_the_consumer_and_does_not_wait_for_ever():
     prefetcher.close(SECONDS)
 
 
+def test_a_consumer_does_not_wait_for_ever():
+    gate = threading.Event()
+
+    def late():
+        gate.wait(SECONDS)
+        yield 1
+
+    prefetcher = Prefetcher(late(), 1, patience=0.01, what="the first of all", worker=7)
+    with pytest.raises(DeadlineError, match=r"waited 0\.01 s for the first of all \[worker/partition 7\]"):
+        next(prefetcher)
+    gate.set()
+    prefetcher.close(SECONDS)
+
+
 def test_a_depth_below_one_is_refused():
     with pytest.raises(ConfigurationError, match="Received: depth=0"):
         Prefetcher([], 0)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from keras import layers
 
+from distkeras.models import to_bytes
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
+from distkeras.recipe import recipe_of
 from distkeras.replica import KerasReplica
 
 ROWS = 16
@@ -232,6 +234,38 @@ def test_gradient_keeps_clipping_and_ignores_constraints():
     start = weights(held)
     held.gradient(batch, held.layout.empty())
     np.testing.assert_array_equal(weights(held), start)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "clip"),
+    [
+        ({"clipvalue": 0.01}, lambda arrays: [np.clip(a, -0.01, 0.01) for a in arrays]),
+        ({"clipnorm": 0.05}, lambda arrays: [a * min(1, 0.05 / np.linalg.norm(a)) for a in arrays]),
+        (
+            {"global_clipnorm": 0.1},
+            lambda arrays: [a * min(1, 0.1 / np.sqrt(sum(np.square(b).sum() for b in arrays))) for a in arrays],
+        ),
+    ],
+)
+def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradients(clipping, clip):
+    """Through the recipe, as on an executor."""
+    (batch,) = batches(1)
+    plain = KerasReplica(classifier("sgd"))
+    raw = plain.layout.empty()
+    plain.gradient(batch, raw)
+    expected = plain.layout.flatten(clip(plain.layout.views(raw)))
+    assert np.abs(expected - raw).max() > 0.01
+
+    model = classifier("sgd")
+    archive = to_bytes(model)
+    missing = dict.fromkeys(("loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
+    recipe = recipe_of(model, archive, optimizer=keras.optimizers.SGD(1.0, **clipping), **missing)
+    replica = KerasReplica(recipe.build(archive))
+    start, out = weights(replica), replica.layout.empty()
+    replica.gradient(batch, out)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
+    replica.train([batch])
+    np.testing.assert_allclose(start - weights(replica), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gradient_of_embedding_and_of_unused_weights_is_dense():

@@ -1,0 +1,77 @@
+"""Between numpy arrays and TensorFlow, with no copy more than it takes, and updates that copy nothing.
+
+Only for TensorFlow, which the functions import: loading this module does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+#: Bytes: the strictest alignment that any build of TensorFlow asks for.
+_ALIGNMENT = 64
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> tf.Tensor:
+    """A tensor ``(len(arrays), *shape)`` from arrays of one shape and dtype: one copy of their bytes."""
+    import tensorflow as tf
+
+    joined = _aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
+    np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
+    # The tensor takes `joined` over; `tf.convert_to_tensor` would copy it, twice where it is not aligned.
+    return tf.raw_ops.Identity(input=joined)
+
+
+def assign(handle: tf.Tensor, values: np.ndarray) -> None:
+    """Sets the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
+    import tensorflow as tf
+
+    given = _aligned(values.shape, np.dtype(np.float32))
+    given[...] = values
+    tf.raw_ops.AssignVariableOp(resource=handle, value=given)
+
+
+def peek(handle: tf.Tensor) -> np.ndarray:
+    """The memory of the float32 variable behind ``handle``, to be read before the variable changes."""
+    import tensorflow as tf
+
+    return np.asarray(memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)))
+
+
+@contextmanager
+def updates_last(optimizer: Any) -> Iterator[None]:
+    """While a step is traced: has a Keras optimizer wait for all gradients before it moves the first variable.
+
+    TensorFlow copies a variable that is to be moved while an operation still reads it. A layer's kernel is read once
+    more for the gradient of the layer below, so without this most of a model is copied in every step.
+    """
+    import tensorflow as tf
+
+    apply = optimizer.apply
+
+    def apply_after_all(gradients: Any, *args: Any, **options: Any) -> Any:
+        gradients = list(gradients)
+        parts = tf.nest.flatten(gradients, expand_composites=True)
+        with tf.control_dependencies([part for part in parts if part is not None]):
+            return apply(gradients, *args, **options)
+
+    optimizer.apply = apply_after_all
+    try:
+        yield
+    finally:
+        del optimizer.apply
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new, uninitialized array that TensorFlow can take over; one that lies elsewhere it would copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
