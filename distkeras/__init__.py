@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Trainer": "distkeras.trainer",
+    "Callback": "distkeras.callbacks",
+    "EarlyStopping": "distkeras.callbacks",
+    "TimeBudget": "distkeras.callbacks",
     "DOWNPOUR": "distkeras.trainers",
     "AGN": "distkeras.trainers",
     "ADAG": "distkeras.trainers",

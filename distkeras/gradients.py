@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras import models
-from distkeras.batches import Batch, Source
-from distkeras.plan import partitioned
+from distkeras.batches import Batch
+from distkeras.collected import collect
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
 from distkeras.recipe import recipe_of
 from distkeras.replica import KerasReplica
@@ -157,21 +157,18 @@ class KerasGradient:
             spool_bytes=0,
         )
         most = max_bytes // sum(column.row_bytes for column in spec.columns)
-        table = partitioned(df, spec, 1).limit(most + 1).toArrow()
-        if table.num_rows > most:
+        rows = collect(df, spec, most + 1)
+        if rows is None:
+            raise EmptyDataError("`df` must have rows. Received: none")
+        if rows.size > most:
             raise ConfigurationError(
                 f"`df` must fit into max_bytes={max_bytes}, which is {most} rows of these columns. Received: more"
             )
-        if not table.num_rows:
-            raise EmptyDataError("`df` must have rows. Received: none")
-        with Source(iter(table.to_batches()), spec, worker=0) as source:
-            batches = list(source)
-        weight = np.concatenate([batch.weight for batch in batches if batch.weight is not None] or [np.empty(0)])
         return cls(
             model,
-            [np.concatenate(parts) for parts in zip(*(batch.x for batch in batches), strict=True)],
-            [np.concatenate(parts) for parts in zip(*(batch.y for batch in batches), strict=True)],
-            sample_weight=weight if len(weight) else None,
+            list(rows.x),
+            list(rows.y),
+            sample_weight=rows.weight,
             loss=loss,
             metrics=metrics,
             seed=seed,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from distkeras.ps.client import DriverClient
 from distkeras.ps.errors import LedgerError
+from distkeras.ps.events import Event
 from distkeras.ps.records import COMMIT, FIXED_HISTORY
+
+log = logging.getLogger(__name__)
 
 _INTS = {"worker": pa.int32(), "epoch": pa.int32(), "steps": pa.int32()}
 _LEDGER = ("worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation")
@@ -28,6 +35,39 @@ _COMMITS = (
     "steps",
     "learning_rate",
 )
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a job went on with an earlier one.
+
+    Args:
+        clock: commits before it.
+        exact: each partition went on where it had stopped. Else the number of workers was another one, and all began
+            with ``epoch``; rows of it that had been committed before count once more.
+        epoch: the first epoch of this job; 0 where ``exact``.
+    """
+
+    clock: int
+    exact: bool
+    epoch: int
+
+    @classmethod
+    def of(cls, facts: dict[str, Any] | None) -> Resumed | None:
+        """From what the server's process tells; says in the log what it is."""
+        if facts is None:
+            return None
+        resumed = cls(facts["clock"], facts["exact"], facts["epoch"])
+        if resumed.exact:
+            log.info("the job goes on at clock %d, exactly where it stopped", resumed.clock)
+        else:
+            log.warning(
+                "the job goes on at clock %d with another number of workers, from the beginning of epoch %d: "
+                "rows of it that were committed before count once more",
+                resumed.clock,
+                resumed.epoch,
+            )
+        return resumed
 
 
 class Records:
@@ -61,12 +101,14 @@ class Records:
         return cls(np.concatenate(commits), rows, metrics)
 
     def commits(self) -> pa.Table:
-        """One row a commit: clock, worker, timestamp, staleness, gap (null unless measured), scale, bytes, wait …"""
-        return self._table(_COMMITS)
+        """One row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), scale, bytes …"""
+        return self._table(_COMMITS, self.commits_array[self.commits_array["skipped"] == 0])
 
     def ledger(self) -> pa.Table:
-        """One row a commit: which mini-batches of which partition it counted, for which attempt."""
-        return self._table(_LEDGER)
+        """One row a commit: which mini-batches of which partition it stood for, of which attempt, and whether it was
+        applied or skipped."""
+        table = self._table(_LEDGER, self.commits_array)
+        return table.append_column("applied", pa.array(self.commits_array["skipped"] == 0))
 
     def history(self) -> pa.Table:
         """One row a mini-batch: worker, epoch, iteration, timestamp, loss, each metric, samples; ordered by worker."""
@@ -91,42 +133,61 @@ class Records:
         }
         return pa.table(columns)
 
-    def check_exactly_once(self, batches: dict[int, int], epochs: int) -> None:
-        """Each mini-batch of each partition and epoch is committed once.
+    def check_exactly_once(
+        self, batches: dict[int, int], epochs: int, resumed: Resumed | None = None, *, stopped: bool = False
+    ) -> None:
+        """Each mini-batch of each partition and epoch is committed once: applied, or skipped for its numbers.
 
         Args:
             batches: mini-batches an epoch of each worker, as far as known; -1 where not.
             epochs: of the job.
+            resumed: where it went on with an earlier one: other partitions' commits do not count.
+            stopped: the job ended early: those of each partition are the first ones of all that were due.
 
         Raises:
             LedgerError: one is missing or counted twice.
         """
+        commits, first_epoch = self.commits_array, 0
+        if resumed is not None and not resumed.exact:
+            commits, first_epoch = commits[commits["clock"] >= resumed.clock], resumed.epoch
         for worker, expected in batches.items():
-            own = self.commits_array[self.commits_array["worker"] == worker]
-            counted = 0
-            for epoch in range(epochs):
+            own = commits[commits["worker"] == worker]
+            counted, reached = 0, epochs - 1
+            if stopped:
+                reached = int(own["epoch"].max(initial=first_epoch))
+            for epoch in range(first_epoch, epochs):
                 ranges = np.sort(own[own["epoch"] == epoch][["first_batch", "last_batch"]], order="first_batch")
                 firsts, lasts = ranges["first_batch"], ranges["last_batch"]
+                if epoch > reached:
+                    break
                 whole = not len(ranges) or (firsts[0] == 0 and np.array_equal(firsts[1:], lasts[:-1] + 1))
                 counted = int(lasts[-1]) + 1 if len(ranges) else 0
                 expected = counted if expected < 0 else expected
-                if not whole or counted != expected:
+                short = stopped and epoch == reached and counted <= expected
+                if not whole or (counted != expected and not short):
                     raise LedgerError(
                         f"every mini-batch must be committed exactly once: 0 to {expected - 1} in epoch {epoch}. "
                         f"Received: {list(zip(firsts.tolist(), lasts.tolist(), strict=True))}",
                         worker=worker,
                     )
 
-    def _table(self, names: tuple[str, ...]) -> pa.Table:
-        return pa.table({name: self._column(name) for name in names})
+    def _table(self, names: tuple[str, ...], commits: np.ndarray) -> pa.Table:
+        return pa.table({name: self._column(name, commits[name]) for name in names})
 
-    def _column(self, name: str) -> pa.Array:
-        values = self.commits_array[name]
+    def _column(self, name: str, values: np.ndarray) -> pa.Array:
         if name == "timestamp":
             return _timestamps(values)
         if name == "gap":
             return pa.array(values, pa.float64(), mask=np.isnan(values))
         return pa.array(np.ascontiguousarray(values), _INTS.get(name))
+
+
+def event_table(events: list[Event]) -> pa.Table:
+    """One row an event: timestamp, source, kind, worker, attempt, text."""
+    columns = list(zip(*events, strict=True)) or [()] * len(Event._fields)
+    kinds = (pa.float64(), pa.string(), pa.string(), pa.int32(), pa.int64(), pa.string())
+    table = {name: pa.array(*column) for name, *column in zip(Event._fields, columns, kinds, strict=True)}
+    return pa.table(table | {"timestamp": _timestamps(np.array(columns[0], np.float64))})
 
 
 def _timestamps(seconds: np.ndarray) -> pa.Array:

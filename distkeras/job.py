@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from distkeras.callback_threads import ABANDONED, Callbacks
 from distkeras.progress import Progress
 from distkeras.ps.client import Address, DriverClient
-from distkeras.ps.errors import DistkerasError, ServerLostError, WorkerError
+from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, WorkerError
+from distkeras.ps.events import Events
 from distkeras.ps.messages import Status
+from distkeras.stalls import Stalls
+from distkeras.supervisor import Supervisor
 from distkeras.task import SUMMARY, Task
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+log = logging.getLogger(__name__)
 
 #: Seconds that Spark may take to end a cancelled job.
 _CANCEL = 60.0
@@ -36,17 +43,37 @@ class Job:
         df: one partition a worker.
         task: what each runs.
         address: the server's.
-        alive: whether the server's process runs; None where it is not ours to know.
+        supervisor: of the server's process.
         progress: told the server's news.
+        callbacks: likewise, and may end the job early.
+        events: takes the end that they ask for, and what ``stalls`` finds.
+        stalls: looks for workers that are silent; None: nobody does.
+
+    Attributes:
+        stopped: why a callback ended the job early; None: none did.
     """
 
     def __init__(
-        self, df: DataFrame, task: Task, address: Address, *, alive: Callable[[], bool] | None, progress: Progress
+        self,
+        df: DataFrame,
+        task: Task,
+        address: Address,
+        *,
+        supervisor: Supervisor,
+        progress: Progress,
+        callbacks: Callbacks,
+        events: Events,
+        stalls: Stalls | None = None,
     ) -> None:
         self._df = df
         self._task = task
-        self._alive = alive or (lambda: True)
+        self._address = address
+        self._supervisor = supervisor
         self._progress = progress
+        self._callbacks = callbacks
+        self._events = events
+        self._stalls = stalls
+        self.stopped: str | None = None
         self._observer = DriverClient(address)
         self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -57,6 +84,8 @@ class Job:
 
         Raises:
             DistkerasError: what a worker reported, or that the server is gone, or that Spark gave up.
+            DeadlineError: a callback does not return.
+            Exception: what a callback raised.
             KeyboardInterrupt: the Spark job is cancelled by then.
         """
         threads = [
@@ -65,10 +94,17 @@ class Job:
         ]
         for thread in threads:
             thread.start()
+        self._callbacks.start(self._address, lambda kind, news: self._news.put((kind, news)))
         try:
-            return self._wait()
+            rows = self._wait()
+            self._callbacks.close(self._task.deadlines.reply)
+            self._last_words()
+            return rows
         except BaseException:
+            self._callbacks.halt()
             self._cancel(threads[0])
+            with contextlib.suppress(DeadlineError):  # the first error is the one to tell
+                self._callbacks.close(ABANDONED)
             raise
         finally:
             self._over.set()
@@ -80,17 +116,35 @@ class Job:
             try:
                 kind, news = self._news.get(timeout=_PATIENCE)
             except queue.Empty:
-                if self._alive():
-                    continue
-                raise ServerLostError("the server must live as long as the job. Received: its end") from None
+                if not self._supervisor.alive():
+                    self._supervisor.revive()
+                continue
             if kind == "status":
                 self._progress.update(news)
+                self._callbacks.update(news)
+            elif kind == "stop":
+                self._finish(news)
             elif kind == "rows":
                 return news
-            elif kind == "fault":
+            elif kind in ("fault", "raised"):
                 raise news
             else:
                 raise self._reason(news) from news
+
+    def _finish(self, reason: str) -> None:
+        if self.stopped is None:
+            self.stopped = reason
+            self._events.report(log, "stop", "the job ends early: %s", reason, level=logging.INFO)
+            self._callbacks.halt()
+            self._supervisor.finish(reason)
+
+    def _last_words(self) -> None:
+        """What a callback may have raised while Spark's tasks came to their end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kind, news = self._news.get_nowait()
+                if kind == "raised":
+                    raise news
 
     def _reason(self, failure: Exception) -> DistkerasError:
         """Why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
@@ -118,12 +172,17 @@ class Job:
             self._news.put(("failure", error))
 
     def _observe(self) -> None:
-        clock = -1
+        clock, called = -1, time.monotonic()
         while not self._over.is_set():
             try:
                 status: Status = self._observer.observe(clock, _PATIENCE)
-            except ServerLostError:
-                return  # whether that matters is for `_wait` to find
+                if self._stalls is not None and time.monotonic() - called >= self._stalls.interval:
+                    called = time.monotonic()
+                    self._stalls.look(self._observer.roll_call())
+            except ServerLostError:  # whether that matters is for `_wait` to find
+                clock = -1  # a server that comes back has gone back
+                self._over.wait(_PATIENCE)
+                continue
             except DistkerasError as error:  # a `DeadlineError` too, which is an `OSError` as well
                 self._news.put(("fault", error))
                 return

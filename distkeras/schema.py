@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
+_CLASS_WEIGHT = "distkeras_class_weight"
 _SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 
@@ -83,6 +84,33 @@ def data_spec(
         classes=tuple(classes for _, classes in targets),
         spool_bytes=spool_bytes,
     )
+
+
+def weighted(
+    df: DataFrame, labels: tuple[str, ...], class_weight: Mapping[int, float] | None, weight: str | None
+) -> tuple[DataFrame, str | None]:
+    """Class weights become sample weights, in the JVM; returns the DataFrame and the name of the column of weights.
+
+    Raises:
+        ShapeError: not one label column of integer classes.
+    """
+    if class_weight is None:
+        return df, weight
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import IntegralType
+
+    kinds = {field.name: field.dataType for field in df.schema.fields}
+    if len(labels) != 1 or not isinstance(kinds.get(labels[0]), IntegralType):
+        raise ShapeError(
+            "`class_weight` needs one label column of integer classes. "
+            f"Received: label_col={list(labels)} of {[str(kinds.get(name)) for name in labels]}"
+        )
+    label = F.col(f"`{labels[0]}`")
+    own = F.lit(1.0) if weight is None else F.col(f"`{weight}`").cast("double")
+    factor = F.lit(1.0)
+    for number, value in class_weight.items():
+        factor = F.when(label == F.lit(int(number)), F.lit(float(value))).otherwise(factor)
+    return df.withColumn(_CLASS_WEIGHT, own * factor), _CLASS_WEIGHT
 
 
 def example(spec: DataSpec) -> Batch:

@@ -11,7 +11,9 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,8 +30,9 @@ from distkeras.ps.errors import (
     ServerLostError,
     WorkerError,
 )
+from distkeras.ps.messages import Welcome
 from distkeras.ps.rules import Rule
-from distkeras.ps.worker import work
+from distkeras.ps.worker import Loop, work
 from distkeras.recipe import Recipe
 from distkeras.replica import KerasReplica
 
@@ -124,28 +127,54 @@ class Task:
     def _train(
         self, client: WorkerClient, records: Iterator[pa.RecordBatch], position: _Position
     ) -> tuple[int, int, float]:
-        """Returns rows and batches an epoch, and seconds until the first step."""
+        """Returns rows and batches an epoch (-1 where the job ended early), and seconds until the first step."""
         began = time.monotonic()
         welcome = client.join()
+        if welcome.finished and welcome.stopping:
+            return 0, -1, 0.0
         if welcome.finished:
             # Spark lost what a predecessor returned, perhaps along with the stream that it read: an end of the stream
             # that was none looks like the end of the data. The rows are counted again for the driver's check.
             rows = sum(batch.num_rows for batch in records)
             return rows, -(-rows // self.spec.batch_size), 0.0
-        replica = KerasReplica(self.recipe.build(client.fetch_model()))
-        checksum = None if welcome.checksum < 0 else welcome.checksum
-        start = (welcome.epoch, welcome.batch)
-        with Source(records, self.spec, worker=client.worker, start=start, checksum=checksum) as source:
-            ready = time.monotonic() - began
-            loop = work(
-                self.rule,
-                replica,
-                position.following(source),
-                lambda: client.payload(self.rule.traits.parts),
-                statistics=self.statistics,
-            )
-            client.run(loop)
+        with ExitStack() as stack:
+            source: Source | None = None
+            model_file, ready = b"", 0.0
+
+            def begin(welcome: Welcome) -> Loop:
+                nonlocal source, model_file, ready
+                place = (welcome.epoch, welcome.batch)
+                if source is None:
+                    model_file = client.fetch_model()
+                    options = _place(welcome) | {"worker": client.worker, "patience": self.deadlines.rows}
+                    source = stack.enter_context(Source(records, self.spec, **options))
+                elif place != position.next:
+                    if not self.spec.rewindable:
+                        raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=client.worker)
+                    source.rewind(**_place(welcome))
+                position.next = place
+                # The optimizer's own state belongs to steps that are forgotten: another replica is sure to have none.
+                replica = KerasReplica(self.recipe.build(model_file))
+                ready = ready or time.monotonic() - began
+                return work(
+                    self.rule,
+                    replica,
+                    position.following(source),
+                    lambda: client.payload(self.rule.traits.parts),
+                    statistics=self.statistics,
+                )
+
+            client.run(welcome, begin)
+            if source is None or client.stopping:
+                return 0 if source is None else source.rows, -1, ready
+            source.read_on()  # where another attempt, or an earlier life, has trained on the rest
             return source.rows, source.batches_per_epoch, ready
+
+
+def _place(welcome: Welcome) -> dict[str, Any]:
+    """Where the partition stands, as `Source` takes it."""
+    checksum = None if welcome.checksum < 0 else welcome.checksum
+    return {"start": (welcome.epoch, welcome.batch), "checksum": checksum}
 
 
 class _Stream:
@@ -169,14 +198,16 @@ class _Stream:
 
 
 class _Position:
-    """The mini-batch that training has reached, for error texts."""
+    """The mini-batch that training has reached, for error texts, and the one that comes next."""
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.next = (0, 0)
 
     def following(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.step = batch.index
+            self.next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
             yield batch
 
 
@@ -210,3 +241,5 @@ def _prepare_process(threads: int, gpus: list[str] | None) -> None:
         settings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    # PyArrow and Keras import it when they first need it: two threads at once, and one would find half of it.
+    import pandas  # noqa: F401

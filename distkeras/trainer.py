@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distkeras import models
-from distkeras.history import Records
+from distkeras.callback_threads import Callbacks
+from distkeras.callbacks import Callback, Center, Training
+from distkeras.collected import collect
+from distkeras.history import Records, Resumed
 from distkeras.job import Job
+from distkeras.outcome import Outcome
 from distkeras.plan import DataSpec, partitioned
 from distkeras.progress import Progress
 from distkeras.ps import rules
 from distkeras.ps.channel import Deadlines
 from distkeras.ps.client import DriverClient
-from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, LocalProtocolError, ShapeError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import Rule
+from distkeras.ps.saver import Checkpoint
 from distkeras.ps.schedules import Schedule
+from distkeras.ps.tls import make_certificate
 from distkeras.recipe import recipe_of
 from distkeras.replica import KerasReplica
-from distkeras.schema import data_spec, example, names_of
+from distkeras.schema import data_spec, example, names_of, weighted
+from distkeras.session import default_workers, driver_host
+from distkeras.stalls import Stalls
+from distkeras.supervisor import Supervisor
 from distkeras.task import Task
 
 if TYPE_CHECKING:
     import keras
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from distkeras.batches import Batch
 
-class Trainer:
+
+class Trainer(Outcome):
     """Trains a Keras model on a Spark DataFrame, under any update rule.
 
     ::
@@ -65,14 +77,22 @@ class Trainer:
         shuffle: a new row order for each epoch.
         partitioned_already: `df` has `num_workers` partitions whose rows always come in the same order.
         spool_bytes: memory in which a worker may keep rows for later epochs, before a file takes them.
+        bad_numbers: what a commit with a NaN or infinity does: "raise" ends the job with a NonFiniteError that names
+            worker, step and layer; "skip" leaves the commit out. Its mini-batches are marked in `ledger`, its worker
+            goes on from a fresh center with a new optimizer. To clip gradients, give the worker optimizer ``clipnorm``,
+            ``global_clipnorm`` or ``clipvalue``: that holds under every rule.
+        max_skipped: commits that may be skipped; one more ends the job.
         measure_gap: fill the column `gap` of `commits`, for one more pass over the vector at each commit.
         progress: show a progress bar. Default: on a terminal and in a notebook.
         host: address of the driver that executors can reach. Default: loopback for a local master, else Spark's
             ``spark.driver.host``.
         port: of the parameter server; 0 for one that is free.
+        tls: encrypt what travels between workers, driver and server; needs the package cryptography on the driver.
         threads: compute threads of one worker. Default: the cores that Spark gives to a task.
         custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
         deadlines: of every wait.
+        stall_after: seconds without a commit after which a worker is named in the log and in `events`, once; None:
+            never. Nothing else follows from it.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -101,14 +121,19 @@ class Trainer:
         shuffle: bool = True,
         partitioned_already: bool = False,
         spool_bytes: int = 256 << 20,
+        bad_numbers: str = "raise",
+        max_skipped: int = 100,
         measure_gap: bool = False,
         progress: bool | None = None,
         host: str | None = None,
         port: int = 0,
+        tls: bool = False,
         threads: int | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         deadlines: Deadlines | None = None,
+        stall_after: float | None = 300.0,
     ) -> None:
+        super().__init__()
         self.rule = rules.make(rule) if isinstance(rule, str) else rule
         if num_workers is not None and (type(num_workers) is not int or num_workers < 1):
             raise ConfigurationError(f"`num_workers` must be a positive integer. Received: num_workers={num_workers!r}")
@@ -117,6 +142,12 @@ class Trainer:
                 f"`learning_rate` is the server's, for gradient rules; rule {self.rule.name!r} steps at the workers: "
                 f"set it in `worker_optimizer`. Received: learning_rate={learning_rate}"
             )
+        if bad_numbers not in ("raise", "skip"):
+            raise ConfigurationError(f"`bad_numbers` must be 'raise' or 'skip'. Received: bad_numbers={bad_numbers!r}")
+        if type(max_skipped) is not int or max_skipped < 1:
+            raise ConfigurationError(f"`max_skipped` must be a positive integer. Received: max_skipped={max_skipped!r}")
+        if stall_after is not None and not stall_after > 0:
+            raise ConfigurationError(f"`stall_after` must be above 0. Received: stall_after={stall_after!r}")
         self.model_file = models.to_bytes(model)
         self.recipe = recipe_of(
             model,
@@ -141,77 +172,71 @@ class Trainer:
         self.shuffle = shuffle
         self.partitioned_already = partitioned_already
         self.spool_bytes = spool_bytes
+        self.bad_numbers = bad_numbers
+        self.max_skipped = max_skipped
         self.measure_gap = measure_gap
         self.progress = progress
         self.host = host
         self.port = port
+        self.tls = tls
+        if tls:
+            make_certificate()  # finds out now whether it can
         self.threads = threads
         self.deadlines = deadlines or Deadlines()
+        self.stall_after = stall_after
         self._replica()  # what cannot work fails here, not in `train`
-        self._frame: DataFrame | None = None
-        self._records: Records | None = None
-        self._model: keras.Model | None = None
-        #: Seconds of the parts of the last `train`: start, spark, finish, total.
-        self.timings: dict[str, float] = {}
 
-    # ---- what a job leaves behind
-
-    @property
-    def model(self) -> keras.Model:
-        """The model with the center's last known weights; also after a job that failed or was interrupted.
-
-        Raises:
-            LocalProtocolError: nothing has been trained.
-        """
-        return self._left(self._model, "model")
-
-    @property
-    def history(self) -> DataFrame:
-        """One row a mini-batch: worker, epoch, iteration (from 0, of the worker), timestamp, loss, metrics, samples."""
-        return self._table(self._left(self._records, "history").history())
-
-    @property
-    def commits(self) -> DataFrame:
-        """One row a commit, by clock: worker, timestamp, staleness, gap (null unless measured), mean scale factor,
-        bytes, wait (seconds that the worker had waited for the reply before), and what stood behind it."""
-        return self._table(self._left(self._records, "commits").commits())
-
-    @property
-    def ledger(self) -> DataFrame:
-        """One row a commit: partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation."""
-        return self._table(self._left(self._records, "ledger").ledger())
-
-    def _left(self, value: Any, name: str) -> Any:
-        if value is None:
-            raise LocalProtocolError(f"`{name}` must be asked for after `train`. Received: no training yet")
-        return value
-
-    def _table(self, table: pa.Table) -> DataFrame:
-        assert self._frame is not None
-        return self._frame.sparkSession.createDataFrame(table)
-
-    # ---- training
-
-    def train(self, df: DataFrame) -> keras.Model:
+    def train(
+        self,
+        df: DataFrame,
+        *,
+        callbacks: Sequence[Callback] = (),
+        checkpoint: str | PathLike[str] | Checkpoint | None = None,
+        resume: bool = False,
+    ) -> keras.Model:
         """Trains on ``df`` and returns a new model with the center's weights, compiled like the workers'.
+
+        With a checkpoint, training outlives the death of the parameter server, which is started again from its latest
+        snapshot, and that of the driver, after which ``resume=True`` goes on in a new one.
+
+        A callback may end the job early. That is no failure: the model comes back, `stopped` says why, and the
+        mini-batches committed are the first ones of each partition. A job with a checkpoint can be resumed after it.
+
+        Args:
+            df: the data.
+            callbacks: `EarlyStopping`, `TimeBudget`, or your own: see `callbacks`.
+            checkpoint: where the server saves its state: a directory, a URI that Arrow's filesystems open, or a
+                `Checkpoint` that says how often as well. Of this job alone.
+            resume: go on with the job that is saved there, if one is: with the same number of workers exactly where it
+                stopped, with another number from the beginning of the first epoch that was not ended, whose rows then
+                count once more; `resumed` says which. A larger `num_epoch` than before trains on.
 
         Raises:
             MissingColumnError, ShapeError, ConfigurationError: before any work starts.
             EmptyDataError: ``df`` has no rows.
             DistkerasError: what a worker found, with its traceback; the Spark job is cancelled and the port free.
+            Exception: what a callback raised; likewise.
             KeyboardInterrupt: likewise; `model` has the center's last weights.
         """
         began = time.monotonic()
+        saved = _checkpoint_of(checkpoint, resume)
         replica = self._replica()
-        df, weight_col = self._weighted(df)
-        spec = self._spec(replica.model, df, weight_col)
+        df, weight_col = weighted(df, self.labels, self.class_weight, self.sample_weight_col)
+        spec = replace(self._spec(replica.model, df, weight_col), rewindable=saved is not None)
         _prepare(replica, spec)
-        workers = self.num_workers or _default_workers(df)
-        self._frame, self._records, self._model = df, None, None
+        workers = self.num_workers or default_workers(df)
+        self._forget(df)
+        running = Callbacks(callbacks, Training(replica.metric_names, self._replica, self._collected))
+        running.begin()
         start = np.empty(replica.size, np.float32)
         replica.read(start)
         moving = np.empty(replica.statistics.size, np.float32)
         replica.read_statistics(moving)
+        layouts = (replica.layout, replica.statistics)
+
+        def publish(driver: DriverClient) -> None:
+            driver.publish(start, moving, self.model_file, layouts)
+
         laid_out = partitioned(df, spec, workers, partitioned_already=self.partitioned_already)
         with (
             ServerProcess(
@@ -220,44 +245,60 @@ class Trainer:
                 learning_rate=self._server_learning_rate(replica),
                 staleness_bound=self.staleness_bound,
                 measure_gap=self.measure_gap,
-                host=self.host or _driver_host(df),
+                max_skipped=self.max_skipped if self.bad_numbers == "skip" else 0,
+                host=self.host or driver_host(df),
                 port=self.port,
                 deadlines=self.deadlines,
+                checkpoint=saved,
+                resume=resume,
+                job=self._facts(),
+                epochs=self.num_epoch,
+                tls=self.tls,
+                events=self._events,
             ) as process,
+            Supervisor(process, publish, self._events) as server,
             Progress(self.progress) as progress,
         ):
-            driver = DriverClient(process.address, self.deadlines)
+            self.resumed = Resumed.of(process.resumed)
+            task = Task(
+                address=process.address,
+                rule=self.rule,
+                spec=spec,
+                recipe=self.recipe,
+                size=replica.size,
+                statistics=replica.statistics.size,
+                metrics=replica.metric_names,
+                workers=workers,
+                threads=self.threads,
+                deadlines=self.deadlines,
+            )
+            job = Job(
+                laid_out,
+                task,
+                process.address,
+                supervisor=server,
+                progress=progress,
+                callbacks=running,
+                events=self._events,
+                stalls=None if self.stall_after is None else Stalls(self.stall_after, self._events),
+            )
+            started = time.monotonic()
             try:
-                driver.publish(start, moving, self.model_file)
-                task = Task(
-                    address=process.address,
-                    rule=self.rule,
-                    spec=spec,
-                    recipe=self.recipe,
-                    size=replica.size,
-                    statistics=replica.statistics.size,
-                    metrics=replica.metric_names,
-                    workers=workers,
-                    threads=self.threads,
-                    deadlines=self.deadlines,
-                )
-                started = time.monotonic()
-                try:
-                    rows = Job(laid_out, task, process.address, alive=process.alive, progress=progress).run()
-                except BaseException:
-                    if process.alive():  # no commit between the center that is collected and its records
-                        driver.stop("the driver ended the job")
-                    raise
-                finally:
-                    ended = time.monotonic()
-                    if process.alive():
-                        self._collect(driver, replica)
-            finally:
-                driver.close()
-        records = self._records
-        if records is None or not len(records.commits_array):
+                rows = job.run()
+                ended = time.monotonic()
+            except BaseException:
+                if server.alive():
+                    # No commit may come between the center that is collected and its records.
+                    server.ask(lambda driver: driver.stop("the driver ended the job"))
+                    server.ask(lambda driver: self._collect(driver, replica))
+                raise
+            center = server.ask(lambda driver: self._collect(driver, replica))
+        self.stopped, records = job.stopped, self._records
+        if records is None or not (len(records.commits_array) or self.stopped):
             raise EmptyDataError("`df` must have rows to train on. Received: none")
-        records.check_exactly_once({row["worker"]: row["batches"] for row in rows}, self.num_epoch)
+        batches = {row["worker"]: row["batches"] for row in rows}
+        records.check_exactly_once(batches, self.num_epoch, self.resumed, stopped=self.stopped is not None)
+        running.end(center).load(replica)
         finished = time.monotonic()
         self.timings = {
             "start": started - began,
@@ -267,13 +308,29 @@ class Trainer:
         }
         return self.model
 
-    def _collect(self, driver: DriverClient, replica: KerasReplica) -> None:
+    def _facts(self) -> dict[str, Any]:
+        """What decides which rows a mini-batch has: a job that is resumed must have them the same."""
+        return {
+            "features": list(self.features),
+            "labels": list(self.labels),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def _collect(self, driver: DriverClient, replica: KerasReplica) -> Center:
         """The center and the records, also of a job that failed: what was learned is not lost."""
         reply = driver.center()
-        replica.load(reply.center)
-        replica.load_statistics(reply.statistics)
+        center = Center(reply.clock, reply.center, reply.statistics)
+        center.load(replica)
         self._model = replica.model
         self._records = Records.drain(driver)
+        return center
+
+    def _collected(self, df: DataFrame, most: int) -> Batch | None:
+        """Rows of a validation DataFrame, with the columns that the trainer is told of."""
+        spec = self._spec(self._replica().model, df, self.sample_weight_col)
+        return collect(df, replace(spec, epochs=1, shuffle=False), most)
 
     def _replica(self) -> KerasReplica:
         """A copy of the model, compiled like the workers', on the driver.
@@ -311,31 +368,14 @@ class Trainer:
             spool_bytes=self.spool_bytes,
         )
 
-    def _weighted(self, df: DataFrame) -> tuple[DataFrame, str | None]:
-        """Class weights become sample weights, in the JVM."""
-        if self.class_weight is None:
-            return df, self.sample_weight_col
-        from pyspark.sql import functions as F
-        from pyspark.sql.types import IntegralType
-
-        kinds = {field.name: field.dataType for field in df.schema.fields}
-        if len(self.labels) != 1 or not isinstance(kinds.get(self.labels[0]), IntegralType):
-            raise ShapeError(
-                "`class_weight` needs one label column of integer classes. "
-                f"Received: label_col={list(self.labels)} of {[str(kinds.get(name)) for name in self.labels]}"
-            )
-        label = F.col(f"`{self.labels[0]}`")
-        weight = F.lit(1.0) if self.sample_weight_col is None else F.col(f"`{self.sample_weight_col}`").cast("double")
-        factor = F.lit(1.0)
-        for number, value in self.class_weight.items():
-            factor = F.when(label == F.lit(int(number)), F.lit(float(value))).otherwise(factor)
-        return df.withColumn(_CLASS_WEIGHT, weight * factor), _CLASS_WEIGHT
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rule={self.rule}, num_workers={self.num_workers}, batch_size={self.batch_size})"
 
 
-_CLASS_WEIGHT = "distkeras_class_weight"
+def _checkpoint_of(checkpoint: str | PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
+    if checkpoint is None and resume:
+        raise ConfigurationError("`resume` needs to be told from where. Received: resume=True, checkpoint=None")
+    return checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(fspath(checkpoint))
 
 
 def _prepare(replica: KerasReplica, spec: DataSpec) -> None:
@@ -355,20 +395,3 @@ def _is_plain_sgd(optimizer: Any) -> bool:
 
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return isinstance(inner, keras.optimizers.SGD) and not inner.momentum and not inner.weight_decay
-
-
-def _default_workers(df: DataFrame) -> int:
-    from pyspark.errors import PySparkException
-
-    try:
-        return df.sparkSession.sparkContext.defaultParallelism
-    except PySparkException:  # Spark Connect hides it
-        raise ConfigurationError("`num_workers` must be given under Spark Connect. Received: None") from None
-
-
-def _driver_host(df: DataFrame) -> str:
-    conf = df.sparkSession.conf
-    master = str(conf.get("spark.master", "local"))
-    if master.startswith("local") and not master.startswith("local-cluster"):
-        return "127.0.0.1"
-    return str(conf.get("spark.driver.host", "127.0.0.1"))

@@ -62,11 +62,11 @@ class _Named(Trainer):
             **options,
         )
 
-    def train(self, df: DataFrame, shuffle: bool | None = None) -> keras.Model:
-        """See `Trainer.train`. ``shuffle`` overrides the constructor's."""
+    def train(self, df: DataFrame, shuffle: bool | None = None, **options: Any) -> keras.Model:
+        """See `Trainer.train`, which takes the ``options``. ``shuffle`` overrides the constructor's."""
         if shuffle is not None:
             self.shuffle = shuffle
-        return super().train(df)
+        return super().train(df, **options)
 
     def get_training_time(self) -> float:
         """Seconds that the last `train` took."""

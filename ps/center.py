@@ -43,8 +43,25 @@ class Member:
     #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
     released: int | None = None
     steps: int = 0
+    #: Whether its last commit was left out for its numbers.
+    skipped: bool = False
+    #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
+    since: float = 0.0
     sent: Buffer | None = None
     vectors: tuple[Vector, ...] = ()
+
+
+@dataclass
+class Round:
+    """A synchronous rule's round: what has been contributed, and when it and the one before it began."""
+
+    statistics: np.ndarray
+    total: Buffer | None = None
+    steps: int = 0
+    #: Contributions that were left out for their numbers: their workers have arrived.
+    skipped: int = 0
+    began: int = 0
+    previous_began: int = 0
 
 
 class Released(NamedTuple):
@@ -113,6 +130,8 @@ class Center:
         self.statistics = np.array(statistics)
         self.incarnation = incarnation
         self.clock = 0
+        #: Why the job ends early, if it does; then everybody who asks is told to leave.
+        self.stopping: str | None = None
         self.counters: dict[str, int] = {}
         self.log = Log()
         self.members: dict[int, Member] = {}
@@ -126,11 +145,7 @@ class Center:
         self._keeps_sent = self.traits.keeps_sent or measure_gap
         self._chunk = Chunk()
         self._scratch = np.empty(min(max(block, BLOCK), vector.size), vector.dtype)
-        self._round: Buffer | None = None
-        self._round_statistics = np.zeros_like(self.statistics)
-        self._round_steps = 0
-        self._round_began = 0
-        self._previous_round_began = 0
+        self.round = Round(np.zeros_like(self.statistics))
 
     def rate(self, clock: int) -> float:
         """The server's eta for the commit that finds the clock at ``clock``; 0 for rules that step at the workers."""
@@ -143,30 +158,39 @@ class Center:
 
     # ---- leases -----------------------------------------------------------------------------------------------
 
-    def join(self, worker: int, attempt: int) -> Member | None:
-        """Gives ``attempt`` the lease of ``worker``'s partition; None while another attempt holds it and is connected.
+    def new_member(self, attempt: int) -> Member:
+        """A member at the beginning of its data, not yet one of `members`."""
+        vectors = tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
+        return Member(attempt, since=self._now(), vectors=vectors)
+
+    def join(self, worker: int, attempt: int, *, expired: bool = False) -> Member | None:
+        """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait for it.
+
+        A later attempt takes over once the holder's connection is gone: Spark started it because it gave the holder up,
+        or to race it. Any attempt takes over once the lease has expired, an earlier one too: Spark may still count on
+        it. A partition whose data has ended has no holder any more, and everybody is told.
+
+        Args:
+            worker: the partition.
+            attempt: Spark's task attempt id, at least 0.
+            expired: the holder has given no sign of life for as long as a lease lasts.
 
         Raises:
-            LeaseLostError: a later attempt has the lease.
             RemoteProtocolError: no such worker.
         """
         if not 0 <= worker < self.workers:
             raise RemoteProtocolError(f"`worker` must be in [0, {self.workers}). Received: worker={worker}")
         member = self.members.get(worker)
         if member is None:
-            member = self.members[worker] = Member(attempt)
-            member.vectors = tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
-        elif attempt < member.attempt:
-            raise LeaseLostError(
-                f"attempt {member.attempt} holds the lease. Received: attempt {attempt}", worker=worker
-            )
-        elif attempt > member.attempt and member.connected and not member.finished:
-            return None
-        if attempt != member.attempt:
-            member.attempt, member.released = attempt, None
+            member = self.members[worker] = self.new_member(attempt)
+        elif member.finished:
+            return member
+        elif attempt != member.attempt:
+            if not expired and (attempt < member.attempt or member.connected):
+                return None
+            member.attempt, member.released, member.since = attempt, None, self._now()
         member.connected = True
-        if not member.finished:
-            self.scheduler.joined(worker)
+        self.scheduler.joined(worker)
         return member
 
     def disconnected(self, worker: int, attempt: int) -> None:
@@ -177,12 +201,18 @@ class Center:
 
     def leave(self, worker: int, attempt: int) -> None:
         """The partition's data has ended."""
-        member = self.held(worker, attempt)
-        if not member.finished:
+        member = self.members.get(worker)
+        if member is None or not member.finished:
+            member = self.held(worker, attempt)
             member.finished = True
             self.rule.leave(self.model, member.vectors)
             self.scheduler.left(worker)
         self._end_round_if_complete()
+
+    def finish(self, reason: str) -> None:
+        """Ends the job early: nobody waits for those who have not joined, and everybody is told to leave."""
+        self.stopping = self.stopping or reason
+        self.scheduler.gather = False  # those who have joined are all there will be
 
     def held(self, worker: int, attempt: int) -> Member:
         """The member, if ``attempt`` holds its lease.
@@ -209,13 +239,10 @@ class Center:
             LedgerError: the mini-batches do not continue where the partition's last commit ended.
             RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
         """
-        member = self.held(commit.worker, commit.attempt)
-        if commit.sequence == member.sequence and commit.sequence > 0:
+        member = self._due(commit, len(parts))
+        if member is None:
             return False
-        self._check(commit, member, len(parts))
-        if member.released is None:
-            raise RemoteProtocolError("a worker must pull before it commits. Received: a commit", worker=commit.worker)
-        staleness = 0 if self.traits.synchronous else self.clock - member.released
+        staleness = self._staleness(member)
         rounds = self.scheduler if isinstance(self.scheduler, Synchronous) else None
         context = Context(
             workers=self.workers,
@@ -225,7 +252,7 @@ class Center:
             steps=commit.steps,
             learning_rate=self.rate(self.clock) if self.traits.gradient else commit.learning_rate,
             previous_learning_rate=self.rate(self.clock - 1) if self.traits.gradient else commit.learning_rate,
-            waiting=len(rounds.arrived) if rounds else 0,
+            waiting=len(rounds.arrived) - self.round.skipped if rounds else 0,
         )
         scalars = self.rule.accept(context, self.counters)
         gap = self._gap(member) if self._measure_gap else math.nan
@@ -236,32 +263,84 @@ class Center:
             total = self._apply(member, parts, scalars)
         self._blend_statistics(commit, member)
         scale = commit.scale if total is None else total / self.size
+        now = self._now()
         self.log.add(
             commit,
             clock=self.clock,
             staleness=staleness,
-            timestamp=self._now(),
+            timestamp=now,
             eta=context.learning_rate,
             gap=gap,
             scale=scale,
         )
         self.clock += 1
-        member.sequence = commit.sequence
         member.steps = commit.steps
-        member.checksum = commit.checksum
-        member.epoch, member.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
+        self._advance(member, commit, now)
         if not commit.wants_center:
             member.released = self.clock
         self.scheduler.committed(commit.worker)
         self._end_round_if_complete()
         return True
 
-    def _check(self, commit: Commit, member: Member, parts: int) -> None:
+    def skip(self, commit: Commit) -> bool:
+        """Leaves ``commit`` out, for its numbers: its mini-batches are done with, and nothing else has changed.
+
+        Its worker must pull before it goes on. A round counts it as arrived, with nothing contributed.
+
+        Returns:
+            False if it had been left out before, and only the reply was lost.
+
+        Raises:
+            LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
+        """
+        member = self._due(commit, len(commit.parts))
+        if member is None:
+            return False
+        now = self._now()
+        self.log.add(
+            commit,
+            clock=self.clock,
+            staleness=self._staleness(member),
+            timestamp=now,
+            eta=commit.learning_rate,
+            gap=math.nan,
+            scale=0.0,
+            skipped=True,
+        )
+        self._advance(member, commit, now)
+        member.skipped, member.released = True, None
+        self.scheduler.committed(commit.worker)
+        if isinstance(self.scheduler, Synchronous):
+            self.round.skipped += 1
+        self._end_round_if_complete()
+        return True
+
+    def _due(self, commit: Commit, parts: int) -> Member | None:
+        """The member that ``commit`` is the next one of; None where it is the last one, sent again."""
+        member = self.held(commit.worker, commit.attempt)
         if commit.incarnation != self.incarnation:
             raise RemoteProtocolError(
                 f"`incarnation` must be {self.incarnation}. Received: incarnation={commit.incarnation}",
                 worker=commit.worker,
             )
+        if commit.sequence == member.sequence and commit.sequence > 0:
+            return None
+        self._check(commit, member, parts)
+        if member.released is None:
+            raise RemoteProtocolError("a worker must pull before it commits. Received: a commit", worker=commit.worker)
+        return member
+
+    def _staleness(self, member: Member) -> int:
+        assert member.released is not None
+        return 0 if self.traits.synchronous else self.clock - member.released
+
+    @staticmethod
+    def _advance(member: Member, commit: Commit, now: float) -> None:
+        member.sequence, member.checksum = commit.sequence, commit.checksum
+        member.epoch, member.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
+        member.skipped, member.since = False, now
+
+    def _check(self, commit: Commit, member: Member, parts: int) -> None:
         if parts != self.traits.parts or commit.sequence != member.sequence + 1:
             raise RemoteProtocolError(
                 f"commit must have {self.traits.parts} parts and sequence {member.sequence + 1}. "
@@ -344,41 +423,40 @@ class Center:
     # ---- rounds -----------------------------------------------------------------------------------------------
 
     def _contribute(self, part: Buffer) -> None:
-        if self._round is None:
-            self._round = part
+        if self.round.total is None:
+            self.round.total = part
         else:
-            self._round.array += part.array
+            self.round.total.array += part.array
             part.drop()
 
     def _end_round_if_complete(self) -> None:
         """A rule without rounds of its own has moved the center at each arrival; its workers are only let go."""
         if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete():
             return
-        if self._round is not None:
-            self._take_round(self._round, len(self.scheduler.arrived))
+        if self.round.total is not None:
+            self._take_round(self.round.total, len(self.scheduler.arrived) - self.round.skipped)
+        self.round.skipped = 0
         self.scheduler.next_round()
 
     def _take_round(self, total: Buffer, contributions: int) -> None:
-        scalars = self.rule.release(
-            self._view_context(-1, self._round_began, self._previous_round_began), self.counters
-        )
+        scalars = self.rule.release(self._view_context(-1, self.round.began, self.round.previous_began), self.counters)
         center = self.current.array
         for chunk in self._chunks(self._block, total.array, center, (total.array,), self.model, (), center):
             self.rule.round_end(chunk, contributions, scalars)
         self._publish(total)
-        self._round = None
+        self.round.total = None
         if self.statistics.size:
-            self.statistics = self._round_statistics / self._round_steps
-            self._round_statistics = np.zeros_like(self.statistics)
-            self._round_steps = 0
-        self._previous_round_began, self._round_began = self._round_began, self.clock
+            self.statistics = self.round.statistics / self.round.steps
+            self.round.statistics = np.zeros_like(self.statistics)
+            self.round.steps = 0
+        self.round.previous_began, self.round.began = self.round.began, self.clock
 
     def _blend_statistics(self, commit: Commit, member: Member) -> None:
         if not self.statistics.size:
             return
         if self.traits.synchronous:
-            self._round_statistics += commit.statistics * commit.steps
-            self._round_steps += commit.steps
+            self.round.statistics += commit.statistics * commit.steps
+            self.round.steps += commit.steps
             return
         # Each active worker's share of the average is its share of the latest steps; one worker's is all of it.
         others = (self.members[other] for other in self.scheduler.active)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import select
 import socket
+import ssl
+import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from distkeras.ps.errors import AuthenticationError, DeadlineError, DistkerasError, ServerLostError
+from distkeras.ps.errors import (
+    AuthenticationError,
+    DeadlineError,
+    DistkerasError,
+    RemoteProtocolError,
+    ServerLostError,
+)
 from distkeras.ps.messages import Message
-from distkeras.ps.wire import Connection, EndOfStream
+from distkeras.ps.wire import Allocate, Connection, EndOfStream
 
-#: Large enough that a multi-megabyte vector is not cut into many wake-ups.
+#: Large enough that a multi-megabyte vector is not cut into many wake-ups. Strangers get the system's own, small ones.
 SOCKET_BUFFER = 512 * 1024
+
+_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 1.0
+_TIMEVAL = struct.Struct("@ll")  # the kernel's
+_GONE = getattr(select, "POLLRDHUP", 0)  # only Linux tells of half a connection's end; the other half's is always told
 
 
 @dataclass(frozen=True)
@@ -26,9 +41,10 @@ class Deadlines:
         publish: a worker's wait for the driver to publish the center.
         gather: a worker's wait for all others to join, where the rule or the scheduler needs them all.
         reply: a worker's wait for a round, a slower worker, or a busy server.
-        takeover: a newcomer's wait for the previous attempt of its partition to be gone.
+        lease: silence of a connected holder of a partition after which another attempt takes over.
         silence: of a connected worker between two requests.
         reconnect: a worker's attempts to reach the server again after a lost connection.
+        rows: a worker's wait for Spark's next rows, which other stages may have to compute first.
         close: for the server's threads to end.
     """
 
@@ -38,9 +54,10 @@ class Deadlines:
     publish: float = 60.0
     gather: float = 60.0
     reply: float = 600.0
-    takeover: float = 120.0
+    lease: float = 120.0
     silence: float = 24 * 3600.0
     reconnect: float = 30.0
+    rows: float = 3600.0
     close: float = 10.0
 
 
@@ -51,32 +68,77 @@ class Channel:
         sock: a connected stream socket; the channel owns it.
         connection: the protocol's state.
         frame: seconds that one frame may take.
+        context: encrypts the connection; None: plain.
     """
 
-    def __init__(self, sock: socket.socket, connection: Connection, *, frame: float) -> None:
+    def __init__(
+        self, sock: socket.socket, connection: Connection, *, frame: float, context: ssl.SSLContext | None = None
+    ) -> None:
         self.sock = sock
         self.connection = connection
         self.frame = frame
+        self._context = context
+        self._ended = False
+        self._pipe: _Plain | _Encrypted = _Plain(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
         _keep_alive(sock)
 
-    def handshake(self, timeout: float) -> None:
-        """Runs the handshake.
+    def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
+        """Runs the handshake. A server calls ``admit`` when the client has proved the key and is not told yet.
 
         Raises:
-            AuthenticationError: the peer does not hold the key, or hung up instead of proving it.
+            AuthenticationError: the peer does not hold the key or the certificate, or a client hung up instead of
+                proving that it does.
+            ServerLostError: the server hung up; it does so to make room, and may have some later.
             DeadlineError: it took longer than ``timeout`` seconds.
             RemoteProtocolError: the peer speaks something else.
         """
         deadline = time.monotonic() + timeout
+        if self._context is not None:
+            self._encrypt(self._context, deadline)
         self._send(self.connection.start(), deadline, "the handshake")
         while not self.connection.authenticated:
-            event, answer = self.connection.received(self._receive(deadline, "the handshake"))
-            if isinstance(event, EndOfStream):
-                raise AuthenticationError("the peer must prove the job's key. Received: the end of the stream")
+            count = self._receive(deadline, "the handshake")
+            if count == 0:
+                raise self._hung_up_early()
+            try:
+                _, answer = self.connection.received(count)
+            except AuthenticationError:
+                # Said aloud, or the client could not tell it from a server that hung up for want of room.
+                with contextlib.suppress(OSError):
+                    self._send(self.connection.refusal(), deadline, "the handshake")
+                raise
+            if self.connection.authenticated:
+                admit()
             self._send(answer, deadline, "the handshake")
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            self.sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+
+    def _encrypt(self, context: ssl.SSLContext, deadline: float) -> None:
+        server = self.connection.server
+        self.sock.settimeout(_left(deadline, "the TLS handshake"))
+        try:
+            sock = context.wrap_socket(self.sock, server_side=server, do_handshake_on_connect=False)
+            self.sock = sock
+            if self._ended:  # on the plain socket, which is an empty shell now
+                raise ConnectionAbortedError("the connection was ended here")
+            sock.do_handshake()
+        except TimeoutError:
+            raise DeadlineError("waited for the TLS handshake until its deadline") from None
+        except ssl.SSLCertVerificationError as error:
+            raise AuthenticationError(
+                f"the server must have the job's certificate. Received: another one ({error.verify_message})"
+            ) from None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise self._hung_up_early() from None
+        except ssl.SSLError as error:
+            raise RemoteProtocolError(f"the peer must speak TLS 1.3. Received: {error.reason or error}") from None
+        self._pipe = _Encrypted(sock)
+
+    def _hung_up_early(self) -> DistkerasError:
+        if self.connection.server:
+            return AuthenticationError("the peer must prove the job's key. Received: the end of the stream")
+        return ServerLostError("the server must complete the handshake. Received: it hung up")
 
     def send(self, message: Message) -> None:
         """Sends ``message`` whole.
@@ -98,7 +160,9 @@ class Channel:
         deadline = time.monotonic() + timeout
         begun = False
         while True:
-            count = self._receive(deadline, what)
+            count = self._receive(deadline, what, whole=begun)
+            if begun and count == 0:  # no offense against the protocol: the peer died, or its line did
+                raise ConnectionResetError("the peer hung up within a frame")
             event, _ = self.connection.received(count)
             if event is not None:
                 return event
@@ -107,34 +171,45 @@ class Channel:
 
     def hung_up(self) -> bool:
         """Whether the peer has closed its end, found without reading anything away."""
-        self.sock.settimeout(0)
         try:
-            return self.sock.recv(1, socket.MSG_PEEK) == b""
+            poller = select.poll()
+            poller.register(self.sock, _GONE)
+            if poller.poll(0):  # finds it behind bytes that nobody has read yet, which a peek does not
+                return True
+            if self._context is not None:
+                self.sock.settimeout(0)
+            # Below TLS, whose sockets cannot peek.
+            return socket.socket.recv(self.sock, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
             return False
-        except OSError:
+        except (OSError, ValueError):  # the latter from a closed socket
             return True
+
+    def hang_up(self) -> None:
+        """Ends the conversation from any thread: a blocked call in another one returns, and that one closes."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # the peer may have been faster
+            # Not the TLS socket's own method, which goes over to plain text under the feet of a reading thread.
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the socket; a blocked call in another thread returns."""
-        with contextlib.suppress(OSError):  # the peer may have been faster
-            self.sock.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
         self.sock.close()
 
-    def _receive(self, deadline: float, what: str) -> int:
-        self.sock.settimeout(_left(deadline, what))
+    def _receive(self, deadline: float, what: str, *, whole: bool = False) -> int:
+        """Fills the connection's spaces; ``whole``: all, unless the deadline or the stream's end comes first."""
         try:
-            return self.sock.recv_into(self.connection.space())
-        except TimeoutError:
+            return self._pipe.read(self.connection.spaces(), _left(deadline, what), whole)
+        except (TimeoutError, BlockingIOError):
             raise DeadlineError(f"waited for {what} until its deadline; nothing came") from None
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float, what: str) -> None:
         pending = [memoryview(buffer) for buffer in buffers]
         while pending:
-            self.sock.settimeout(_left(deadline, what))
             try:
-                sent = self.sock.sendmsg(pending)
-            except TimeoutError:
+                sent = self._pipe.write(pending, _left(deadline, what))
+            except (TimeoutError, BlockingIOError):
                 raise DeadlineError(f"waited for {what} until its deadline; the peer does not take it") from None
             while pending and sent >= len(pending[0]):
                 sent -= len(pending.pop(0))
@@ -142,28 +217,103 @@ class Channel:
                 pending[0] = pending[0][sent:]
 
 
-def dial(address: tuple[str, int], key: bytes, deadlines: Deadlines, connection: Connection | None = None) -> Channel:
-    """Connects to a server and authenticates.
+class _Plain:
+    """A socket whose deadlines the kernel keeps, so that a vector comes or goes in one call of it.
+
+    Python's own timeouts make a socket non-blocking and ask the kernel three times for every piece: on a vector of
+    some megabytes that costs up to a quarter of the rate, and a turn of the interpreter's lock a piece.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._limits: dict[int, float] = {}
+        sock.settimeout(None)
+
+    def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
+        self._limit(socket.SO_RCVTIMEO, timeout)
+        flags = socket.MSG_WAITALL if whole else 0
+        if len(spaces) == 1:
+            return self._sock.recv_into(spaces[0], 0, flags)
+        return self._sock.recvmsg_into(spaces, 0, flags)[0]
+
+    def write(self, buffers: list[memoryview], timeout: float) -> int:
+        self._limit(socket.SO_SNDTIMEO, timeout)
+        return self._sock.sendmsg(buffers)
+
+    def _limit(self, option: int, timeout: float) -> None:
+        # Within a hundredth of what is set: the wait may end that much later, and a system call is saved.
+        if not 0.99 * timeout <= self._limits.get(option, 0.0) <= 1.01 * timeout:
+            whole = int(timeout)
+            rest = max(1, int((timeout - whole) * 1e6))  # zero would mean for ever
+            self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, rest))
+            self._limits[option] = timeout
+
+
+class _Encrypted:
+    """A TLS socket's calls, as `Channel` wants them: it has no ``sendmsg``."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+
+    def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
+        try:
+            self._sock.settimeout(timeout)
+            return self._sock.recv_into(spaces[0])
+        except (AttributeError, ValueError):  # another thread closes it at this moment
+            raise ConnectionAbortedError("the connection was closed here") from None
+
+    def write(self, buffers: list[memoryview], timeout: float) -> int:
+        try:
+            self._sock.settimeout(timeout)
+            return self._sock.send(buffers[0])
+        except (AttributeError, ValueError):
+            raise ConnectionAbortedError("the connection was closed here") from None
+
+
+def dial(
+    address: tuple[str, int],
+    key: bytes,
+    deadlines: Deadlines,
+    *,
+    allocate: Allocate | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Channel:
+    """Connects to a server and authenticates; where it hangs up to make room, again, until ``deadlines.connect``.
 
     Raises:
         ServerLostError: nobody listens there, or it cannot be reached.
         AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
     """
     where = f"{address[0]}:{address[1]}"
-    try:
-        sock = socket.create_connection(address, timeout=deadlines.connect)
-    except OSError as error:
-        raise ServerLostError(f"a parameter server must listen at {where}. Received: {error}") from None
-    channel = Channel(sock, connection or Connection(server=False, key=key), frame=deadlines.frame)
-    try:
-        channel.handshake(deadlines.handshake)
-    except DistkerasError:
+    deadline = time.monotonic() + deadlines.connect
+    pause = _BACKOFF_FIRST
+    while True:
+        try:
+            sock = socket.create_connection(address, timeout=deadlines.connect)
+        except OSError as error:
+            raise ServerLostError(f"a parameter server must listen at {where}. Received: {error}") from None
+        if sock.getsockname() == sock.getpeername():
+            # Where nobody listens on this very host, the system may give a socket its own target as its port.
+            sock.close()
+            raise ServerLostError(f"a parameter server must listen at {where}. Received: this client's own call")
+        connection = Connection(server=False, key=key, allocate=allocate)
+        channel = Channel(sock, connection, frame=deadlines.frame, context=context)
+        dropped: OSError
+        try:
+            channel.handshake(deadlines.handshake)
+            return channel
+        except ServerLostError as error:
+            dropped = error
+        except DistkerasError:
+            channel.close()
+            raise
+        except OSError as error:
+            dropped = error
         channel.close()
-        raise
-    except OSError as error:
-        channel.close()
-        raise ServerLostError(f"the server at {where} must complete the handshake. Received: {error}") from None
-    return channel
+        if time.monotonic() + pause > deadline:
+            raise ServerLostError(f"the server at {where} must complete the handshake. Received: {dropped}")
+        time.sleep(pause * random.uniform(0.5, 1.0))  # not all clients at the same moment
+        pause = min(2 * pause, _BACKOFF_MOST)
 
 
 def _left(deadline: float, what: str) -> float:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from distkeras.ps.channel import Channel, Deadlines, dial
-from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, RemoteProtocolError, ServerLostError
+from distkeras.ps.errors import DeadlineError, DistkerasError, LeaseLostError, RemoteProtocolError, ServerLostError
 from distkeras.ps.faults import error_of, fault_of
+from distkeras.ps.layout import Layout, encode
 from distkeras.ps.messages import (
     NO_BYTES,
     NO_FLOATS,
@@ -22,6 +23,7 @@ from distkeras.ps.messages import (
     Drain,
     Fault,
     FetchModel,
+    Finish,
     Hello,
     Inspect,
     Leave,
@@ -29,16 +31,20 @@ from distkeras.ps.messages import (
     ModelFile,
     Observe,
     Occupancy,
+    Parked,
     Probe,
     Publish,
     Pull,
     Records,
+    Roll,
+    RollCall,
     Status,
     Stop,
     Welcome,
 )
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.wire import Connection, EndOfStream
+from distkeras.ps.tls import client_context
+from distkeras.ps.wire import EndOfStream
 from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply
 
 _M = TypeVar("_M", bound=Message)
@@ -47,14 +53,21 @@ _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and the key to it. Travels inside Spark's own task closure; the key stays out of its repr."""
+    """Where a server is, and the key to it. Travels inside Spark's own task closure; the key stays out of its repr.
+
+    Args:
+        host, port: where.
+        key: the job's, 32 bytes.
+        certificate: the one that the server must have, PEM; empty: the connection is not encrypted.
+    """
 
     host: str
     port: int
     key: bytes
+    certificate: str = ""
 
     def __repr__(self) -> str:
-        return f"Address(host={self.host!r}, port={self.port})"
+        return f"Address(host={self.host!r}, port={self.port}, tls={bool(self.certificate)})"
 
 
 class _Caller:
@@ -71,16 +84,19 @@ class _Caller:
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
     def _connect(self) -> Channel:
-        connection = Connection(server=False, key=self.address.key, allocate=self._allocate)
-        where = (self.address.host, self.address.port)
-        self.channel = dial(where, self.address.key, self.deadlines, connection)
+        where, certificate = (self.address.host, self.address.port), self.address.certificate
+        context = client_context(certificate) if certificate else None
+        try:
+            self.channel = dial(where, self.address.key, self.deadlines, allocate=self._allocate, context=context)
+        except DeadlineError as error:  # its system takes calls for a server that stands still
+            raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
         return self.channel
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         return np.empty(size, dtype)
 
-    def _call(self, message: Message, expected: type[_M], timeout: float | None = None) -> _M:
-        """Sends ``message`` and returns the reply.
+    def _call(self, message: Message, expected: type[_M] | tuple[type[_M], ...], timeout: float | None = None) -> _M:
+        """Sends ``message`` and returns the reply, which must be one of ``expected``.
 
         Raises:
             DistkerasError: the server answered with a fault: that very error.
@@ -93,16 +109,20 @@ class _Caller:
             channel.send(message)
             answer = channel.receive(self._patience if timeout is None else timeout, what)
         except DistkerasError:
+            self.close()  # what comes next in this stream answers another question
             raise
         except OSError as error:
+            self.close()
             raise ServerLostError(f"the server must answer {type(message).__name__}. Received: {error}") from error
         if isinstance(answer, EndOfStream):
+            self.close()
             raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
         if isinstance(answer, Fault):
             raise error_of(answer)
         if not isinstance(answer, expected):
+            names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
             raise RemoteProtocolError(
-                f"the answer to {type(message).__name__} must be {expected.__name__}. Received: {type(answer).__name__}"
+                f"the answer to {type(message).__name__} must be {names}. Received: {type(answer).__name__}"
             )
         return answer
 
@@ -118,6 +138,7 @@ class WorkerClient(_Caller):
 
     A lost connection is made again, with growing pauses, until ``deadlines.reconnect`` has passed. The server then
     tells which commit it applied last: one whose reply was lost is never sent again, the center is pulled instead.
+    `run` also outlives a restart of the server.
 
     Args:
         address: the server's.
@@ -153,6 +174,9 @@ class WorkerClient(_Caller):
         self.incarnation = 0
         #: Number of the last commit that the server applied.
         self.sequence = 0
+        self._skipped = False
+        #: Whether the server has said that the job ends early.
+        self.stopping = False
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         # The rule still reads the vector delivered last while the next one arrives, so there are two.
@@ -165,21 +189,28 @@ class WorkerClient(_Caller):
         return super()._allocate(kind, dtype, size)
 
     def join(self) -> Welcome:
-        """Asks for the partition's lease; waits while a previous attempt of it is still connected.
+        """Asks for the partition's lease, and waits while another attempt has it and is alive.
+
+        Returns:
+            Where to go on; or, where another attempt has brought the partition to its end, that it has ``finished``.
 
         Raises:
-            LeaseLostError: a later attempt holds it.
             ShapeError: the model differs from the published one.
+            JobStoppedError: the job ended meanwhile.
         """
-        welcome = self._call(self._hello, Welcome, self.deadlines.publish + self.deadlines.takeover)
-        if self.incarnation not in (0, welcome.incarnation):
-            raise JobStoppedError(
-                f"the server must be the one that this worker began with, incarnation {self.incarnation}. "
-                f"Received: incarnation {welcome.incarnation}",
-                worker=self.worker,
-            )
-        self.incarnation, self.sequence = welcome.incarnation, welcome.sequence
-        return welcome
+        return self._again(self._join, rejoin=False)
+
+    def _join(self) -> Welcome:
+        timeout = self.deadlines.publish + self._patience
+        answer: Message = Parked()
+        while isinstance(answer, Parked):
+            answer = self._call(self._hello, (Welcome, Parked), timeout)
+        assert isinstance(answer, Welcome)
+        known, self.incarnation, self.sequence = self.incarnation, answer.incarnation, answer.sequence
+        self._skipped, self.stopping = answer.skipped, self.stopping or answer.stopping
+        if known and (known != answer.incarnation or answer.finished or not answer.held):
+            raise _BeginAgain(answer)
+        return answer
 
     def payload(self, parts: int) -> tuple[Vector, ...]:
         """Buffers for the next commit, the same each time."""
@@ -187,8 +218,32 @@ class WorkerClient(_Caller):
             self._payload = tuple(np.empty(self._size, np.float32) for _ in range(parts))
         return self._payload
 
-    def run(self, loop: Loop) -> None:
-        """Drives the worker's ``loop`` to its end, then leaves."""
+    def run(self, welcome: Welcome, begin: Callable[[Welcome], Loop]) -> None:
+        """Drives the worker's loop to its end, then leaves.
+
+        A server that was restarted from a snapshot has forgotten the latest commits, and another attempt may have held
+        the lease in between: the loop is then begun again where the partition stands. So it is after a commit that was
+        skipped for its numbers: what had led to them is forgotten. A job that ends early begins no loop any more.
+
+        Args:
+            welcome: what `join` returned.
+            begin: makes the loop that goes on from there.
+        """
+        while not welcome.finished:
+            loop = begin(welcome) if not welcome.stopping else _nothing()
+            try:
+                return self._drive(loop)
+            except _BeginAgain as news:
+                welcome = news.welcome
+            except LeaseLostError:
+                # Were this attempt to end now, Spark could take it for the one that counts. It waits for its turn.
+                self.close()
+                self.incarnation = 0
+                welcome = self.join()
+            finally:
+                loop.close()
+
+    def _drive(self, loop: Loop) -> None:
         reply: Reply | None = None
         try:
             request = next(loop)
@@ -237,13 +292,20 @@ class WorkerClient(_Caller):
         def once() -> CenterReply | Ack:
             # Applied already: only the reply was lost. What it carried is pulled; the commit is never sent again.
             applied = self.sequence == sequence
-            if request.wants_center:
-                return self._pull() if applied else self._call(commit, CenterReply)
-            return Ack(self.incarnation, 0, sequence, sequence) if applied else self._call(commit, Ack)
+            if applied and (self._skipped or not request.wants_center):
+                return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping)
+            return self._pull() if applied else self._call(commit, _COMMITTED)
 
         reply = self._timed(lambda: self._again(once))
         self.sequence = sequence
-        return self._taken(reply) if isinstance(reply, CenterReply) else Reply()
+        if isinstance(reply, CenterReply):
+            return self._taken(reply)
+        self.stopping = self.stopping or reply.stopping
+        if reply.skipped:
+            raise _BeginAgain(self.join())
+        if request.wants_center:
+            raise RemoteProtocolError("the answer to a Commit that is applied must be the center. Received: an Ack")
+        return Reply(stopping=self.stopping)
 
     def occupied(self) -> bool:
         """Whether the server is incorporating commits of others now."""
@@ -251,7 +313,11 @@ class WorkerClient(_Caller):
 
     def fetch_model(self) -> bytes:
         """The model file that the driver published."""
-        return self._call(FetchModel(), ModelFile, self.deadlines.publish + self.deadlines.frame).model.tobytes()
+        leased, timeout = self.channel, self.deadlines.publish + self.deadlines.frame
+        answer = self._again(lambda: self._call(FetchModel(), ModelFile, timeout), rejoin=False)
+        if self.channel is not leased:
+            self.close()  # nobody holds a lease over the new connection
+        return answer.model.tobytes()
 
     def leave(self) -> None:
         """Tells the server that the partition's data has ended."""
@@ -271,7 +337,8 @@ class WorkerClient(_Caller):
 
     def _taken(self, reply: CenterReply) -> Reply:
         self._delivered = reply.center
-        return Reply(reply.learning_rate, reply.center, reply.statistics)
+        self.stopping = self.stopping or reply.stopping
+        return Reply(reply.learning_rate, reply.center, reply.statistics, stopping=self.stopping)
 
     def _timed(self, call: Callable[[], _R]) -> _R:
         began = time.monotonic()
@@ -279,16 +346,18 @@ class WorkerClient(_Caller):
         self._waited = time.monotonic() - began
         return result
 
-    def _again(self, call: Callable[[], _R]) -> _R:
-        """``call()``, over a new connection as often as the old one breaks, until the deadline."""
+    def _again(self, call: Callable[[], _R], rejoin: bool = True) -> _R:
+        """``call()``, over a new connection as often as the old one breaks or stalls, until the deadline."""
         deadline: float | None = None
         pause = _BACKOFF_FIRST
         while True:
             try:
-                if self.channel is None and deadline is not None:
-                    self.join()
+                if self.channel is None and rejoin and (self.incarnation or deadline is not None):
+                    self._join()
                 return call()
-            except ServerLostError as error:
+            except (ServerLostError, DeadlineError) as error:
+                if isinstance(error, DeadlineError) and self.channel is not None:
+                    raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
                 deadline = deadline or time.monotonic() + self.deadlines.reconnect
                 if time.monotonic() + pause > deadline:
@@ -302,6 +371,20 @@ class WorkerClient(_Caller):
 
 
 _R = TypeVar("_R")
+_COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
+
+
+def _nothing() -> Loop:
+    """A worker's loop that has ended."""
+    yield from ()
+
+
+class _BeginAgain(Exception):
+    """The server is in another life than the one that this worker's latest steps belong to."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        super().__init__(welcome)
+        self.welcome = welcome
 
 
 class DriverClient(_Caller):
@@ -312,10 +395,20 @@ class DriverClient(_Caller):
         deadlines: of every wait.
     """
 
-    def publish(self, center: Vector, statistics: np.ndarray = NO_FLOATS, model: bytes = b"") -> None:
-        """Hands over the initial center (float32), the moving statistics and the model file."""
-        blob = np.frombuffer(model, np.uint8) if model else NO_BYTES
-        self._call(Publish(center, statistics, blob), Ack)
+    def publish(
+        self,
+        center: Vector,
+        statistics: np.ndarray = NO_FLOATS,
+        model: bytes = b"",
+        layouts: Sequence[Layout] = (),
+    ) -> None:
+        """Hands over the initial center (float32), the moving statistics and the model file.
+
+        ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
+        """
+        blobs = (model, encode(layouts) if layouts else b"")
+        arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
+        self._call(Publish(center, statistics, *arrays), Ack)
 
     def observe(self, clock: int, patience: float) -> Status:
         """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
@@ -332,6 +425,14 @@ class DriverClient(_Caller):
     def drain(self, start: int = 0, count: int = 4096) -> Records:
         """Commit records from number ``start`` on, with their history."""
         return self._call(Drain(start, count), Records)
+
+    def finish(self, reason: str) -> None:
+        """Ends the job early, and well: every worker commits what it has computed, and leaves."""
+        self._call(Finish(reason), Ack, self.deadlines.handshake)
+
+    def roll_call(self) -> np.ndarray:
+        """Who is silent: float64 rows of worker, attempt, last commit, and seconds since; see `messages.Roll`."""
+        return self._call(RollCall(), Roll, self.deadlines.frame).rows.reshape(-1, 4)
 
     def stop(self, reason: str) -> None:
         """Ends the job: every worker's next request fails."""

@@ -135,6 +135,10 @@ class LedgerError(DistkerasError, RuntimeError):
     """The committed mini-batches are not each one counted exactly once."""
 
 
+class SnapshotError(DistkerasError, OSError):
+    """A snapshot cannot be written, or none can be read."""
+
+
 _ABSTRACT: set[type] = set()
 _ABSTRACT.update({DistkerasError, DataError, ProtocolError})
 
@@ -155,4 +159,5 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     ServerLostError,
     JobStoppedError,
     LedgerError,
+    SnapshotError,
 )

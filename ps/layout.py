@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,3 +82,32 @@ class Layout:
             if index < stop:
                 return name
         raise ConfigurationError(f"`index` must be below {self.size}. Received: index={index}")
+
+
+def encode(layouts: Sequence[Layout]) -> bytes:
+    """Layouts as they travel."""
+    return json.dumps([list(zip(layout.names, layout.shapes, strict=True)) for layout in layouts]).encode()
+
+
+def decode(data: bytes, sizes: Sequence[int]) -> list[Layout]:
+    """The layouts that `encode` made.
+
+    Args:
+        data: what came.
+        sizes: elements of each.
+
+    Raises:
+        ConfigurationError: they are not layouts of vectors of these sizes.
+    """
+    try:
+        layouts = [
+            Layout(tuple(str(name) for name, _ in arrays), tuple(tuple(map(int, shape)) for _, shape in arrays))
+            for arrays in json.loads(data)
+        ]
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"layouts must be lists of names and shapes. Received: {error}") from None
+    if [layout.size for layout in layouts] != list(sizes):
+        raise ConfigurationError(
+            f"layouts must have {list(sizes)} elements. Received: {[layout.size for layout in layouts]}"
+        )
+    return layouts

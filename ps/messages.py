@@ -8,8 +8,14 @@ older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+
+#: Arrays of any length. One of another dtype is refused by both ends.
+Bytes = Annotated[np.ndarray, np.dtype("u1")]
+Floats = Annotated[np.ndarray, np.dtype("<f4")]
+Doubles = Annotated[np.ndarray, np.dtype("<f8")]
 
 NO_FLOATS = np.empty(0, np.float32)
 NO_DOUBLES = np.empty(0, np.float64)
@@ -28,22 +34,22 @@ class Message:
 class Challenge(Message):
     """Server → client: prove the key over this nonce (32 bytes)."""
 
-    nonce: np.ndarray
+    nonce: Bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Answer(Message):
     """Client → server: the proof, and a nonce for the server's own."""
 
-    nonce: np.ndarray
-    proof: np.ndarray
+    nonce: Bytes
+    proof: Bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Proof(Message):
     """Server → client: this server holds the key too."""
 
-    proof: np.ndarray
+    proof: Bytes
 
 
 # ---- worker → server
@@ -90,9 +96,9 @@ class Commit(Message):
     learning_rate: float
     scale: float
     waited: float
-    parts: tuple[np.ndarray, ...]
-    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
-    history: np.ndarray = field(default_factory=lambda: NO_DOUBLES)
+    parts: tuple[Floats, ...]
+    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    history: Doubles = field(default_factory=lambda: NO_DOUBLES)
     checksum: int = 0
 
     @property
@@ -122,7 +128,10 @@ class Leave(Message):
 class Welcome(Message):
     """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
 
-    ``checksum`` came with that commit; -1 before the first one.
+    ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
+    ``held`` says that this attempt had the lease already, and nobody else since. Where the partition has ``finished``,
+    nobody holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
+    ``stopping`` that the job ends early, and what is left of the data is not trained on.
     """
 
     incarnation: int
@@ -132,30 +141,47 @@ class Welcome(Message):
     epoch: int
     batch: int
     finished: bool
+    held: bool = False
     checksum: int = -1
+    skipped: bool = False
+    stopping: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Parked(Message):
+    """Another attempt holds the partition's lease and is alive: ask again."""
 
 
 @dataclass(frozen=True, eq=False)
 class CenterReply(Message):
-    """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules)."""
+    """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules).
+
+    ``stopping`` asks the worker to leave now that its commit is applied.
+    """
 
     incarnation: int
     clock: int
     sequence: int
     durable: int
     learning_rate: float
-    center: np.ndarray
-    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+    center: Floats
+    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    stopping: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Ack(Message):
-    """Commit ``sequence`` is applied (or a Leave noted); no vector."""
+    """Commit ``sequence`` is applied (or a Leave noted); no vector.
+
+    ``skipped``: it was left out for its numbers, wherever it wanted the center: begin again with a pull.
+    """
 
     incarnation: int
     clock: int
     sequence: int
     durable: int
+    skipped: bool = False
+    stopping: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,11 +196,16 @@ class Occupancy(Message):
 
 @dataclass(frozen=True, eq=False)
 class Publish(Message):
-    """Driver → server: the job's initial center, its statistics, and the model file that workers ask for."""
+    """Driver → server: the job's initial center, its statistics, and the model file that workers ask for.
 
-    center: np.ndarray
-    statistics: np.ndarray = field(default_factory=lambda: NO_FLOATS)
-    model: np.ndarray = field(default_factory=lambda: NO_BYTES)
+    A server that went on from a snapshot takes the model file only. ``names`` says which arrays they consist of, for
+    the texts of errors: `layout.encode`.
+    """
+
+    center: Floats
+    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    model: Bytes = field(default_factory=lambda: NO_BYTES)
+    names: Bytes = field(default_factory=lambda: NO_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +217,7 @@ class FetchModel(Message):
 class ModelFile(Message):
     """Server → worker: the model file of `Publish`."""
 
-    model: np.ndarray
+    model: Bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +230,10 @@ class Observe(Message):
 
 @dataclass(frozen=True, eq=False)
 class Status(Message):
-    """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits."""
+    """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
+
+    ``epochs`` is the mean over the partitions of the epochs that each has ended.
+    """
 
     clock: int
     joined: int
@@ -208,6 +242,7 @@ class Status(Message):
     samples: int
     loss: float
     staleness: float
+    epochs: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +267,8 @@ class Records(Message):
 
     total: int
     metrics: str
-    commits: np.ndarray
-    history: np.ndarray
+    commits: Bytes
+    history: Doubles
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +276,28 @@ class Stop(Message):
     """Driver → server: end the job; every worker's next request is answered by a `Fault`."""
 
     reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Finish(Message):
+    """Driver → server: enough. Every worker is asked, with the next reply, to leave; nothing fails."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class RollCall(Message):
+    """Driver → server: who has been silent for how long?"""
+
+
+@dataclass(frozen=True, eq=False)
+class Roll(Message):
+    """Server → driver: one row of four for each partition that has joined and has data left.
+
+    Worker, attempt, last commit, and seconds since that commit, or since the attempt joined; 0 while an answer is owed.
+    """
+
+    rows: Doubles
 
 
 # ---- either way
@@ -282,4 +339,8 @@ MESSAGES: tuple[type[Message], ...] = (
     Fault,
     Probe,
     Occupancy,
+    Parked,
+    Finish,
+    RollCall,
+    Roll,
 )

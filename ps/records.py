@@ -8,7 +8,8 @@ import numpy as np
 
 from distkeras.ps.messages import Commit
 
-#: One row a commit, in clock order. ``gap`` is NaN where it was not measured.
+#: One row a commit, in clock order. ``gap`` is NaN where it was not measured. A commit that was ``skipped`` for its
+#: numbers has the clock of the one that comes after it, and has not moved the center.
 COMMIT = np.dtype(
     [
         ("clock", "<i8"),
@@ -27,6 +28,7 @@ COMMIT = np.dtype(
         ("gap", "<f8"),
         ("scale", "<f8"),
         ("wait", "<f8"),
+        ("skipped", "<i8"),
     ]
 )
 
@@ -34,6 +36,7 @@ COMMIT = np.dtype(
 FIXED_HISTORY = ("timestamp", "samples")
 
 _RECENT = 64
+_STEPS, _STALENESS, _SKIPPED = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness", "skipped"))
 
 
 class Log:
@@ -44,13 +47,24 @@ class Log:
         self._history: list[np.ndarray] = []
         self.batches = 0
         self.samples = 0
+        #: Commits that were left out for their numbers.
+        self.skipped = 0
         self._losses: deque[float] = deque(maxlen=_RECENT)
         self._staleness: deque[int] = deque(maxlen=_RECENT)
 
     def add(
-        self, commit: Commit, *, clock: int, staleness: int, timestamp: float, eta: float, gap: float, scale: float
+        self,
+        commit: Commit,
+        *,
+        clock: int,
+        staleness: int,
+        timestamp: float,
+        eta: float,
+        gap: float,
+        scale: float,
+        skipped: bool = False,
     ) -> None:
-        """Writes one applied commit down."""
+        """Writes one commit down: applied, or ``skipped``."""
         size = sum([part.nbytes for part in commit.parts])
         self._commits.append(
             (
@@ -70,16 +84,26 @@ class Log:
                 gap,
                 scale,
                 commit.waited,
+                int(skipped),
             )
         )
-        self._history.append(commit.history)
-        self.batches += commit.steps
+        self._note(commit.history, commit.steps, staleness, skipped)
+
+    def _note(self, history: np.ndarray, steps: int, staleness: int, skipped: bool) -> None:
+        self._history.append(history)
+        self.batches += steps
+        if skipped:
+            self.skipped += 1
+            if history.size:
+                self.samples += int(history.reshape(steps, -1)[:, 1].sum())
+            return
         self._staleness.append(staleness)
-        if commit.history.size:
-            rows = commit.history.reshape(commit.steps, -1)
-            self.samples += int(rows[:, 1].sum())
+        if history.size:
+            rows = history.reshape(steps, -1)
+            # A few rows at most times: Python adds them up faster than numpy, and a lock is held.
+            self.samples += int(sum(rows[:, 1].tolist()))
             if rows.shape[1] > len(FIXED_HISTORY):
-                self._losses.append(float(rows[:, len(FIXED_HISTORY)].mean()))
+                self._losses.append(sum(rows[:, len(FIXED_HISTORY)].tolist()) / len(rows))
 
     @property
     def loss(self) -> float:
@@ -97,6 +121,17 @@ class Log:
     def commits(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """``count`` commits from number ``start`` on (all others, if None), as `COMMIT` rows."""
         return np.array(self._commits[start : None if count is None else start + count], COMMIT)
+
+    def lengths(self, start: int, count: int) -> np.ndarray:
+        """How many numbers of history each of ``count`` commits from number ``start`` on has, int64."""
+        return np.array([rows.size for rows in self._history[start : start + count]], np.int64)
+
+    def extend(self, commits: np.ndarray, lengths: np.ndarray, history: np.ndarray) -> None:
+        """Takes back what `commits`, `lengths` and `history` gave."""
+        pieces = np.split(history, np.cumsum(lengths)[:-1])
+        for commit, piece in zip(commits.tolist(), pieces, strict=True):
+            self._commits.append(commit)
+            self._note(piece, commit[_STEPS], commit[_STALENESS], bool(commit[_SKIPPED]))
 
     def history(self, start: int, count: int) -> np.ndarray:
         """The history rows behind ``count`` commits from number ``start`` on, flat."""

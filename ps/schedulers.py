@@ -49,6 +49,14 @@ class Scheduler:
         """Whom ``worker`` waits for: names for a deadline's error."""
         return self.missing()
 
+    def progress(self) -> dict[int, int]:
+        """What a snapshot must keep beside who is active: a number for some workers."""
+        return {}
+
+    def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
+        """Takes a snapshot's place: ``active`` are those with data left, ``seen`` those that need not join again."""
+        self._seen, self.active = set(seen), set(active)
+
 
 class Synchronous(Scheduler):
     """Rounds: a round ends when every active worker has committed once, and then releases all.
@@ -77,6 +85,13 @@ class Synchronous(Scheduler):
 
     def waiting_for(self, worker: int) -> set[int]:
         return self.missing() or self.active - self.arrived
+
+    def progress(self) -> dict[int, int]:
+        return dict.fromkeys(self.arrived, 1)
+
+    def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
+        super().restore(progress, seen=seen, active=active)
+        self.arrived = set(progress)
 
 
 class BoundedStaleness(Scheduler):
@@ -120,3 +135,11 @@ class BoundedStaleness(Scheduler):
     def waiting_for(self, worker: int) -> set[int]:
         limit = self.iterations[worker] - self.bound
         return self.missing() or {other for other in self.active if self.iterations[other] < limit}
+
+    def progress(self) -> dict[int, int]:
+        return dict(self.iterations)
+
+    def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
+        super().restore(progress, seen=seen, active=active)
+        self.iterations |= progress
+        self._find_slowest()

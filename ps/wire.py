@@ -32,7 +32,7 @@ from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalPr
 from distkeras.ps.messages import MESSAGES, Answer, Challenge, Message, Proof
 
 MAGIC = b"DKPS"
-VERSION = 2
+VERSION = 3
 KEY_BYTES = 32
 NONCE_BYTES = 32
 
@@ -81,20 +81,23 @@ class _Schema:
     packer: struct.Struct
     booleans: tuple[str, ...]
     strings: tuple[str, ...]
-    arrays: tuple[tuple[str, bool], ...]
+    #: Name, dtype code, whether the field is a tuple of them.
+    arrays: tuple[tuple[str, int, bool], ...]
 
 
 def _schema_of(kind: type[Message]) -> _Schema:
     numbers: list[str] = []
     codes: list[str] = []
     strings: list[str] = []
-    arrays: list[tuple[str, bool]] = []
-    hints = typing.get_type_hints(kind)
+    arrays: list[tuple[str, int, bool]] = []
+    hints = typing.get_type_hints(kind, include_extras=True)
     for name, hint in hints.items():
-        if hint is np.ndarray:
-            arrays.append((name, False))
-        elif hint == tuple[np.ndarray, ...]:
-            arrays.append((name, True))
+        several = typing.get_origin(hint) is tuple
+        kept = typing.get_args(hint)[0] if several else hint
+        if typing.get_origin(kept) is typing.Annotated:
+            arrays.append((name, _CODES[typing.get_args(kept)[1]], several))
+            if not several:
+                continue
             numbers.append(name)
             codes.append("q")
         elif hint is str:
@@ -125,28 +128,27 @@ def encode(message: Message) -> list[bytes | memoryview]:
     schema = _SCHEMAS.get(kind)
     if schema is None:
         raise LocalProtocolError(f"`message` must be one of the protocol's. Received: {kind.__name__}")
-    arrays: list[np.ndarray] = []
+    arrays: list[tuple[np.ndarray, int]] = []
     counts: dict[str, int] = {}
-    for name, several in schema.arrays:
+    for name, code, several in schema.arrays:
         value = getattr(message, name)
-        arrays.extend(value if several else (value,))
+        arrays.extend([(array, code) for array in (value if several else (value,))])
         if several:
             counts[name] = len(value)
     values = [counts[name] if name in counts else getattr(message, name) for name in schema.numbers]
     fields = [schema.packer.pack(*values)]
     for name in schema.strings:
-        text = getattr(message, name).encode()
+        text = getattr(message, name).encode(errors="backslashreplace")  # half a surrogate pair, from a file's name
         fields += (_LENGTH.pack(len(text)), text)
     body = 0
-    for array in arrays:
-        code = _CODES.get(array.dtype)
-        if code is None or not array.flags.c_contiguous:
-            raise LocalProtocolError(f"arrays must be contiguous, of {_DTYPES}. Received: {array.dtype}")
+    for array, code in arrays:
+        if array.dtype != _DTYPES[code] or not array.flags.c_contiguous:
+            raise LocalProtocolError(f"arrays must be contiguous, here of {_DTYPES[code]}. Received: {array.dtype}")
         fields.append(_ENTRY.pack(code, array.size))
         body += array.nbytes
     head = b"".join(fields)
     header = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body)
-    return [header + head, *(array.data.cast("B") for array in arrays if array.size)]
+    return [header + head, *(array.data.cast("B") for array, _ in arrays if array.size)]
 
 
 class Reader:
@@ -166,15 +168,18 @@ class Reader:
 
     def _expect_header(self) -> None:
         self._stage: Callable[[], Message | None] = self._on_header
-        self._view = memoryview(self._header)
-        self._filled = 0
+        self._spaces = [memoryview(self._header)]
 
     def space(self) -> memoryview:
         """Where the next bytes go; never empty."""
-        return self._view[self._filled :]
+        return self._spaces[0]
+
+    def spaces(self) -> list[memoryview]:
+        """`space`, and where the bytes after those go, as far as that is known. To be read only."""
+        return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:
-        """Takes in ``count`` bytes written to `space`; 0 is the end of the stream.
+        """Takes in ``count`` bytes written to `spaces`; 0 is the end of the stream.
 
         Returns:
             A message if one is complete, None if not.
@@ -182,14 +187,17 @@ class Reader:
         Raises:
             RemoteProtocolError: the bytes are not the protocol's, exceed a bound, or end within a frame.
         """
+        spaces = self._spaces
         if count == 0:
-            if self._stage == self._on_header and self._filled == 0:
+            if self._stage == self._on_header and len(spaces[0]) == _HEADER.size:
                 return EndOfStream()
             raise RemoteProtocolError("the stream must end between two frames. Received: its end within one")
-        self._filled += count
-        if self._filled < len(self._view):
-            return None
-        return self._stage()
+        while count >= len(spaces[0]):
+            count -= len(spaces.pop(0))
+            if not spaces:
+                return self._stage()
+        spaces[0] = spaces[0][count:]
+        return None
 
     def _on_header(self) -> Message | None:
         magic, version, code, arrays, fields, body = _HEADER.unpack(self._header)
@@ -210,62 +218,67 @@ class Reader:
         if fields < schema.packer.size + _LENGTH.size * len(schema.strings) + _ENTRY.size * arrays:
             raise RemoteProtocolError(f"{schema.kind.__name__} has more fields. Received: {fields} bytes of them")
         self._schema, self._arrays, self._body = schema, arrays, body
-        if fields == 0:
-            return self._on_fields(b"")
         self._fields = bytearray(fields)
-        self._stage = self._on_fields
-        self._view, self._filled = memoryview(self._fields), 0
+        if fields == 0:
+            return self._on_fields()
+        self._stage, self._spaces = self._on_fields, [memoryview(self._fields)]
         return None
 
-    def _on_fields(self, fields: bytes | None = None) -> Message | None:
-        fields = bytes(self._fields) if fields is None else fields
-        schema = self._schema
-        self._values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
+    def _on_fields(self) -> Message | None:
+        schema, fields = self._schema, self._fields
+        values = self._values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
         at = schema.packer.size
         table = len(fields) - _ENTRY.size * self._arrays
         for name in schema.strings:
-            (length,) = _LENGTH.unpack_from(fields, at)
+            # The strings before it may have taken the room of its length.
+            length = _LENGTH.unpack_from(fields, at)[0] if at + _LENGTH.size <= table else table
             at += _LENGTH.size
             if at + length > table:
                 raise RemoteProtocolError(f"`{name}` must end within the fields. Received: {length} bytes of it")
             try:
-                self._values[name] = fields[at : at + length].decode()
+                values[name] = fields[at : at + length].decode()
             except UnicodeDecodeError as error:
                 raise RemoteProtocolError(f"`{name}` must be UTF-8. Received: {error}") from None
             at += length
         if at != table:
             raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
-        entries = list(_ENTRY.iter_unpack(fields[table:]))
-        if any(code >= len(_DTYPES) for code, _ in entries):
-            raise RemoteProtocolError(f"a dtype must be below {len(_DTYPES)}. Received: {entries}")
-        if sum(_DTYPES[code].itemsize * size for code, size in entries) != self._body:
-            raise RemoteProtocolError(f"the arrays must fill the body of {self._body} bytes. Received: {entries}")
-        fixed = sum(not several for _, several in schema.arrays)
-        spread = sum(self._values[name] for name, several in schema.arrays if several)
-        if fixed + spread != len(entries) or any(self._values[n] < 0 for n, several in schema.arrays if several):
-            raise RemoteProtocolError(f"{schema.kind.__name__} has {fixed + spread} arrays. Received: {len(entries)}")
-        self._entries = entries
-        self._done: list[np.ndarray] = []
-        return self._next_array()
+        entries = list(_ENTRY.iter_unpack(memoryview(fields)[table:]))
+        self._check(entries)
+        self._done = [self._allocate(schema.kind, _DTYPES[code], size) for code, size in entries]
+        # One system call may fill them all.
+        self._stage, self._spaces = self._finish, [array.data.cast("B") for array in self._done if array.size]
+        return None if self._spaces else self._finish()
 
-    def _next_array(self) -> Message | None:
-        while len(self._done) < len(self._entries):
-            code, size = self._entries[len(self._done)]
-            array = self._allocate(self._schema.kind, _DTYPES[code], size)
-            self._done.append(array)
-            if size:
-                self._view, self._filled = array.data.cast("B"), 0
-                self._stage = self._next_array
-                return None
-        return self._finish()
+    def _check(self, entries: list[tuple[int, int]]) -> None:
+        """Before anything is allocated for them."""
+        name, codes, body = self._schema.kind.__name__, [], 0
+        for field, code, several in self._schema.arrays:
+            count = self._values[field] if several else 1
+            if not 0 <= count <= len(entries):
+                raise RemoteProtocolError(f"{name} has {count} arrays in `{field}`. Received: {len(entries)} in all")
+            codes += [code] * count
+        if len(codes) != len(entries):
+            raise RemoteProtocolError(f"{name} has {len(codes)} arrays. Received: {len(entries)}")
+        for (code, size), expected in zip(entries, codes, strict=True):
+            if code != expected:
+                raise RemoteProtocolError(f"{name} has arrays of dtypes {codes}. Received: {entries}")
+            body += _DTYPES[code].itemsize * size
+        if body != self._body:
+            raise RemoteProtocolError(f"the arrays must fill the body of {self._body} bytes. Received: {entries}")
 
     def _finish(self) -> Message:
-        values, arrays = self._values, iter(self._done)
-        for name, several in self._schema.arrays:
-            values[name] = tuple(next(arrays) for _ in range(values[name])) if several else next(arrays)
+        values, arrays = self._values, self._done
+        at = 0
+        for name, _, several in self._schema.arrays:
+            if several:
+                values[name] = tuple(arrays[at : at + values[name]])
+                at += len(values[name])
+            else:
+                values[name] = arrays[at]
+                at += 1
         for name in self._schema.booleans:
             values[name] = bool(values[name])
-        self._done = []
+        self._values, self._done = {}, []  # the message's arrays are its owner's now
         self._expect_header()
         return self._schema.kind(**values)
 
@@ -313,6 +326,10 @@ class Connection:
         """What to send before anything is read: the server's challenge, nothing from a client."""
         return encode(Challenge(self._nonce)) if self.server else []
 
+    def refusal(self) -> list[bytes | memoryview]:
+        """What a server sends to a client whose proof is wrong: a proof that is wrong too. Nothing from a client."""
+        return encode(Proof(np.zeros(hashlib.sha256().digest_size, np.uint8))) if self.server else []
+
     def send(self, message: Message) -> list[bytes | memoryview]:
         """The bytes of ``message``.
 
@@ -326,6 +343,10 @@ class Connection:
     def space(self) -> memoryview:
         """Where the next bytes of the peer go."""
         return self._reader.space()
+
+    def spaces(self) -> list[memoryview]:
+        """See `Reader.spaces`."""
+        return self._reader.spaces()
 
     def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:
         """Takes in ``count`` bytes written to `space`; 0 is the end of the stream.

@@ -67,13 +67,14 @@ class Compute(NamedTuple):
 class Reply(NamedTuple):
     """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise.
 
-    ``occupied`` answers a `ProbeRequest`.
+    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
     """
 
     learning_rate: float = 0.0
     center: Vector | None = None
     statistics: np.ndarray = NO_FLOATS
     occupied: bool = False
+    stopping: bool = False
 
 
 Request = PullRequest | CommitRequest | ProbeRequest | Compute
@@ -96,7 +97,7 @@ def work(
     statistics: int = 0,
     now: Callable[[], float] | None = time.time,
 ) -> Loop:
-    """Trains on ``batches`` until they end, in windows that never cross an epoch's end.
+    """Trains on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
 
     Args:
         rule: the update rule; its worker half runs here.
@@ -113,8 +114,10 @@ def work(
     pull_first, gradient, probes = traits.pull_first, traits.gradient, traits.probes
     reply = yield PullRequest()
     center = _center(reply)
-    local = rule.start(replica, center)
     assert reply is not None, "the driver of the loop must answer a request"
+    if reply.stopping:
+        return
+    local = rule.start(replica, center)
     local.learning_rate = local.previous_learning_rate = reply.learning_rate
     if reply.statistics.size:
         replica.load_statistics(reply.statistics)
@@ -161,6 +164,9 @@ def work(
             history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
             checksum=end.checksum,
         )
+        assert reply is not None, "the driver of the loop must answer a request"
+        if reply.stopping:
+            return
         if not pull_first:
             rule.receive(replica, local, _center(reply))
             _take_in(rule, replica, local, reply)

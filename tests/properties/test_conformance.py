@@ -12,7 +12,10 @@ from toys import ToyJob
 
 from distkeras.ps import rules
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.messages import Commit
 from distkeras.ps.rules.base import BLOCK
+from distkeras.ps.snapshot import State, capture, restore
+from distkeras.ps.store import Store
 
 NAMES = list(rules.all_rules())
 SCHEDULE = [0, 1, 0, 1, 1, 0, 1, 0]
@@ -60,6 +63,67 @@ def test_published_versions_never_change(name):
     if not toy.rule.traits.view:  # such a rule works in place, and sends copies
         for array, copy in versions:
             np.testing.assert_array_equal(array, copy)
+
+
+def half_way(name):
+    """A job in the midst of its work: of a round's, for rules that have some."""
+    toy = job(name)
+    toy.run([0] if toy.rule.window is None else SCHEDULE[:5])
+    return toy
+
+
+def go_on(center):
+    """Four more exchanges of each worker, begun by a pull, with payloads that are the same each time."""
+    rng = np.random.default_rng(2)
+    for worker in [0, 1, 1, 0, 1, 0, 0, 1]:
+        payload = [rng.normal(size=center.size).astype(np.float32) for _ in range(center.traits.parts)]
+        if not center.ready(worker):
+            continue
+        released = center.release(worker, 0)
+        yield released.buffer.array.copy(), released.learning_rate
+        member = center.members[worker]
+        commit = Commit(
+            worker=worker,
+            attempt=0,
+            incarnation=center.incarnation,
+            sequence=member.sequence + 1,
+            epoch=member.epoch,
+            first=member.batch,
+            last=member.batch,
+            epoch_end=False,
+            wants_center=not center.traits.pull_first,
+            learning_rate=0.1,
+            scale=1.0,
+            waited=0.0,
+            parts=tuple(payload),
+        )
+        center.commit(commit, [center.pool.adopt(part) for part in payload])
+        yield center.current.array.copy(), center.clock
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_round_trip_through_a_snapshot(name, tmp_path):
+    toy = half_way(name)
+    state = capture(toy.center)
+    store = Store(str(tmp_path))
+    store.save("state", state.header, state.arrays)
+    again = job(name).center
+    again.members.clear()
+    restore(again, State(*store.load("state")), same_attempts=True)
+
+    copy = capture(again)
+    assert copy.header == state.header
+    assert copy.arrays.keys() == state.arrays.keys()
+    for key, array in state.arrays.items():
+        np.testing.assert_array_equal(copy.arrays[key], array)
+        assert copy.arrays[key].dtype == array.dtype
+
+    # Nothing that matters was left out: both go on the same, to the bit.
+    for worker in range(2):
+        again.join(worker, 0)
+    for (theirs, other), (ours, own) in zip(go_on(toy.center), go_on(again), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert own == other
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -36,3 +36,22 @@ def train() -> ModuleType:
 def reproduce() -> ModuleType:
     sys.path.append(str(SCRIPTS))  # as a script's own folder is on its path: `reproduction` lies beside it
     return _module("reproduce")
+
+
+@pytest.fixture(scope="session")
+def bench() -> ModuleType:
+    if str(SCRIPTS) not in sys.path:
+        sys.path.append(str(SCRIPTS))  # the package of the same name lies beside the script
+    return _module("bench")
+
+
+@pytest.fixture(scope="session")
+def fuzz() -> ModuleType:
+    return _module("fuzz")
+
+
+@pytest.fixture(scope="session")
+def chaos() -> ModuleType:
+    if str(SCRIPTS) not in sys.path:
+        sys.path.append(str(SCRIPTS))
+    return _module("chaos")

@@ -43,7 +43,7 @@ class Paced:
 
     def __init__(self, running, rule, worker, values, gradient, paused):
         self._answers = answers()
-        self.client, self._loop, _ = toy_worker(
+        self.client, self._loop = toy_worker(
             running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=QUICK
         )
         self._worker, self._paused = worker, paused

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from servers import QUICK, SIZE, Running
-from toys import batches, toy_worker
+from toys import batches, toy_client, toy_worker
 
 from distkeras.ps.channel import Deadlines
 from distkeras.ps.client import Address, DriverClient, WorkerClient
@@ -29,7 +29,7 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.faults import error_of
-from distkeras.ps.messages import Fault
+from distkeras.ps.messages import CenterReply, Fault, Pull
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.records import COMMIT
 from distkeras.ps.rules import make
@@ -60,7 +60,7 @@ def running_worker(running, worker, values, attempt=0):
 
     def run():
         try:
-            client, loop, _ = toy_worker(
+            client, welcome, begin = toy_client(
                 running.address,
                 running.rule,
                 values,
@@ -69,7 +69,7 @@ def running_worker(running, worker, values, attempt=0):
                 size=SIZE,
                 deadlines=running.deadlines,
             )
-            client.run(loop)
+            client.run(welcome, begin)
             client.close()
         except Exception as error:  # noqa: BLE001 - handed to the test
             errors.append(error)
@@ -108,7 +108,7 @@ class TestLostReplies:
     def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self):
         rule = make("downpour")
         with Running(rule) as running:
-            client, loop, _ = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
             next(loop)
             request = loop.send(client.pull())
             while isinstance(request, Compute):
@@ -133,7 +133,7 @@ class TestLostReplies:
     def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self):
         rule = make("downpour")
         with Running(rule) as running:
-            client, loop, _ = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
             next(loop)
             request = loop.send(client.pull())
             while isinstance(request, Compute):
@@ -168,7 +168,7 @@ class TestTakeover:
         rule = make("downpour")
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(rule, workers=1) as running:
-            first, loop, _ = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=QUICK)
+            first, loop = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=QUICK)
             exchanges = drive(first, loop)
             next(exchanges)
             next(exchanges)
@@ -198,8 +198,8 @@ class TestTakeover:
             assert not welcomed.is_set()
             holder.close()
             assert welcomed.wait(5)
-            with pytest.raises(LeaseLostError):
-                running.client(attempt=1).join()
+            with pytest.raises(LeaseLostError, match="attempt 2 holds the lease"):
+                running.driver._call(Pull(0, 1, 1), CenterReply)
             newcomer.close()
 
 
@@ -222,7 +222,7 @@ class TestRefusals:
         rule = make("downpour")
         with Running(rule) as running:
             values = [np.ones(1), np.full(1, bad)]
-            client, loop, _ = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=QUICK)
             exchanges = drive(client, loop)
             next(exchanges)
             with pytest.raises(NonFiniteError, match="must hold finite numbers") as caught:
@@ -338,16 +338,14 @@ class TestProbes:
         with Running(make("downpour")) as running:
             asking = running.client(1)
             asking.join()
-            client, loop, _ = toy_worker(
-                running.address, running.rule, [np.ones(1)], worker=0, size=SIZE, deadlines=QUICK
-            )
+            client, loop = toy_worker(running.address, running.rule, [np.ones(1)], worker=0, size=SIZE, deadlines=QUICK)
             next(loop)
             request = loop.send(client.pull())
             while isinstance(request, Compute):
                 request = loop.send(None)
             thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
             deadline = time.monotonic() + 20
-            with running.server._changed:
+            with running.server.desk.changed:
                 thread.start()
                 while not asking.occupied():  # until the commit is there
                     assert time.monotonic() < deadline
@@ -372,7 +370,7 @@ class TestProbes:
     def test_a_worker_adds_gradients_while_the_server_is_occupied(self):
         rule = make("zealous_downpour", window=3)
         with Running(rule) as running:
-            client, loop, _ = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=QUICK)
             next(loop)
             reply = client.pull()
             held = HeldUp(running)

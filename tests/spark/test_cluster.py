@@ -53,20 +53,26 @@ def kill_executor(and_myself):
 path = str(directory / "rows")
 counting_rows(spark, rows).repartition(4).write.parquet(path)
 for name in sys.argv[2:]:
-    act = {"quiet": nothing, "executor": kill_executor(True), "orphan": kill_executor(False)}[name]
+    act = {"quiet": nothing, "orphan": kill_executor(False)}.get(name, kill_executor(True))
     marker = directory / name
     trainer = Trainer(
         counting_model(rows, hook_layer(once(marker, 12, act))), make("downpour", window=2),
         worker_optimizer=keras.optimizers.SGD(1.0), loss=total, num_workers=2, batch_size=8, num_epoch=epochs,
     )
+    frame, cached = spark.read.parquet(path), 0
+    if name == "blocks":
+        frame = frame.repartition(4).cache()  # a shuffle's blocks and cached ones, on both executors
+        frame.count()
+        cached = sum(rdd.numCachedPartitions() for rdd in spark.sparkContext._jsc.sc().getRDDStorageInfo())
     before = executors()
-    model = trainer.train(spark.read.parquet(path))
+    model = trainer.train(frame)
     ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert_nothing_left()
     print(json.dumps({
-        "name": name, "executors": len(before), "fired": marker.exists(), "lost": len(before - executors()),
-        "counts": sorted(set(counts(model))), "exact": committed(trainer) == expected_ranges(sizes, epochs, 8),
+        "name": name, "cached": cached, "executors": len(before), "lost": len(before - executors()),
+        "fired": marker.exists(), "counts": sorted(set(counts(model))),
+        "exact": committed(trainer) == expected_ranges(sizes, epochs, 8),
         "attempts": sorted(map(int, ledger.groupby("worker").attempt.nunique())), "samples": int(history.samples.sum()),
     }))
 spark.stop()
@@ -106,6 +112,13 @@ def test_two_executors_and_one_that_is_killed(tmp_path):
     quiet, killed = run(tmp_path, "quiet", "executor")
     assert (quiet["lost"], quiet["attempts"]) == (0, [1, 1])
     assert (killed["lost"], killed["attempts"]) == (1, [1, 2])
+
+
+@pytest.mark.slow
+def test_an_executor_that_is_killed_with_the_blocks_that_it_holds(tmp_path):
+    """Spark computes them again, in an order of its own; the rows of a worker and their order stay the same."""
+    (told,) = run(tmp_path, "blocks")
+    assert (told["cached"], told["lost"], told["attempts"]) == (4, 1, [1, 2])
 
 
 @pytest.mark.slow

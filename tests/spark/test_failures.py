@@ -308,6 +308,8 @@ class TestKilledWorkers:
             assert counts(model) == [epochs] * rows
         ledger = trainer.ledger.toPandas()
         assert sorted(ledger.groupby("worker").attempt.nunique()) == [1, 2]
+        (event,) = trainer.events.where("kind = 'takeover'").collect()
+        assert (event["source"], event["attempt"]) == ("server", ledger[ledger.worker == event["worker"]].attempt.max())
         history = trainer.history.toPandas()
         assert history.samples.sum() == rows * epochs
         sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()

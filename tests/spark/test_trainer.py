@@ -259,7 +259,7 @@ class TestRecords:
 
     def test_ledger_columns(self, trainer):
         assert set(trainer.ledger.columns) == {
-            "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation",
+            "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation", "applied",
         }  # fmt: skip
 
     def test_one_history_row_a_mini_batch(self, trainer, began):
@@ -575,3 +575,20 @@ class TestArguments:
         trainer = counter(workers=None, num_epoch=1)
         trainer.train(ones)
         assert {row["worker"] for row in trainer.commits.collect()} == {0, 1}
+
+
+def test_a_job_over_tls_trains_every_row_and_shows_no_secret(ones, monkeypatch, caplog):
+    made: list[bytes] = []
+
+    def token(size):
+        made.append(bytes(range(48, 48 + size)))  # printable: it would show as it is
+        return made[-1]
+
+    monkeypatch.setattr("distkeras.ps.process.secrets.token_bytes", token)
+    trainer = counter(tls=True)
+    with caplog.at_level("DEBUG", "distkeras"):
+        assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
+    tables = [trainer.history, trainer.commits, trainer.ledger]
+    shown = caplog.text + repr(trainer) + "".join(str(row) for table in tables for row in table.collect())
+    assert made
+    assert not [key for key in made if key.hex() in shown or key.decode() in shown]

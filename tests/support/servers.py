@@ -14,7 +14,7 @@ from distkeras.ps.server import ParameterServer
 
 KEY = bytes(range(32))
 SIZE = 70_001  # more than one chunk, and not a multiple of it
-QUICK = Deadlines(connect=5, handshake=2, frame=5, publish=5, gather=1, reply=5, takeover=5, reconnect=2, close=5)
+QUICK = Deadlines(connect=5, handshake=2, frame=5, publish=5, gather=1, reply=5, lease=5, reconnect=2, close=5)
 
 
 class Running:
@@ -30,20 +30,24 @@ class Running:
         start: Any = None,
         eta: Any = 0.1,
         statistics: int = 0,
+        max_skipped: int = 0,
+        layouts: Any = (),
+        scheduler: Any = lambda: None,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
 
         def center(vector: np.ndarray, statistics: np.ndarray) -> Center:
             eta_here = eta if rule.traits.gradient else None
-            return Center(rule, vector, workers=workers, learning_rate=eta_here, statistics=statistics)
+            options = {"learning_rate": eta_here, "statistics": statistics, "scheduler": scheduler()}
+            return Center(rule, vector, workers=workers, **options)
 
-        self.server = ParameterServer(center, key=KEY, deadlines=deadlines)
+        self.server = ParameterServer(center, key=KEY, deadlines=deadlines, max_skipped=max_skipped)
         self.address = Address(*self.server.address, KEY)
         self.server.start()
         self.driver = DriverClient(self.address, deadlines)
         vector = np.zeros(size, np.float32) if start is None else np.asarray(start, np.float32)
-        self.driver.publish(vector, np.zeros(statistics, np.float32), b"the model")
+        self.driver.publish(vector, np.zeros(statistics, np.float32), b"the model", layouts)
 
     def client(self, worker: int = 0, attempt: int = 0, size: int = SIZE, **options: Any) -> WorkerClient:
         options.setdefault("deadlines", self.deadlines)

@@ -10,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.center import Center
 from distkeras.ps.client import Address, WorkerClient
-from distkeras.ps.messages import Commit
+from distkeras.ps.messages import Commit, Welcome
 from distkeras.ps.rules import Rule
 from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply, Request, work
 
@@ -168,7 +168,7 @@ class ToyJob:
         return self.theta
 
 
-def toy_worker(
+def toy_client(
     address: Address,
     rule: Rule,
     values: Sequence[Any],
@@ -180,11 +180,19 @@ def toy_worker(
     gradient: Gradient | None = None,
     epochs: int = 1,
     deadlines: Any = None,
-) -> tuple[WorkerClient, Loop, ToyReplica]:
-    """A real client with a toy replica, joined and ready to be run."""
+) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
+    """A real client, what it was told when it joined, and how to begin with a toy replica: for `WorkerClient.run`."""
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, deadlines=deadlines)
-    standing = client.join()
-    replica = ToyReplica(size, eta, gradient, np.float32)
-    source = batches(values, epochs=epochs, start=(standing.epoch, standing.batch))
-    loop = work(rule, replica, source, lambda: client.payload(rule.traits.parts))
-    return client, loop, replica
+
+    def begin(welcome: Welcome) -> Loop:
+        replica = ToyReplica(size, eta, gradient, np.float32)
+        source = batches(values, epochs=epochs, start=(welcome.epoch, welcome.batch))
+        return work(rule, replica, source, lambda: client.payload(rule.traits.parts))
+
+    return client, client.join(), begin
+
+
+def toy_worker(address: Address, rule: Rule, values: Sequence[Any], **options: Any) -> tuple[WorkerClient, Loop]:
+    """A real client with a toy replica, joined, and its loop."""
+    client, welcome, begin = toy_client(address, rule, values, **options)
+    return client, begin(welcome)

@@ -101,8 +101,10 @@ class TestLease:
             send(center, commit_of(attempt=3))
         with pytest.raises(LeaseLostError):
             center.release(0, 3)
-        with pytest.raises(LeaseLostError):
-            center.join(0, 3)
+        assert center.join(0, 3) is None
+        assert center.join(0, 3, expired=True) is not None
+        with pytest.raises(LeaseLostError, match="attempt 3 holds the lease"):
+            send(center, commit_of(attempt=7))
 
     def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self):
         center = center_of()

@@ -115,6 +115,43 @@ class TestExactlyOnce:
         with pytest.raises(LedgerError, match="in epoch 1"):
             records([(0, 0, 0, 2), (0, 1, 0, 1)]).check_exactly_once({0: -1}, 2)
 
+    @pytest.mark.parametrize(
+        "ranges",
+        [
+            [(0, 0, 0, 1)],
+            [(0, 0, 0, 2)],
+            [(0, 0, 0, 2), (0, 1, 0, 0)],
+            [(0, 0, 0, 2), (0, 1, 0, 2), (0, 2, 0, 1)],
+            [],
+        ],
+    )
+    @pytest.mark.parametrize("known", [3, -1])
+    def test_a_job_that_ended_early_has_the_first_ones(self, ranges, known):
+        records(ranges).check_exactly_once({0: known}, 3, stopped=True)
+
+    @pytest.mark.parametrize(
+        "ranges",
+        [
+            [(0, 0, 1, 2)],  # the start is missing
+            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is
+            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one is counted twice
+            [(0, 0, 0, 1), (0, 1, 0, 0)],  # epoch 0 was not ended
+            [(0, 1, 0, 0)],  # it is missing
+            [(0, 0, 0, 3)],  # one too many
+        ],
+    )
+    def test_and_nothing_else(self, ranges):
+        with pytest.raises(LedgerError, match="exactly once"):
+            records(ranges).check_exactly_once({0: 3}, 3, stopped=True)
+
+    def test_a_skipped_commit_counts_in_the_ledger_and_is_none_that_was_applied(self):
+        found = records([(0, 0, 0, 1), (0, 0, 2, 2)])
+        found.commits_array["skipped"][1] = 1
+        found.check_exactly_once({0: 3}, 1)
+        assert found.ledger()["applied"].to_pylist() == [True, False]
+        assert found.commits()["clock"].to_pylist() == [0]
+        assert found.history().num_rows == 3
+
     def test_a_worker_without_rows(self):
         records([]).check_exactly_once({0: 0}, 3)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.layout import Layout
+from distkeras.ps.layout import Layout, decode, encode
 
 shapes = st.lists(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4), max_size=5)
 
@@ -20,6 +20,20 @@ def test_flatten_then_views_gives_the_arrays_back(shapes):
     assert vector.shape == (sum(array.size for array in arrays),)
     for view, array in zip(layout.views(vector), arrays, strict=True):
         np.testing.assert_array_equal(view, array)
+
+
+@given(shapes)
+def test_layouts_travel(shapes):
+    layouts = [Layout(tuple(f"a{i}" for i in range(len(shapes))), tuple(shapes)), Layout((), ())]
+    assert decode(encode(layouts), [layouts[0].size, 0]) == layouts
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"7", b"[7]", b"[[7]]", b'[[["a", 3]]]', b'[[["a", ["b"]]]]', b'[[["a", [4]]]]', b"[]"]
+)
+def test_what_is_no_layout_is_refused(data):
+    with pytest.raises(ConfigurationError, match="layouts must"):
+        decode(data, [3])
 
 
 def test_views_share_memory():

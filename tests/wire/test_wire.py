@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import typing
+import weakref
 
 import numpy as np
 import pytest
@@ -58,6 +59,10 @@ def arrays(dtype):
     return st.integers(0, 20).map(lambda size: np.arange(size).astype(dtype))
 
 
+def fields_of(kind):
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def any_message():
     """Every message type, with any values of its fields' types."""
     strategies = {
@@ -65,14 +70,42 @@ def any_message():
         bool: st.booleans(),
         float: st.floats(),
         str: st.text(max_size=20),
-        np.ndarray: st.sampled_from(["<f4", "<f8", "u1"]).flatmap(arrays),
-        tuple[np.ndarray, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
+        messages.Bytes: arrays("u1"),
+        messages.Floats: arrays("<f4"),
+        messages.Doubles: arrays("<f8"),
+        tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
     }
-    kinds = [
-        st.builds(kind, **{name: strategies[hint] for name, hint in typing.get_type_hints(kind).items()})
-        for kind in MESSAGES
-    ]
+    kinds = [st.builds(kind, **{name: strategies[hint] for name, hint in fields_of(kind).items()}) for kind in MESSAGES]
     return st.one_of(kinds)
+
+
+def commit(*parts: np.ndarray) -> Commit:
+    return Commit(3, 1, 1, 7, 0, 4, 5, False, True, 0.1, 1.0, 0.0, parts, history=np.arange(8.0))
+
+
+@pytest.mark.parametrize("step", [1, 7, 60, 1000])
+def test_one_read_may_fill_several_arrays(step):
+    message = commit(np.arange(10, dtype=np.float32), np.ones(3, np.float32))
+    data, reader, events = joined(encode(message)), Reader(Limits()), []
+    while data:
+        left = step
+        filled = 0
+        for space in reader.spaces():
+            count = min(len(space), len(data), left)
+            space[:count], data, left = data[:count], data[count:], left - count
+            filled += count
+        events.append(reader.received(filled))
+    assert equal(events.pop(), message)
+    assert set(events) <= {None}
+
+
+def test_a_reader_lets_go_of_what_it_has_read():
+    """Its connection may live long and hear no more: a published model must not stay in memory for that."""
+    reader = Reader(Limits())
+    (message,) = feed(reader, joined(encode(commit(np.ones(5, np.float32)))))
+    part = weakref.ref(message.parts[0])
+    del message
+    assert part() is None
 
 
 @settings(max_examples=200)
@@ -158,10 +191,34 @@ def test_arrays_are_sent_without_a_copy():
     np.testing.assert_array_equal(np.frombuffer(buffers[1], np.float32), vector)
 
 
-@pytest.mark.parametrize("vector", [np.zeros(3, np.int64), np.zeros((4, 4), np.float32)[:, 1], np.zeros(2, ">f4")])
+@pytest.mark.parametrize(
+    "vector", [np.zeros(3, np.int64), np.zeros(3), np.zeros((4, 4), np.float32)[:, 1], np.zeros(2, ">f4")]
+)
 def test_arrays_that_do_not_travel_are_a_local_error(vector):
     with pytest.raises(LocalProtocolError, match="contiguous"):
         encode(Publish(vector))
+
+
+def test_an_array_of_another_dtype_is_refused_before_anything_is_allocated():
+    def allocate(*_):
+        raise AssertionError("allocated")
+
+    fields = struct.pack(">IBQ", 0, 1, 3)  # ModelFile has no strings, and an array of bytes: here come three float32
+    header = HEADER.pack(MAGIC, VERSION, MESSAGES.index(messages.ModelFile), 1, len(fields) - 4, 12)
+    with pytest.raises(RemoteProtocolError, match="arrays of dtypes"):
+        feed(Reader(Limits(), allocate), header + fields[4:])
+
+
+def test_a_string_that_takes_the_room_of_the_next_ones_length_is_refused():
+    fields = struct.pack(">qqqI", 0, -1, -1, 12) + bytes(12)  # a Fault: three numbers, three strings
+    header = HEADER.pack(MAGIC, VERSION, MESSAGES.index(Fault), 0, len(fields), 0)
+    with pytest.raises(RemoteProtocolError, match="`column` must end within the fields"):
+        feed(Reader(Limits()), header + fields)
+
+
+def test_half_a_surrogate_pair_travels_as_its_escape():
+    (fault,) = feed(Reader(Limits()), joined(encode(Fault(0, "file \udcff"))))
+    assert fault.message == "file \\udcff"
 
 
 def test_what_is_not_a_message_is_a_local_error():

@@ -1,0 +1,306 @@
+"""What the driver does with the center while training goes on: stop conditions, and callbacks of the user's own.
+
+::
+
+    class Keep(Callback):
+        def on_center(self, moment):                                # in a thread of the callback's own
+            moment.model.save(f"center-{moment.clock}.keras")
+
+    trained = trainer.train(df, callbacks=[Keep(every_commits=500), TimeBudget(3600)])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
+from distkeras.ps.messages import Status
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+    from distkeras.batches import Batch
+    from distkeras.replica import KerasReplica
+
+#: Seconds between two calls of a callback that does not say.
+_EVERY = 10.0
+
+
+class Center(NamedTuple):
+    """The center: float32 ``(size,)``, the moving statistics, and the clock that both belong to."""
+
+    clock: int
+    vector: np.ndarray
+    statistics: np.ndarray
+
+    def load(self, replica: KerasReplica) -> None:
+        """Sets a model's weights."""
+        replica.load(self.vector)
+        replica.load_statistics(self.statistics)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a callback is told before the job starts.
+
+    Args:
+        metrics: names of loss and metrics, loss first.
+        build: makes a copy of the model, compiled like the workers'.
+        read: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
+    """
+
+    metrics: tuple[str, ...]
+    build: Callable[[], KerasReplica]
+    read: Callable[[DataFrame, int], Batch | None]
+
+
+class Moment:
+    """The job as a callback finds it; good during the call.
+
+    Attributes:
+        status: the server's latest news: `clock`, `batches`, `samples`, `loss`, `staleness`, `joined`, `finished`, and
+            `epochs`, which is the mean of the epochs that each partition has ended.
+        seconds: since the job began.
+        final: the job is over, and no more commits come.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        seconds: float,
+        fetch: Callable[[], Center],
+        replica: Callable[[], KerasReplica],
+        stop: Callable[[str], None],
+        *,
+        final: bool = False,
+    ) -> None:
+        self.status = status
+        self.seconds = seconds
+        self.final = final
+        self.restored: Center | None = None
+        self._fetch, self._replica, self._stop = fetch, replica, stop
+        self._center: Center | None = None
+
+    @property
+    def clock(self) -> int:
+        """Commits applied: up to the center, once that has been asked for."""
+        return self.status.clock if self._center is None else self._center.clock
+
+    @property
+    def center(self) -> Center:
+        """The center, fetched when first asked for; its arrays are yours."""
+        if self._center is None:
+            self._center = self._fetch()
+        return self._center
+
+    @property
+    def model(self) -> keras.Model:
+        """The callback's own copy of the model, with the center's weights; the next call overwrites them."""
+        return self._loaded().model
+
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """Loss and metrics of the center, by name, in inference mode."""
+        return self._loaded().evaluate(batch)
+
+    def stop(self, reason: str) -> None:
+        """Ends the job early, and well: every worker commits what it has computed, and leaves."""
+        self._stop(reason)
+
+    def restore(self, center: Center) -> None:
+        """In `Callback.on_end`: has `Trainer.train` return a model with these weights.
+
+        Raises:
+            LocalProtocolError: the job is not over.
+        """
+        if not self.final:
+            raise LocalProtocolError("`restore` must be called in `on_end`. Received: a call before")
+        self.restored = center
+
+    def _loaded(self) -> KerasReplica:
+        replica = self._replica()
+        self.center.load(replica)
+        return replica
+
+
+class Callback:
+    """Base of what is called on the driver while training goes on; an exception in it ends the job, as it is.
+
+    Args:
+        every_commits: commits from one call to the next, at least 1; None: calls do not depend on them.
+        every_seconds: seconds from the beginning to the first call, and from one call to the next, more than 0; None:
+            10, or no time at all where ``every_commits`` is given.
+
+    Raises:
+        ConfigurationError: a number that cannot work.
+    """
+
+    def __init__(self, *, every_commits: int | None = None, every_seconds: float | None = None) -> None:
+        if every_commits is not None and (type(every_commits) is not int or every_commits < 1):
+            raise ConfigurationError(
+                f"`every_commits` must be a positive integer. Received: every_commits={every_commits!r}"
+            )
+        if every_commits is None and every_seconds is None:
+            every_seconds = _EVERY
+        self.every_commits = every_commits
+        self.every_seconds = None if every_seconds is None else _positive("every_seconds", every_seconds)
+
+    def on_begin(self, training: Training) -> None:
+        """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
+
+    def on_center(self, moment: Moment) -> None:
+        """While training goes on."""
+
+    def on_end(self, moment: Moment) -> None:
+        """After the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
+
+
+class TimeBudget(Callback):
+    """Ends the job early after so many seconds.
+
+    They count from when Spark is given the job: the start of the tasks is part of them. A worker that is in a step
+    ends it, and its window.
+
+    Args:
+        seconds: more than 0.
+
+    Raises:
+        ConfigurationError: not such a number.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(every_seconds=_positive("seconds", seconds))
+
+    def on_center(self, moment: Moment) -> None:
+        moment.stop(f"the time budget of {self.every_seconds:g} s is spent")
+
+
+class EarlyStopping(Callback):
+    """Evaluates the center on a validation DataFrame while training goes on, and ends the job early when it may.
+
+    That is when the metric has reached ``target``, or has not become better than its best by more than ``min_delta`` in
+    ``patience`` evaluations in a row.
+
+    The rows are read once, before training, and evaluated on the driver: while the workers hold Spark's slots, a
+    distributed evaluation would wait for their end. They take ``max_rows`` times a row's bytes of its memory.
+
+    Args:
+        df: validation data, with the columns that the trainer is told of.
+        monitor: "loss", or a metric's name as in the history; a leading "val_" is dropped.
+        patience: evaluations, at least 1; None: only the target counts.
+        min_delta: least change that counts as better, at least 0.
+        mode: "min", "max", or "auto": by the metric's name.
+        target: value that is good enough; None: there is none.
+        restore_best_weights: have `Trainer.train` return the best center evaluated, at the job's end too, however that
+            comes; else the last one.
+        every_commits, every_seconds: between two evaluations; see `Callback`. None is made without a new commit.
+        max_rows: more rows than these are sampled: the same ones each time.
+
+    Attributes:
+        evaluations: a dict for each one: clock, seconds since the beginning, loss and metrics.
+        best: the best value, NaN before the first one; ``best_clock`` is when.
+
+    Raises:
+        ConfigurationError: an argument cannot work, or the metric is none of the model's.
+        EmptyDataError: ``df`` has no rows.
+        BadValueError, ShapeError, MissingColumnError: of ``df``, before any work starts.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        monitor: str = "loss",
+        *,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+        target: float | None = None,
+        restore_best_weights: bool = False,
+        every_commits: int | None = None,
+        every_seconds: float | None = None,
+        max_rows: int = 10_000,
+    ) -> None:
+        super().__init__(every_commits=every_commits, every_seconds=every_seconds)
+        for name, value in (("patience", 1 if patience is None else patience), ("max_rows", max_rows)):
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+        if not (isinstance(min_delta, (int, float)) and 0 <= min_delta < math.inf):
+            raise ConfigurationError(f"`min_delta` must be a finite number. Received: min_delta={min_delta!r}")
+        self.monitor = monitor.removeprefix("val_")
+        self.patience, self.min_delta, self.target = patience, min_delta, target
+        self.sign = _sign(self.monitor, mode)
+        self.restore_best_weights = restore_best_weights
+        self.max_rows = max_rows
+        self._df = df
+        self._forget()
+
+    def _forget(self) -> None:
+        self.evaluations: list[dict[str, float]] = []
+        self.best, self.best_clock = math.nan, -1
+        self._kept: Center | None = None
+        self._waited = 0
+
+    def on_begin(self, training: Training) -> None:
+        self._forget()
+        if self.monitor not in training.metrics:
+            raise ConfigurationError(
+                f"`monitor` must be one of {list(training.metrics)}. Received: monitor={self.monitor!r}"
+            )
+        rows = training.read(self._df, self.max_rows)
+        if rows is None:
+            raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+        self._rows = rows
+
+    def on_center(self, moment: Moment) -> None:
+        if self.evaluations and moment.center.clock == self.evaluations[-1]["clock"]:
+            return
+        values = moment.evaluate(self._rows)
+        self.evaluations.append({"clock": moment.clock, "seconds": moment.seconds, **values})
+        value = values[self.monitor]
+        if self.sign * (self.best - value) > self.min_delta or (math.isnan(self.best) and not math.isnan(value)):
+            self.best, self.best_clock, self._waited = value, moment.clock, 0
+            if self.restore_best_weights:
+                self._kept = moment.center
+        else:
+            self._waited += 1
+        if self.target is not None and self.sign * (value - self.target) <= 0:
+            moment.stop(f"{self.monitor} {value:.6g} has reached {self.target:g}")
+        elif self.patience is not None and self._waited >= self.patience:
+            moment.stop(
+                f"{self.monitor} has not become better than {self.best:.6g} in {self._waited} evaluations in a row"
+            )
+
+    def on_end(self, moment: Moment) -> None:
+        self.on_center(moment)
+        if self._kept is not None and self._kept.clock != moment.center.clock:
+            moment.restore(self._kept)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigurationError(f"`{name}` must be a finite number above 0. Received: {name}={value!r}")
+    return float(value)
+
+
+_LARGER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
+_SMALLER = ("loss", "error", "entropy", "mse", "mae", "rmse", "divergence", "hinge", "log_cosh", "poisson")
+
+
+def _sign(monitor: str, mode: str) -> int:
+    """1 where smaller is better, -1 where larger is."""
+    if mode not in ("min", "max", "auto"):
+        raise ConfigurationError(f"`mode` must be 'min', 'max' or 'auto'. Received: mode={mode!r}")
+    if mode == "auto":
+        name = monitor.lower()
+        smaller, larger = (any(part in name for part in parts) for parts in (_SMALLER, _LARGER))
+        if smaller == larger:
+            raise ConfigurationError(
+                f"`mode` must be given: 'min' or 'max' does not show in the name. Received: monitor={monitor!r}"
+            )
+        return 1 if smaller else -1
+    return 1 if mode == "min" else -1

@@ -1,0 +1,122 @@
+"""Trouble as it is told: log records that say what kind of event they are, and how they get from process to process.
+
+An event is a log record with three more fields: ``event``, its kind, and the ``worker`` and ``attempt`` that it
+concerns. So whoever reads the log misses nothing, and whoever wants a table collects the records (`Events`). A server
+in a process of its own writes each record as one line of JSON (`Lines`), which its driver turns back (`record_of`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from typing import NamedTuple
+
+#: Longest line that is taken for a record: far above any text here.
+_LONGEST = 64 * 1024
+
+
+class Event(NamedTuple):
+    """One event: seconds since the epoch, the process it happened in, its kind, whom it concerns, and what happened."""
+
+    timestamp: float
+    source: str
+    kind: str
+    worker: int | None
+    attempt: int | None
+    text: str
+
+
+def report(
+    log: logging.Logger,
+    kind: str,
+    text: str,
+    *args: object,
+    worker: int | None = None,
+    attempt: int | None = None,
+    level: int = logging.WARNING,
+) -> None:
+    """Logs an event; ``text`` and ``args`` as for `logging.Logger.log`."""
+    log.log(level, text, *args, extra={"event": kind, "worker": worker, "attempt": attempt}, stacklevel=2)
+
+
+class Lines(logging.Formatter):
+    """Each record as one line of JSON, its traceback within the text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = {
+            "name": record.name,
+            "level": record.levelno,
+            "time": record.created,
+            "text": super().format(record),
+            "event": getattr(record, "event", None),
+            "worker": getattr(record, "worker", None),
+            "attempt": getattr(record, "attempt", None),
+        }
+        return json.dumps(values)
+
+
+def record_of(line: str) -> logging.LogRecord | None:
+    """The record that `Lines` wrote; None for a line that is something else."""
+    try:
+        values = json.loads(line[:_LONGEST])
+        fields = {
+            "name": str(values["name"]),
+            "levelno": int(values["level"]),
+            "levelname": logging.getLevelName(int(values["level"])),
+            "created": float(values["time"]),
+            "msg": str(values["text"]),
+        }
+        fields |= {name: values[name] for name in ("event", "worker", "attempt")}
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError):
+        return None
+    return logging.makeLogRecord(fields)
+
+
+class Events:
+    """The latest events of one job, oldest first; thread-safe.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque(maxlen=most)
+
+    def add(self, record: logging.LogRecord, source: str) -> None:
+        """Takes ``record`` in, if it is an event."""
+        kind = getattr(record, "event", None)
+        if kind is not None:
+            worker, attempt = getattr(record, "worker", None), getattr(record, "attempt", None)
+            with self._lock:
+                self._events.append(Event(record.created, source, kind, worker, attempt, record.getMessage()))
+
+    def report(
+        self,
+        log: logging.Logger,
+        kind: str,
+        text: str,
+        *args: object,
+        worker: int | None = None,
+        attempt: int | None = None,
+        level: int = logging.WARNING,
+    ) -> None:
+        """Logs an event of the driver and takes it in, whatever the levels of the loggers are."""
+        fields = {"event": kind, "worker": worker, "attempt": attempt}
+        record = log.makeRecord(log.name, level, __file__, 0, text, args, None, extra=fields)
+        self.add(record, "driver")
+        hand_on(record)
+
+    def all(self) -> list[Event]:
+        """What is kept."""
+        with self._lock:
+            return sorted(self._events, key=lambda event: event.timestamp)
+
+
+def hand_on(record: logging.LogRecord) -> None:
+    """Gives a record that was made elsewhere to the logger of its name."""
+    log = logging.getLogger(record.name)
+    if log.isEnabledFor(record.levelno):
+        log.handle(record)

@@ -1,0 +1,166 @@
+"""Files of named arrays under a directory or any URI that Arrow's filesystems open.
+
+A file is written under another name and then moved, so that it is there whole or not at all; a checksum over all of
+its bytes finds what a broken disk made of it::
+
+    magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | BLAKE2b 16
+
+The JSON object has the caller's ``header`` and the table of the arrays (name, dtype, shape).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError, SnapshotError
+
+_MAGIC = b"DKSTORE1"
+_LENGTH = struct.Struct(">Q")
+_DIGEST = 16
+_SUFFIX, _DRAFT = ".dks", ".dks.part"
+_DTYPES = ("|u1", "<i8", "<f4", "<f8")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Store:
+    """A directory of such files.
+
+    Args:
+        uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
+
+    Raises:
+        ConfigurationError: nothing opens this URI.
+        SnapshotError: the directory cannot be made.
+    """
+
+    def __init__(self, uri: str) -> None:
+        from pyarrow import ArrowException, fs
+
+        self.uri = uri
+        try:
+            if "://" in uri or uri.startswith("file:"):
+                self._fs, self._root = fs.FileSystem.from_uri(uri)
+            else:
+                self._fs, self._root = fs.LocalFileSystem(), str(Path(uri).absolute())
+        except (ArrowException, ValueError) as error:
+            raise ConfigurationError(
+                f"`checkpoint` must be a directory or a URI that Arrow opens. Received: {uri!r}: {error}"
+            ) from error
+        self._local = isinstance(self._fs, fs.LocalFileSystem)
+        self._fail = (OSError, ArrowException)
+        try:
+            self._fs.create_dir(self._root, recursive=True)
+        except self._fail as error:
+            raise SnapshotError(f"the directory {uri!r} must be writable. Received: {error}") from error
+
+    def names(self) -> list[str]:
+        """The files there, in alphabetical order; half-written ones are none."""
+        return self._ending(_SUFFIX)
+
+    def sweep(self) -> None:
+        """Removes what a writer that was killed left half-written; there must be no other writer."""
+        for name in self._ending(_DRAFT):
+            self._discard(f"{self._root}/{name}{_DRAFT}")
+
+    def _ending(self, suffix: str) -> list[str]:
+        from pyarrow import fs
+
+        try:
+            found = self._fs.get_file_info(fs.FileSelector(self._root))
+        except self._fail as error:
+            raise SnapshotError(f"the directory {self.uri!r} must be readable. Received: {error}") from error
+        return sorted(info.base_name[: -len(suffix)] for info in found if info.base_name.endswith(suffix))
+
+    def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
+        """Writes one file, in place of one of the same name.
+
+        Args:
+            name: of the file, without its ending.
+            header: what `json` can write.
+            arrays: float32, float64, int64 or uint8, of any shape.
+
+        Raises:
+            SnapshotError: it cannot be written: the disk is full, or gone. What was there before still is.
+        """
+        table = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
+        text = json.dumps({"header": header, "arrays": table}).encode()
+        flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+        pieces = [_MAGIC, _LENGTH.pack(len(text)), text, *flat]
+        path, draft = self._path(name), f"{self._root}/{name}{_DRAFT}"
+        try:
+            self._write(draft, pieces)
+            self._fs.move(draft, path)
+            if self._local:
+                _sync(self._root)
+        except self._fail as error:
+            self._discard(draft)
+            raise SnapshotError(f"{name} must be written to {self.uri!r}. Received: {error}") from error
+
+    def load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The header and the arrays of one file.
+
+        Raises:
+            SnapshotError: it is not there, or not as it was written.
+        """
+        try:
+            with self._fs.open_input_stream(self._path(name)) as stream:
+                content = stream.read()
+        except self._fail as error:
+            raise SnapshotError(f"{name} must be readable in {self.uri!r}. Received: {error}") from error
+        body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
+        if content[: len(_MAGIC)] != _MAGIC or hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
+            raise SnapshotError(
+                f"{name} in {self.uri!r} must be as it was written. Received: {len(content)} bytes, another checksum"
+            )
+        start = len(_MAGIC) + _LENGTH.size
+        (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
+        told = json.loads(bytes(body[start : start + length]))
+        arrays, at = {}, start + length
+        for key, dtype, shape in told["arrays"]:
+            if dtype not in _DTYPES:
+                raise SnapshotError(f"{name} in {self.uri!r} must hold arrays of {_DTYPES}. Received: {dtype!r}")
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[key] = np.frombuffer(body, dtype, count, at).reshape(shape)
+            at += arrays[key].nbytes
+        return told["header"], arrays
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Removes files; one that is not there is no error."""
+        for name in names:
+            self._discard(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}{_SUFFIX}"
+
+    def _write(self, path: str, pieces: Iterable[Any]) -> None:
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+        with self._fs.open_output_stream(path) as stream:
+            for piece in pieces:
+                digest.update(piece)
+                stream.write(piece)
+            stream.write(digest.digest())
+        if self._local:
+            _sync(path)
+
+    def _discard(self, path: str) -> None:
+        with suppress(*self._fail):
+            self._fs.delete_file(path)
+
+
+def _sync(path: str) -> None:
+    """Has the system write ``path`` out: a move that survives a power cut must not survive the bytes that it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Encryption with a pinned certificate: a job's clients accept the one certificate that was made for it.
+
+The certificate travels where the key does, inside Spark's task closure, so no authority and no host name is asked:
+whoever has this certificate's private key is the server. Clients prove themselves with the job's key, as without TLS.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+
+from distkeras.ps.errors import ConfigurationError
+
+#: Clocks of the machines may differ by this much.
+_SKEW = datetime.timedelta(days=1)
+_LIFE = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A self-signed certificate and its private key, both PEM."""
+
+    certificate: str
+    private_key: str = field(repr=False)
+
+
+def make_certificate() -> Certificate:
+    """A new certificate for one job: ECDSA over P-256, not good for signing others.
+
+    Raises:
+        ConfigurationError: the package ``cryptography`` is not installed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise ConfigurationError(
+            "`tls` needs the package cryptography: pip install 'distkeras[tls]'. Received: no such package"
+        ) from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "distkeras")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + _LIFE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Certificate(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
+
+
+def server_context(certificate: Certificate) -> ssl.SSLContext:
+    """What a server encrypts with.
+
+    Raises:
+        ConfigurationError: not PEM, or a private key of another certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # a client that comes back proves everything anew
+    with tempfile.TemporaryDirectory() as folder:  # readable by this user only
+        path = os.path.join(folder, "server.pem")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(certificate.private_key + "\n" + certificate.certificate)
+        try:
+            context.load_cert_chain(path)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigurationError(
+                f"`certificate` must be a certificate and its private key, in PEM. Received: {error}"
+            ) from None
+    return context
+
+
+def client_context(certificate: str) -> ssl.SSLContext:
+    """What a client encrypts with: accepts ``certificate`` (PEM) and no other.
+
+    Raises:
+        ConfigurationError: not PEM.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the pin is stronger than any name
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cadata=certificate)
+    except (ssl.SSLError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"`certificate` must be a certificate in PEM. Received: {error}") from None
+    return context

@@ -1,0 +1,166 @@
+"""Two attempts of one partition at once: one holds the lease, the other waits for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+from faults import PATIENCE, Faults
+from struck import LARGE, QUICK, Job
+
+from distkeras.ps.rules import make
+
+RULE = make("downpour", window=2)
+#: A lease that a stopped worker loses while a test waits; all else is as patient as ever.
+BRIEF = dataclasses.replace(QUICK, lease=2.0)
+#: Longer than that lease, and than the second after which the server looks again.
+OUTLASTS = BRIEF.lease + 2.0
+
+
+def attempts_in_order(job, worker=0):
+    """Who made the commits of a partition, in the ledger's order, without repetitions."""
+    commits = job.commits()
+    numbers = commits["attempt"][commits["worker"] == worker].tolist()
+    return [number for place, number in enumerate(numbers) if place == 0 or number != numbers[place - 1]]
+
+
+def check(job, each=1.0):
+    job.wait()
+    job.check()
+    job.counts(each)
+
+
+def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end(tmp_path):
+    """The holder waits in its round, and says nothing for longer than a lease; but it is the server's turn to speak."""
+    plan = Faults()
+    slow = plan.at(worker=1, phase="mid-commit", step=1).hold()
+    late = plan.at(worker=0, phase="after-commit", step=1).hold()
+    deadlines = dataclasses.replace(BRIEF, frame=60.0)
+    with Job(tmp_path, make("averaging", window=2), plan, deadlines=deadlines) as job:
+        holder, _ = job.start_one(0), job.start_one(1)
+        late.wait()
+        slow.wait()
+        late.release()
+        newcomer = job.start_one(0)
+        assert not newcomer.joined.wait(OUTLASTS)
+        slow.release()
+        check(job, each=0.5)
+        assert attempts_in_order(job) == [holder.number]
+        assert newcomer.welcome["finished"]
+        assert newcomer.welcome["sequence"] == 6
+
+
+def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path):
+    """Long before the lease has expired."""
+    plan = Faults()
+    spot = plan.at(worker=0, phase="between-epochs").hold()
+    with Job(tmp_path, RULE, plan, workers=1) as job:
+        holder = job.start_one(0)
+        spot.wait()
+        newcomer = job.start_one(0)
+        assert not newcomer.joined.wait(1.0)
+        holder.kill()
+        spot.release()
+        check(job)
+        assert attempts_in_order(job) == [holder.number, newcomer.number]
+        assert (newcomer.welcome["finished"], newcomer.welcome["sequence"]) == (False, 3)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "attempts"),
+    [
+        ("mid-commit", 1, [0, 1]),
+        ("end", None, [0]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("pull", None, [1]),
+                ("after-commit", 1, [0, 1]),
+                ("mid-reply", 1, [0, 1]),
+                ("between-epochs", None, [0, 1]),
+                ("leave", None, [0]),
+            ]
+        ),
+    ],
+)
+def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wakes(tmp_path, phase, step, attempts):
+    plan = Faults()
+    spot = plan.at(worker=0, phase=phase, step=step, attempt=0).hold()
+    with Job(tmp_path, RULE, plan, workers=1, size=LARGE, deadlines=BRIEF) as job:
+        holder = job.start_one(0)
+        spot.wait()
+        holder.stop()
+        newcomer = job.start_one(0)
+        assert newcomer.over.wait(PATIENCE)
+        holder.wake()
+        spot.release()
+        check(job)
+        assert attempts_in_order(job) == attempts
+        assert set(job.ended) == {holder.number, newcomer.number}
+
+
+def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path):
+    """And what it still had to say is refused: the ledger has none of it."""
+    plan = Faults()
+    spot = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
+    rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
+    with Job(tmp_path, RULE, plan, workers=1, deadlines=dataclasses.replace(BRIEF, lease=6.0)) as job:
+        holder = job.start_one(0)
+        spot.wait()
+        holder.stop()
+        newcomer = job.start_one(0)
+        rival.wait()
+        commits = len(job.commits())
+        holder.wake()
+        spot.release()
+        assert holder.went_on.wait(PATIENCE)
+        assert holder.number not in job.ended
+        assert len(job.commits()) == commits
+        rival.release()
+        check(job)
+        assert attempts_in_order(job) == [holder.number, newcomer.number]
+        assert job.ended[holder.number]["begun"] == 1  # it never began again
+
+
+def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path):
+    plan = Faults()
+    spot = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
+    rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
+    with Job(tmp_path, RULE, plan, workers=1, deadlines=BRIEF) as job:
+        holder = job.start_one(0)
+        spot.wait()
+        holder.stop()
+        newcomer = job.start_one(0)
+        rival.wait()
+        newcomer.kill()
+        rival.release()
+        holder.wake()
+        spot.release()
+        check(job)
+        assert attempts_in_order(job) == [holder.number, newcomer.number, holder.number]
+        assert job.ended[holder.number]["begun"] == 2
+
+
+def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path):
+    """Or a server that dies before it could save has nobody to repeat what it forgot."""
+    plan, folder = Faults(), tmp_path / "snapshots"
+    end = plan.at(worker=0, phase="end", attempt=0).hold()
+    leave = plan.at(worker=0, phase="leave", attempt=0).hold()
+    with Job(folder, RULE, plan, workers=1, every=1000) as job:
+        holder = job.start_one(0)
+        end.wait()
+        os.rename(folder, tmp_path / "away")  # as good as a full disk
+        end.release()
+        leave.wait()
+        job.until_finished(1)
+        holder.kill()
+        leave.release()
+        newcomer = job.start_one(0)
+        assert not newcomer.joined.wait(2.0)
+        os.rename(tmp_path / "away", folder)
+        check(job)
+        assert newcomer.welcome["finished"]
+        job.kill_server()
+        job.revive()
+        check(job)

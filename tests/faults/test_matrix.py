@@ -1,0 +1,116 @@
+"""Every fault in every phase of a worker's life: each mini-batch counts once, and nothing is left.
+
+Workers and server are processes; see `struck`. The cells one by one are slow; storms of several faults in one job have
+each fault and each phase in the default suite.
+"""
+
+from __future__ import annotations
+
+import pytest
+from faults import FAULTS, PHASES, Faults
+from struck import LARGE, LONG, SIZE, Job
+
+from distkeras.ps.rules import make
+
+# The center of the first and of the last is known to the bit, whatever the order: see `Job.counts`.
+RULES = {
+    "downpour": (make("downpour", window=2), 1.0),
+    "aeasgd": (make("aeasgd", window=2, rho=0.25, learning_rate=1.0), None),
+    "averaging": (make("averaging", window=2), 0.5),
+}
+#: Commits before the spot, where there may be several such spots.
+STEPS = {"mid-commit": 3, "after-commit": 3, "mid-reply": 3}
+STORMS = {
+    "one": [
+        (0, "kill", "handshake"),
+        (1, "cut", "pull"),
+        (0, "kill_server", "mid-commit"),
+        (1, "slow", "between-epochs"),
+        (0, "cut", "leave"),
+    ],
+    "two": [
+        (0, "kill_server", "model"),
+        (1, "kill", "after-commit"),
+        (0, "stop", "mid-reply"),
+        (1, "kill", "end"),
+    ],
+}
+
+
+def strike(plan, rule, worker, fault, phase):
+    step = 3 if phase == "pull" and rule.traits.pull_first else STEPS.get(phase)
+    spot = plan.at(worker=worker, phase=phase, step=step)
+    match fault:
+        case "stop":
+            spot.stop(LONG)
+        case "slow":
+            spot.slow(32 * 1024)
+        case _:
+            getattr(spot, fault)()
+
+
+def outcome(folder, rule, strikes):
+    """Runs the job under these faults, checks it, and returns it."""
+    rule, each = RULES[rule]
+    plan = Faults()
+    for one in strikes:
+        strike(plan, rule, *one)
+    kinds = [kind for _, kind, _ in strikes]
+    size = LARGE if any(phase == "mid-reply" for *_, phase in strikes) else SIZE
+    with Job(folder, rule, plan, size=size) as job:
+        job.run()
+        job.check()
+        if each is not None:
+            job.counts(each)
+        elif not {"kill", "kill_server"} & set(kinds):
+            job.elastic()
+        assert len(job.attempts) == job.workers + kinds.count("kill")
+        assert job.restarts == kinds.count("kill_server")
+
+
+def test_the_storms_have_everything():
+    strikes = [strike for storm in STORMS.values() for strike in storm]
+    assert {fault for _, fault, _ in strikes} == set(FAULTS)
+    assert {phase for *_, phase in strikes} == set(PHASES)
+
+
+@pytest.mark.parametrize(("storm", "rule"), [("one", "downpour"), ("one", "averaging"), ("two", "aeasgd")])
+def test_a_storm(tmp_path, storm, rule):
+    outcome(tmp_path, rule, STORMS[storm])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_all_storms_at_once(tmp_path, rule):
+    outcome(tmp_path, rule, [strike for storm in STORMS.values() for strike in storm])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_cell(tmp_path, fault, phase, rule):
+    outcome(tmp_path, rule, [(0, fault, phase)])
+
+
+class TestTheHelper:
+    """It notices what it is there to notice."""
+
+    def test_a_fault_that_never_happens(self, tmp_path):
+        plan = Faults()
+        plan.at(worker=0, phase="mid-commit", step=1000).cut()
+        job = Job(tmp_path, RULES["downpour"][0], plan, workers=1, epochs=1)
+        job.run()
+        job.check()
+        with pytest.raises(AssertionError, match=r"never happened: .*cut of worker 0 at mid-commit"):
+            job.__exit__(None, None, None)
+
+    def test_mini_batches_that_count_for_less_or_are_missing(self, tmp_path):
+        with Job(tmp_path, make("adag", window=2), workers=1, epochs=1) as job:
+            job.run()
+            job.check()
+            with pytest.raises(AssertionError):
+                job.counts(1.0)
+            job.epochs = 2
+            with pytest.raises(AssertionError):
+                job.check()
