@@ -1,0 +1,67 @@
+"""The fuzzer on a small number of inputs, and that it finds what it looks for."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from distkeras.ps import wire
+from distkeras.ps.messages import Ack
+from distkeras.ps.wire import Connection, Reader
+
+
+def test_the_same_seed_gives_the_same_inputs(fuzz: ModuleType):
+    first, second = ([inputs.any() for _ in range(50)] for inputs in (fuzz.Inputs(3), fuzz.Inputs(3)))
+    assert first == second
+    assert len(set(first)) > 40
+
+
+def test_the_parser_stands_some_thousand_inputs(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]):
+    assert fuzz.main(["--inputs", "5000", "--seed", "11"]) == 0
+    told = capsys.readouterr().out
+    for outcome in ("refused", "cut off", "message", "not authenticated", "waits after the genuine handshake"):
+        assert f" {outcome}\n" in told
+
+
+def test_a_server_stands_some_hundred_inputs(fuzz: ModuleType):
+    outcomes = fuzz.live(600, 12)
+    assert outcomes["stranger: refused"] + outcomes["stranger: hung up at once"] == 300
+    assert min(outcomes[name] for name in ("peer: refused", "peer: answered", "honest: commits")) > 0
+    assert outcomes["server: threads more"] <= 0
+
+
+class TestFinding:
+    """Each fault that is looked for, put in by hand."""
+
+    def finds(self, fuzz: ModuleType):
+        return pytest.raises(fuzz.Violation, match="of seed 0 to a")
+
+    def test_another_error(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(Reader, "_on_fields", lambda self, fields=None: [][1])
+        with self.finds(fuzz):
+            fuzz.parse(3000, 0)
+
+    def test_memory_beyond_the_limits(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(fuzz, "LIMITS", wire.Limits(fields=4096, body=0))
+        limits = wire.Limits(fields=4096, body=1 << 16)
+        init = Reader.__init__
+        monkeypatch.setattr(Reader, "__init__", lambda self, _, allocate=None: init(self, limits, allocate))
+        with self.finds(fuzz):
+            fuzz.parse(3000, 0)
+
+    def test_a_stranger_that_is_let_in(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(Connection, "_check", lambda self, received, expected: None)
+        with self.finds(fuzz):
+            fuzz.parse(3000, 0)
+
+    def test_a_message_of_a_stranger(self, fuzz: ModuleType):
+        target = fuzz.Target("stranger's server")
+        with pytest.raises(fuzz.Violation, match="Ack from a stranger"):
+            target._check(Ack(1, 2, 3, 4))
+
+    def test_an_honest_worker_that_is_harmed(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(fuzz, "undisturbed", lambda steps, size: (np.ones(size, np.float32), 0))
+        with pytest.raises(fuzz.Violation, match="not the undisturbed one"):
+            fuzz.live(30, 0)
