@@ -1,0 +1,63 @@
+"""A small disk for the snapshots, which can be made full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+_BYTES = 16 << 20
+_BALLAST = "ballast"
+
+
+class Disk:
+    """A tmpfs of a few megabytes; where this user may mount none, a folder that can be closed to writing.
+
+    Args:
+        folder: where; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={_BYTES}", "tmpfs", str(folder)]
+        try:
+            self.mounted = subprocess.run(command, capture_output=True).returncode == 0
+        except OSError:  # no such program
+            self.mounted = False
+        self.how = f"a tmpfs of {_BYTES >> 20} MiB" if self.mounted else "a folder closed to writing (no mount here)"
+        self.full = False
+
+    def fill(self) -> None:
+        """Leaves no room; to be called again now and then, for what is deleted meanwhile makes some."""
+        self.full = True
+        if not self.mounted:
+            self._permit(0o555)
+            return
+        try:
+            with open(self.folder / _BALLAST, "ab", buffering=0) as file:
+                for size in (1 << 16, 1 << 12):
+                    piece = bytes(size)
+                    while file.write(piece) == size:
+                        pass
+        except OSError:  # full
+            return
+
+    def free(self) -> None:
+        """Gives the room back."""
+        self.full = False
+        if self.mounted:
+            (self.folder / _BALLAST).unlink(missing_ok=True)
+        else:
+            self._permit(0o755)
+
+    def _permit(self, mode: int) -> None:
+        for folder in (self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())):
+            os.chmod(folder, mode)
+
+    def close(self) -> None:
+        """Unmounts it."""
+        self.free()
+        if self.mounted:
+            subprocess.run(["umount", str(self.folder)], check=True, capture_output=True)
+            self.mounted = False

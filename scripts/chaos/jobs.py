@@ -1,0 +1,251 @@
+"""The training jobs that are disturbed, and how each shows that every mini-batch counted once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame, SparkSession
+
+    from distkeras import Trainer
+
+WORKERS = 3
+#: Points of accuracy that a disturbed job may be away from the undisturbed one.
+POINTS = 1.0
+
+#: Of the jobs with pictures. At this rate, one worker alone (no staleness) and three end within half a point; at twice
+#: the rate they are more than two points apart, and a disturbed job is mostly one or two workers.
+_BATCH, _RATE = 32, 0.1
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of job.
+
+    Args:
+        name: for the report.
+        folder: its rows, as Parquet.
+        rows, epochs, batch_size: its size.
+        rule: the update rule.
+        options: of the trainer, for this rule.
+        build: makes the compiled model.
+        judge: from the trained model to its accuracy, and to what is wrong with it (empty if nothing is).
+        batches: mini-batches an epoch of each worker; see `counted`.
+    """
+
+    name: str
+    folder: str
+    rows: int
+    epochs: int
+    batch_size: int
+    rule: str
+    options: dict[str, Any]
+    build: Callable[[], keras.Model]
+    judge: Callable[[keras.Model], tuple[float | None, str]]
+    batches: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> int:
+        """Mini-batches of the whole job."""
+        return sum(self.batches.values()) * self.epochs
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return spark.read.parquet(self.folder)
+
+    def trainer(self, **options: Any) -> Trainer:
+        from distkeras import Trainer
+
+        return Trainer(
+            self.build(),
+            self.rule,
+            num_workers=WORKERS,
+            batch_size=self.batch_size,
+            num_epoch=self.epochs,
+            progress=False,
+            **self.options,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one job."""
+
+    expected: int
+    committed: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    attempts: int = 0
+    lives: int = 0
+    seconds: float = 0.0
+    accuracy: float | None = None
+    problems: tuple[str, ...] = ()
+
+
+def checked(work: Work, trainer: Trainer, model: keras.Model) -> Outcome:
+    """Counts what the ledger has against what the data has; nothing here trusts the trainer's own check."""
+    ledger = trainer.ledger.toPandas()
+    counted = Counter(
+        (row.worker, row.epoch, batch)
+        for row in ledger.itertuples()
+        for batch in range(row.first_batch, row.last_batch + 1)
+    )
+    due = {
+        (worker, epoch, batch)
+        for worker, batches in work.batches.items()
+        for epoch in range(work.epochs)
+        for batch in range(batches)
+    }
+    lost, strange = len(due - counted.keys()), len(counted.keys() - due)
+    duplicated = sum(counted.values()) - len(counted)
+    accuracy, wrong = work.judge(model)
+    problems = [wrong] if wrong else []
+    if lost or duplicated or strange:
+        problems.append(f"{lost} mini-batches lost, {duplicated} duplicated, {strange} that do not exist")
+    if sorted(ledger.clock) != list(range(len(ledger))):
+        problems.append("the ledger must have each tick of the clock once")
+    history = trainer.history.toPandas()
+    if len(history) != work.expected or history.samples.sum() != work.rows * work.epochs:
+        problems.append(f"the history has {len(history)} mini-batches with {history.samples.sum()} samples")
+    return Outcome(
+        expected=work.expected,
+        committed=sum(counted.values()),
+        lost=lost,
+        duplicated=duplicated,
+        attempts=len(ledger[["worker", "attempt"]].drop_duplicates()),
+        lives=int(ledger.incarnation.max()),
+        seconds=trainer.timings["total"],
+        accuracy=accuracy,
+        problems=tuple(problems),
+    )
+
+
+def counted(work: Work, trainer: Trainer) -> Work:
+    """``work`` with its mini-batches, from an undisturbed job in which every row came once."""
+    first = trainer.history.toPandas().query("epoch == 0")
+    assert first.samples.sum() == work.rows
+    return replace(work, batches=first.groupby("worker").size().to_dict())
+
+
+def pictures(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Work:
+    """A small perceptron on Fashion-MNIST: real training, with an accuracy to compare.
+
+    The server's rate goes down to nothing over its clock, so that the accuracy at the end depends little on the order
+    of the commits; and a clock that has gone wrong would show.
+    """
+    from distkeras.datasets import fashion_mnist, write_parquet
+    from distkeras.ps.rules import make
+    from distkeras.ps.schedules import Cosine
+
+    (x, y), (x_test, y_test) = fashion_mnist()
+    path = write_parquet(folder / "pictures", x[:rows], y[:rows], files=WORKERS)
+    test = x_test / np.float32(255)
+
+    def build() -> keras.Model:
+        import keras
+
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10, activation="softmax")]
+        model = keras.Sequential([keras.Input((784,)), *layers])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def judge(model: keras.Model) -> tuple[float, str]:
+        return 100 * float(model.evaluate(test, y_test, batch_size=1000, verbose=0, return_dict=True)["accuracy"]), ""
+
+    momentum = getattr(make(rule), "momentum", 0.0)
+    rate = Cosine(_RATE * (1 - momentum), length=rows * epochs // _BATCH)
+    return Work(f"pictures ({rule})", path, rows, epochs, _BATCH, rule, {"learning_rate": rate}, build, judge)
+
+
+def counting(folder: Path, *, rows: int, epochs: int) -> Work:
+    """A linear model over one-hot rows, whose weights count how often each row moved the center.
+
+    The loss is the sum of |label - output| with labels far below every output, so each row has a gradient of exactly 1
+    at its own weight. With plain SGD at a rate of 1, DOWNPOUR adds -1 to it, each time that the row is trained on. All
+    numbers are small integers, so every order of additions gives the same sums.
+    """
+    from distkeras.datasets import write_parquet
+
+    path = write_parquet(folder / "counting", np.eye(rows, dtype=np.float32), np.full(rows, -1e4), files=WORKERS)
+
+    def build() -> keras.Model:
+        import keras
+
+        inputs = keras.Input((rows,))
+        model = keras.Model(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs))
+        model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
+        return model
+
+    def judge(model: keras.Model) -> tuple[None, str]:
+        counts = -model.get_weights()[0].ravel()
+        wrong = np.flatnonzero(counts != epochs)
+        if not wrong.size:
+            return None, ""
+        return None, (
+            f"{wrong.size} of {rows} rows moved the center another number of times than {epochs}: "
+            f"from {counts.min():g} to {counts.max():g}"
+        )
+
+    return Work("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, judge)
+
+
+def session(scratch: Path) -> SparkSession:
+    """Three executor JVMs of one core, which come back and whose tasks are tried again as often as it takes."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
+    os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
+    os.environ["TMPDIR"] = str(scratch / "tmp")
+    # Executors come and go: what makes a JVM fast after minutes only costs here.
+    os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    for name in ("work", "local", "tmp"):
+        (scratch / name).mkdir()
+    settings = {
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "1g",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": str(WORKERS),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        # As often as it takes: a task, a stage whose input went with an executor, an executor.
+        "spark.task.maxFailures": "10000",
+        "spark.stage.maxConsecutiveAttempts": "10000",
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.excludeOnFailure.enabled": "false",
+        # A dead executor's shuffle files are gone at once; a stopped or a slow one is no dead one.
+        "spark.shuffle.io.maxRetries": "2",
+        "spark.shuffle.io.retryWait": "1s",
+        "spark.network.timeout": "300s",
+        "spark.locality.wait": "0s",
+        "spark.sql.codegen.wholeStage": "false",
+    }
+    builder = SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]").appName("distkeras chaos")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def ended(spark: SparkSession) -> None:
+    """Stops Spark and its driver's JVM, which `stop` alone leaves running until Python ends."""
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    with suppress(Exception):  # what matters is whether the process is gone, and that is looked at
+        gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(60)
