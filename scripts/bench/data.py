@@ -1,0 +1,265 @@
+"""From DataFrames to shuffled mini-batches on the executors."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.measure import Case, Factory
+from bench.workload import CLASSES, INPUTS, PATIENCE, WORKERS, answer, rows, session
+from distkeras.batches import Source
+from distkeras.columns import Column
+from distkeras.plan import DataSpec, partitioned
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SECTION = "data"
+BATCH = 128
+REPLAYS = 10
+#: Rows for the path over Python rows, which is slow.
+FEW = 0.25
+#: Rows of the row about memory, and its budget: six times less than they need.
+MEMORY_ROWS, SPOOL_BYTES = 30_000, 16 << 20
+COLUMNS = Column("features", (INPUTS,)), Column("label", (), "int32")
+
+
+def cases(quick: bool) -> list[Factory]:
+    return [partial(_spark, 8_000 if quick else 40_000), _memory]
+
+
+def _spec(epochs: int = 1, spool_bytes: int = 256 << 20) -> DataSpec:
+    # Rewindable: the rows are kept for later epochs, as nearly every job does.
+    features, label = COLUMNS
+    return DataSpec(
+        (features,), (label,), None, BATCH, epochs, classes=CLASSES, spool_bytes=spool_bytes, rewindable=True
+    )
+
+
+@contextmanager
+def _spark(count: int) -> Iterator[list[Case]]:
+    with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
+        frames = _frames(spark, count, directory)
+        found = [_first_pass(kind, frame, count) for kind, frame in frames.items()]
+        found.append(_order(frames["cached arrays"], count))
+        found.append(_replay(frames["cached arrays"], count))
+        for case in found:
+            for side in (case.ours, case.limit, case.naive):
+                if side is not None:
+                    side()
+        yield found
+
+
+def _frames(spark: SparkSession, count: int, directory: str) -> dict[str, DataFrame]:
+    """The same rows cached as arrays, in Parquet, and cached as ML vectors."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql.functions import col
+
+    from distkeras.datasets import write_parquet
+
+    def parquet(name: str) -> DataFrame:
+        # A path each: Spark serves every plan like a cached one from the cache.
+        return spark.read.parquet(write_parquet(Path(directory) / name, *rows(count), files=WORKERS))
+
+    frames = {
+        "cached arrays": parquet("arrays").cache(),
+        "Parquet": parquet("parquet"),
+        "cached ML vectors": parquet("vectors")
+        .select(array_to_vector(col("features")).alias("features"), "label")
+        .cache(),
+    }
+    for frame in frames.values():
+        frame.write.format("noop").mode("overwrite").save()
+    return frames
+
+
+def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
+    plan = partitioned(frame, _spec(), WORKERS)
+    few = frame.limit(int(count * FEW)).cache()
+    asked = few.count()
+
+    def naive() -> float:
+        size = BATCH
+
+        def batches(records: Iterable[Any]) -> Iterator[int]:
+            features, labels, found = [], [], 0
+            for row in records:
+                features.append(np.asarray(row.features, np.float32))
+                labels.append(row.label)
+                if len(features) == size:
+                    order = np.random.permutation(size)
+                    batch = np.asarray(features)[order], np.asarray(labels)[order]
+                    found += min(map(len, batch))
+                    features, labels = [], []
+            yield found + len(features)
+
+        began = time.perf_counter()
+        found = few.repartition(WORKERS).rdd.mapPartitions(batches).collect()
+        return _rate(sum(found), asked, began)
+
+    return Case(
+        SECTION,
+        f"first pass, {kind}",
+        "rows/s",
+        lambda: _pass(plan, _spec(), count),
+        lambda: _drain(plan, count),
+        naive,
+        target_limit=0.8,
+        target_naive=6.0,
+        note="limit: the same rows in the same order, looked at by nobody; naive: repartition and rdd.mapPartitions",
+    )
+
+
+def _order(frame: DataFrame, count: int) -> Case:
+    ordered = partitioned(frame, _spec(), WORKERS)
+    anyhow = frame.select("features", "label").repartition(WORKERS)
+    return Case(
+        SECTION,
+        "what a reproducible order costs",
+        "rows/s",
+        lambda: _drain(ordered, count),
+        lambda: _drain(anyhow, count),
+        note="limit: plain repartition, looked at by nobody",
+    )
+
+
+def _replay(frame: DataFrame, count: int) -> Case:
+    plan = partitioned(frame, _spec(), WORKERS)
+    return Case(
+        SECTION,
+        "later epochs",
+        "rows/s",
+        lambda: _pass(plan, _spec(1 + REPLAYS), count, replay=True),
+        None,
+        lambda: _pass(plan, _spec(), count),
+        target_naive=10.0,
+        note="naive: the first pass",
+    )
+
+
+def _drain(frame: DataFrame, count: int) -> float:
+    """Rows a second of a job that lets Spark send everything."""
+
+    def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"rows": [sum(record.num_rows for record in records)]})
+
+    began = time.perf_counter()
+    found = frame.mapInArrow(drain, "rows long").collect()
+    return _rate(sum(row["rows"] for row in found), count, began)
+
+
+def _pass(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False) -> float:
+    """Rows a second as mini-batches: of the whole job, or of the epochs after the first alone."""
+
+    def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found, began = 0, time.time()
+        with Source(records, spec, worker=0) as source:
+            for batch in source:
+                found += batch.size
+                if batch.last and batch.epoch == 0:
+                    began = time.time()
+        yield pa.RecordBatch.from_pydict({"rows": [found], "began": [began], "ended": [time.time()]})
+
+    began = time.perf_counter()
+    tasks = frame.mapInArrow(drain, "rows long, began double, ended double").collect()
+    if not replay:
+        return _rate(sum(task["rows"] for task in tasks), count, began)
+    seconds = max(task["ended"] for task in tasks) - min(task["began"] for task in tasks)
+    return (sum(task["rows"] for task in tasks) - count) / seconds
+
+
+def _rate(found: int, expected: int, began: float) -> float:
+    seconds = time.perf_counter() - began
+    if found != expected:
+        raise ValueError(f"every row must come once. Received: {found} rows of {expected}")
+    return found / seconds
+
+
+@contextmanager
+def _memory() -> Iterator[Case]:
+    """Anonymous memory, that of mapped files aside: the kernel takes that back when it needs it."""
+    with tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
+        path = str(Path(directory) / "rows.arrow")
+        _write_stream(path)
+
+        def ours() -> float:
+            receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+            process = multiprocessing.get_context("spawn").Process(target=_peak, args=(path, directory, sender))
+            process.start()
+            sender.close()
+            peak = answer(receiver)
+            process.join(PATIENCE)
+            return _bound() / peak
+
+        ours()
+        yield Case(
+            SECTION,
+            "memory against its bound",
+            "bound/peak",
+            ours,
+            lambda: 1.0,
+            target_limit=1.0,
+            note="one worker, two epochs, six times the budget of the spool; bound: as `Source` states it",
+        )
+
+
+def _write_stream(path: str) -> None:
+    """A partition as Spark would send it: an Arrow stream in record batches of 2000 rows."""
+    x, y = rows(2000)
+    offsets = pa.array(np.arange(len(x) + 1, dtype=np.int32) * INPUTS)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.ListArray.from_arrays(offsets, pa.array(x.reshape(-1))), pa.array(y)], names=["features", "label"]
+    )
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        for _ in range(MEMORY_ROWS // len(x)):
+            stream.write_batch(batch)
+
+
+def _bound() -> int:
+    """What the docstring of `Source` allows: the budget, batches ahead, two blocks, what Spark sends, the order."""
+    row = sum(column.row_bytes for column in COLUMNS)
+    return SPOOL_BYTES + 16 * BATCH * row + 2 * (8 << 20) + 2 * 2000 * row + 8 * MEMORY_ROWS
+
+
+def _peak(path: str, directory: str, sender: Connection) -> None:
+    """In a fresh process: the most memory that draining a source takes beside what the process had before."""
+
+    def drain(batches: int | None) -> None:
+        with pa.OSFile(path) as file:
+            stream = itertools.islice(pa.ipc.open_stream(file), batches)
+            with Source(stream, _spec(2, SPOOL_BYTES), worker=0, directory=directory) as source:
+                for _ in source:
+                    pass
+
+    drain(1)  # libraries load parts of themselves when they are first used
+    before, most, over = _anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.001):
+            most = max(most, _anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    drain(None)
+    over.set()
+    watcher.join()
+    sender.send(most - before)
+
+
+def _anonymous() -> int:
+    with open(f"/proc/{os.getpid()}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) * 1024

@@ -1,0 +1,160 @@
+"""How a figure is taken: ours beside its limit and beside the plain way, in turns, and only their ratios are told.
+
+Absolute rates drift from run to run on a shared machine; what two neighboring runs have in common does not. So the
+ratio is taken round by round, its median is the figure, and how far the rounds disagree is its spread. A ratio whose
+rounds disagree by more than `MEANINGLESS` is refused: the row says so, and shows no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+#: One timed run: a rate in the case's unit, higher is better.
+Run = Callable[[], float]
+#: Rounds of a case, and with --quick.
+ROUNDS, QUICK_ROUNDS = 5, 3
+#: Interquartile range over median from which a ratio is refused.
+MEANINGLESS = 0.25
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure, set up and warm.
+
+    Args:
+        section: the section that it belongs to.
+        name: what is measured, unique within the section.
+        unit: of the rates, such as "exchanges/s".
+        ours: one timed run of the project's code.
+        limit: one timed run of what no implementation can beat; None where there is no such thing.
+        naive: one timed run of the plain way to do it.
+        target_limit: ratio to the limit that is wanted.
+        target_naive: ratio to the plain way that is wanted.
+        note: what else the row says; a callable is asked after the last round.
+    """
+
+    section: str
+    name: str
+    unit: str
+    ours: Run
+    limit: Run | None
+    naive: Run | None = None
+    target_limit: float | None = None
+    target_naive: float | None = None
+    note: str | Callable[[], str] = ""
+
+
+#: Builds what a case needs (servers, processes, Spark), yields it or several that share it, and tears it down.
+Factory = Callable[[], AbstractContextManager[Case | list[Case]]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured `Case`. Rates and ratios are medians over the rounds.
+
+    Args:
+        section, case, unit, target_limit, target_naive, note: see `Case`.
+        ours, limit, naive: rates; None where the case has no such side.
+        ratio_to_limit, ratio_to_naive: ours over theirs, taken within each round; None where there is none, or it was
+            refused.
+        spread_to_limit, spread_to_naive: interquartile range of the rounds' ratios over their median.
+        runs: rounds.
+        refused: why a ratio is missing; empty if none is.
+    """
+
+    section: str
+    case: str
+    unit: str
+    ours: float
+    limit: float | None
+    naive: float | None
+    ratio_to_limit: float | None
+    ratio_to_naive: float | None
+    target_limit: float | None
+    target_naive: float | None
+    spread_to_limit: float | None
+    spread_to_naive: float | None
+    runs: int
+    refused: str = ""
+    note: str = ""
+
+    @property
+    def short(self) -> bool:
+        """Whether a ratio is below its target."""
+        pairs = ((self.ratio_to_limit, self.target_limit), (self.ratio_to_naive, self.target_naive))
+        return any(ratio is not None and target is not None and ratio < target for ratio, target in pairs)
+
+
+def measure(case: Case, runs: int = ROUNDS) -> Row:
+    """Runs every side of ``case`` once a round, each round beginning with another one.
+
+    Args:
+        case: set up and warm.
+        runs: rounds, at least 1.
+
+    Raises:
+        ValueError: a side gave a rate that is not positive.
+    """
+    sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive}
+    present = [(name, run) for name, run in sides.items() if run is not None]
+    rates: dict[str, list[float]] = {name: [] for name, _ in present}
+    for turn in range(runs):
+        start = turn % len(present)
+        for name, run in present[start:] + present[:start]:
+            rate = run()
+            if not rate > 0:
+                raise ValueError(f"a rate must be positive. Received: {rate} from {name!r} of {case.name!r}")
+            rates[name].append(rate)
+    medians = {name: float(np.median(values)) for name, values in rates.items()}
+    to_limit, limit_spread = _ratio(rates["ours"], rates.get("limit"))
+    to_naive, naive_spread = _ratio(rates["ours"], rates.get("naive"))
+    refusals = [
+        f"ratio to {other} refused: its rounds disagree by {spread:.0%}"
+        for other, spread in (("limit", limit_spread), ("naive", naive_spread))
+        if spread is not None and spread > MEANINGLESS
+    ]
+    return Row(
+        section=case.section,
+        case=case.name,
+        unit=case.unit,
+        ours=medians["ours"],
+        limit=medians.get("limit"),
+        naive=medians.get("naive"),
+        ratio_to_limit=to_limit,
+        ratio_to_naive=to_naive,
+        target_limit=case.target_limit,
+        target_naive=case.target_naive,
+        spread_to_limit=limit_spread,
+        spread_to_naive=naive_spread,
+        runs=runs,
+        refused="; ".join(refusals),
+        note=case.note() if callable(case.note) else case.note,
+    )
+
+
+def _ratio(ours: list[float], theirs: list[float] | None) -> tuple[float | None, float | None]:
+    """Median ratio and its spread; no ratio if it means nothing."""
+    if theirs is None:
+        return None, None
+    low, median, high = np.percentile(np.divide(ours, theirs), (25, 50, 75))
+    spread = float((high - low) / median)
+    return (None if spread > MEANINGLESS else float(median)), spread
+
+
+def measured(factories: list[Factory], runs: int, only: str = "") -> Iterator[Row]:
+    """The rows of ``factories``, one after the other, each within what its factory builds.
+
+    Args:
+        factories: of the cases.
+        runs: rounds of each.
+        only: leave out the cases whose name does not contain it.
+    """
+    for factory in factories:
+        with factory() as cases:
+            for case in cases if isinstance(cases, list) else [cases]:
+                if only in case.name:
+                    yield measure(case, runs)

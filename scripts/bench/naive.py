@@ -1,0 +1,83 @@
+"""The plain way to write a parameter server, as the first of its kind was: pickled lists of arrays, one lock, a deep
+copy a pull, commit and pull as two exchanges. Trusts whoever connects: for measuring only.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bench.processes import Where, tune
+
+#: Of a model's arrays.
+Shapes = tuple[tuple[int, ...], ...]
+_LENGTH = struct.Struct(">Q")
+
+
+def _send(sock: socket.socket, value: Any) -> None:
+    data = pickle.dumps(value, -1)
+    sock.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(sock: socket.socket) -> Any:
+    (length,) = _LENGTH.unpack(_receive_bytes(sock, _LENGTH.size))
+    return pickle.loads(_receive_bytes(sock, length))  # noqa: S301 - between two processes of this very benchmark
+
+
+def _receive_bytes(sock: socket.socket, count: int) -> bytes:
+    pieces = []
+    while count:
+        piece = sock.recv(count)
+        if not piece:
+            raise EOFError("the peer hung up")
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+def server(shapes: Shapes) -> Callable[[socket.socket], None]:
+    """For `processes.serving`: serves one center of arrays of these ``shapes``."""
+    center = [np.zeros(shape, np.float32) for shape in shapes]
+    lock = threading.Lock()
+
+    def converse(sock: socket.socket) -> None:
+        while action := sock.recv(1):
+            if action == b"c":
+                delta = _receive(sock)["delta"]
+                with lock:
+                    for index, change in enumerate(delta):
+                        center[index] = center[index] + change
+            else:
+                with lock:
+                    model = copy.deepcopy(center)
+                _send(sock, {"model": model})
+
+    return converse
+
+
+class NaiveClient:
+    """Commits a list of arrays, then asks for the center.
+
+    Args:
+        number: of the client.
+        address: the server's.
+        shapes: of the arrays.
+    """
+
+    def __init__(self, number: int, address: Where, shapes: Shapes) -> None:
+        self._number = number
+        self._sock = tune(socket.create_connection(address))
+        self._delta = [np.full(shape, 1e-3, np.float32) for shape in shapes]
+
+    def exchange(self) -> None:
+        self._sock.sendall(b"c")
+        _send(self._sock, {"worker_id": self._number, "delta": self._delta})
+        self._sock.sendall(b"p")
+        _receive(self._sock)

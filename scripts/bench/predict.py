@@ -1,0 +1,78 @@
+"""Predictions, from DataFrame to DataFrame."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.measure import Case, Factory
+from bench.workload import WORKERS, build, rows, session
+
+SECTION = "predict"
+BATCH = 1024
+#: Rows for the path that predicts a row at a time.
+FEW = 600
+
+
+def cases(quick: bool) -> list[Factory]:
+    return [partial(_predict, 10_000 if quick else 60_000)]
+
+
+@contextmanager
+def _predict(count: int) -> Iterator[Case]:
+    from distkeras.datasets import write_parquet
+    from distkeras.models import from_bytes, to_bytes
+    from distkeras.transformers import ModelPredictor
+
+    model, (x, y) = build("S"), rows(count)
+    archive = to_bytes(model)
+    with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
+        frame = spark.read.parquet(write_parquet(Path(directory) / "rows", x, y, files=WORKERS)).cache()
+        frame.write.format("noop").mode("overwrite").save()
+        few = frame.limit(FEW).repartition(WORKERS).cache()
+        few.count()
+        predictor = ModelPredictor(model, batch_size=BATCH)
+
+        def ours() -> float:
+            began = time.perf_counter()
+            predictor.transform(frame).write.format("noop").mode("overwrite").save()
+            return count / (time.perf_counter() - began)
+
+        def limit() -> float:
+            began = time.perf_counter()
+            model.predict(x, batch_size=BATCH, verbose=0)
+            return count / (time.perf_counter() - began)
+
+        def naive() -> float:
+            def each(records: Iterable[Any]) -> Iterator[tuple[float, float, int, Any]]:
+                loaded = from_bytes(archive)
+                loaded.predict_on_batch(np.zeros((1, 784), np.float32))
+                began, found = time.time(), []
+                for row in records:
+                    found.append(loaded.predict_on_batch(np.asarray([row.features], np.float32))[0].tolist())
+                yield began, time.time(), len(found), found
+
+            tasks = few.rdd.mapPartitions(each).collect()
+            seconds = max(ended for _, ended, _, _ in tasks) - min(began for began, _, _, _ in tasks)
+            return sum(found for _, _, found, _ in tasks) / seconds
+
+        for side in (ours, limit, naive):
+            side()
+        yield Case(
+            SECTION,
+            f"S, {count} rows",
+            "rows/s",
+            ours,
+            limit,
+            naive,
+            target_limit=0.45,
+            target_naive=20.0,
+            note=f"limit: Keras predict on arrays, batches of {BATCH}; naive: a row at a time, starts not counted",
+        )

@@ -1,0 +1,125 @@
+"""The parameter server: exchanges beside a raw echo and the plain server, its memory, its processor time, its kernels.
+
+Servers run in processes of their own, as in production, and so do the clients (`processes.Fleet`); all over loopback,
+with the same socket buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by
+the fresh center. The limit's server sends back what it received, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from bench import kernels
+from bench.measure import Case, Factory
+from bench.naive import Shapes
+from bench.processes import cpu_seconds, status
+from bench.rig import Rig, dense, elements, rig
+
+SECTION = "ps"
+
+MEDIUM = dense(784, 1000, 2000, 1000, 10)  # 19.2 MB
+SMALL = dense(784, 128, 128, 10)  # 0.47 MB
+LARGE: Shapes = ((5000, 5000),)  # 100 MB
+#: Above the center, the rule's state and a buffer a connection: interpreter, libraries, the ledger.
+_HEADROOM = 1.1
+
+
+def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
+    seconds = 0.5 if quick else 1.5
+    return [
+        partial(exchanges, SMALL, 1, seconds, 0.80, 4),
+        partial(exchanges, SMALL, 8, seconds, 0.65, 4),
+        partial(exchanges, SMALL, 64, seconds, 0.85, 4),
+        partial(exchanges, MEDIUM, 1, seconds, 0.80, 7),
+        partial(exchanges, MEDIUM, 8, seconds, 0.80, 10),
+        partial(view, 8, seconds),
+        partial(memory, 4, 2 * seconds),
+        *kernels.cases(quick),
+    ]
+
+
+@contextmanager
+def exchanges(
+    shapes: Shapes, clients: int, seconds: float, target_limit: float, target_naive: float
+) -> Iterator[list[Case]]:
+    """Plain additions; with the middle model, also the server's processor time."""
+    with rig(shapes, clients, sides=("ours", "limit", "naive")) as built:
+        found = [
+            Case(
+                SECTION,
+                _name(shapes, clients, "downpour"),
+                "exchanges/s",
+                lambda: built.fleet.run("ours", seconds).rate,
+                lambda: built.fleet.run("limit", seconds).rate,
+                lambda: built.fleet.run("naive", seconds).rate,
+                target_limit,
+                target_naive,
+            )
+        ]
+        if shapes == MEDIUM:
+            found.append(
+                Case(
+                    SECTION,
+                    f"server's processor time, {_name(shapes, clients, 'downpour')}",
+                    "exchanges/processor second",
+                    lambda: _thrift(built, "ours", seconds),
+                    lambda: _thrift(built, "limit", seconds),
+                    lambda: _thrift(built, "naive", seconds),
+                    target_naive=6,
+                )
+            )
+        yield found
+
+
+@contextmanager
+def view(clients: int, seconds: float) -> Iterator[Case]:
+    """The most expensive of the asynchronous rules: it compensates, keeps momentum, and sends a look-ahead."""
+    with rig(MEDIUM, clients, rule="dana_dc") as built:
+        yield Case(
+            SECTION,
+            _name(MEDIUM, clients, "dana_dc"),
+            "exchanges/s",
+            lambda: built.fleet.run("ours", seconds).rate,
+            lambda: built.fleet.run("limit", seconds).rate,
+            target_limit=0.35,
+        )
+
+
+@contextmanager
+def memory(clients: int, seconds: float) -> Iterator[list[Case]]:
+    """A large model, and the most memory that the server had while it served it."""
+    bound = 4 * elements(LARGE) * (1 + clients) * _HEADROOM / 1024
+    with rig(LARGE, clients) as built:
+        yield [
+            Case(
+                SECTION,
+                _name(LARGE, clients, "downpour"),
+                "exchanges/s",
+                lambda: built.fleet.run("ours", seconds).rate,
+                lambda: built.fleet.run("limit", seconds).rate,
+                target_limit=0.75,
+            ),
+            Case(
+                SECTION,
+                f"peak memory, {_name(LARGE, clients, 'downpour')}",
+                "1/KiB",
+                lambda: 1 / status(built.pids["ours"], "VmHWM"),
+                lambda: 1 / bound,
+                target_limit=1.0,
+                note="limit: center and a buffer a connection, + 10 %",
+            ),
+        ]
+
+
+def _name(shapes: Shapes, clients: int, rule: str) -> str:
+    megabytes = 4 * elements(shapes) / 1e6
+    return f"{megabytes:.3g} MB, {clients} client{'s' * (clients > 1)}, {rule}"
+
+
+def _thrift(built: Rig, side: str, seconds: float) -> float:
+    before = cpu_seconds(built.pids[side])
+    exchanges = built.fleet.run(side, seconds).exchanges
+    return exchanges / (cpu_seconds(built.pids[side]) - before)

@@ -1,0 +1,125 @@
+"""What is told of the measured rows: the table, the machine they come from, and what became slower since."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Row
+
+_LIBRARIES = ("numpy", "keras", "tensorflow", "pyspark", "pyarrow")
+_HEAD = ("section", "case", "of the limit", "wanted", "times the plain way", "wanted", "note")
+
+
+def machine() -> dict[str, Any]:
+    """What the ratios were taken on, and how busy it was with other things."""
+    versions = {}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            versions[library] = "absent"
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+        **versions,
+        "load": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """The machine in one line."""
+    versions = ", ".join(f"{library} {machine[library]}" for library in ("python", *_LIBRARIES))
+    load = " ".join(map(str, machine["load"]))
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {versions}; load before: {load} "
+        "(1, 5, 15 minutes)"
+    )
+
+
+def save(path: Path, machine: dict[str, Any], rows: Iterable[Row]) -> None:
+    """Writes rows and machine as JSON."""
+    content = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """What `save` wrote."""
+    content = json.loads(path.read_text())
+    return content["machine"], [Row(**row) for row in content["rows"]]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The ratios, in Markdown; what is short of its target is in bold."""
+    lines = [_HEAD, *(_cells(row) for row in rows)]
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(_HEAD))]
+    texts = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    texts.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(texts)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.section,
+        row.case,
+        _ratio(row.ratio_to_limit, row.spread_to_limit, row.target_limit),
+        _target(row.target_limit),
+        _ratio(row.ratio_to_naive, row.spread_to_naive, row.target_naive),
+        _target(row.target_naive),
+        "; ".join(filter(None, [row.refused, row.note])),
+    )
+
+
+def _ratio(ratio: float | None, spread: float | None, target: float | None) -> str:
+    if spread is None:
+        return "–"
+    if ratio is None:
+        return "refused"
+    text = f"{_number(ratio)} ± {spread / 2:.0%}"
+    return f"**{text}**, short" if target is not None and ratio < target else text
+
+
+def _target(target: float | None) -> str:
+    return "–" if target is None else f"≥ {target:g}"
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
+
+
+def regressions(old: Iterable[Row], new: Iterable[Row]) -> list[str]:
+    """What became worse: each ratio that fell by more than the spreads of both measurements together."""
+    before = {(row.section, row.case): row for row in old}
+    found = []
+    for row in new:
+        was = before.get((row.section, row.case))
+        if was is None:
+            continue
+        for what, then, spread_then, now, spread_now in (
+            ("of the limit", was.ratio_to_limit, was.spread_to_limit, row.ratio_to_limit, row.spread_to_limit),
+            ("times the plain way", was.ratio_to_naive, was.spread_to_naive, row.ratio_to_naive, row.spread_to_naive),
+        ):
+            if then is None or now is None:
+                continue
+            if then - now > then * (spread_then or 0.0) + now * (spread_now or 0.0):
+                found.append(f"{row.section}: {row.case}: {_number(then)} → {_number(now)} {what}")
+    return found

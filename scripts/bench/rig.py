@@ -1,0 +1,118 @@
+"""The project's server, the echo and the plain server, each in its own process, with the same clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from bench import echo, naive
+from bench.naive import Shapes
+from bench.processes import Client, Fleet, serving
+from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.messages import NO_FLOATS
+from distkeras.ps.process import ServerProcess
+from distkeras.ps.rules import make
+from distkeras.ps.worker import CommitRequest
+
+#: Mini-batches behind a commit, each with a row of history: timestamp, samples, loss and a metric.
+STEPS, HISTORY = 5, 4
+ETA = 1e-3
+_WARM_UP = 0.3
+
+
+def dense(*widths: int) -> Shapes:
+    """Shapes of the kernels and biases of dense layers between these widths."""
+    return tuple(shape for pair in pairwise(widths) for shape in (pair, pair[1:]))
+
+
+def elements(shapes: Shapes) -> int:
+    """Numbers in all arrays together."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+class WorkerExchange:
+    """A worker's client: commits a payload with its history, and is sent the fresh center.
+
+    Args:
+        number: of the client.
+        address: the server's.
+        size: elements of the center.
+    """
+
+    def __init__(self, number: int, address: Address, size: int) -> None:
+        self._client = WorkerClient(address, worker=number, attempt=0, size=size, metrics=("loss", "accuracy"))
+        self._client.join()  # not yet a pull, which waits for all others where the rule needs them
+        self._parts = (np.full(size, 1e-3, np.float32),)
+        self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), STEPS)
+        self._batch = 0
+
+    def exchange(self) -> None:
+        if self._batch == 0:
+            self._client.pull()
+        first, self._batch = self._batch, self._batch + STEPS
+        request = CommitRequest(
+            epoch=0,
+            first=first,
+            last=self._batch - 1,
+            epoch_end=False,
+            wants_center=True,
+            learning_rate=ETA,
+            scale=1.0,
+            parts=self._parts,
+            statistics=NO_FLOATS,
+            history=self._history,
+        )
+        self._client.commit(request)
+
+
+@dataclass(frozen=True)
+class Rig:
+    """Servers by the names of a case's sides, and the clients that are connected to all of them."""
+
+    pids: dict[str, int]
+    fleet: Fleet
+
+
+@contextmanager
+def rig(
+    shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit")
+) -> Iterator[Rig]:
+    """A warm `Rig`.
+
+    Args:
+        shapes: of the model's arrays.
+        clients: how many.
+        rule: of the project's server, with its defaults.
+        sides: which of "ours", "limit" and "naive".
+    """
+    size = elements(shapes)
+    connect: dict[str, Callable[[int], Client]] = {}
+    pids = {}
+    with ExitStack() as stack:
+        chosen = make(rule)
+        server = stack.enter_context(
+            ServerProcess(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
+        )
+        driver = DriverClient(server.address)
+        driver.publish(np.zeros(size, np.float32))
+        driver.close()
+        connect["ours"], pids["ours"] = partial(WorkerExchange, address=server.address, size=size), server.pid
+        if "limit" in sides:
+            bare = stack.enter_context(serving(partial(echo.server, 4 * size)))
+            connect["limit"], pids["limit"] = partial(echo.EchoClient, address=bare.address, size=size), bare.pid
+        if "naive" in sides:
+            plain = stack.enter_context(serving(partial(naive.server, shapes)))
+            connect["naive"], pids["naive"] = (
+                partial(naive.NaiveClient, address=plain.address, shapes=shapes),
+                plain.pid,
+            )
+        fleet = stack.enter_context(Fleet(clients, connect))
+        for side in connect:
+            fleet.run(side, _WARM_UP)
+        yield Rig(pids, fleet)

@@ -1,0 +1,149 @@
+"""What safety costs: real training steps against the server with snapshots and without, with its checks and without.
+
+Two processes train M with one thread each and exchange every ten steps, as the tasks of a Spark job do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from bench.measure import Case, Factory
+from bench.processes import Fleet
+from bench.workload import INPUTS, WORKERS, build
+from distkeras.batches import Batch
+from distkeras.ps.center import Center
+from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.process import ServerProcess
+from distkeras.ps.rules import make
+from distkeras.ps.saver import Checkpoint
+from distkeras.ps.server import ParameterServer
+from distkeras.ps.wire import KEY_BYTES
+from distkeras.ps.worker import CommitRequest, PullRequest, work
+from distkeras.replica import KerasReplica
+
+SECTION = "safety"
+RULE = make("agn", window=10)
+ROWS = 128
+TARGET = 0.97
+_SIZE = 784 * 1000 + 1000 + 1000 * 2000 + 2000 + 2000 * 1000 + 1000 + 1000 * 10 + 10
+_KEY = bytes(KEY_BYTES)
+_PATIENCE = 60.0
+
+
+def cases(quick: bool) -> list[Factory]:
+    return [partial(_safety, 3.0, 10) if quick else partial(_safety, 15.0, 100)]
+
+
+@contextmanager
+def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="distkeras-bench-"))
+        plain = stack.enter_context(ServerProcess(RULE, workers=WORKERS))
+        saving = stack.enter_context(ServerProcess(RULE, workers=WORKERS, checkpoint=Checkpoint(directory, every)))
+        addresses = {"plain": plain.address, "saving": saving.address, "careless": stack.enter_context(_careless())}
+        for address in addresses.values():
+            driver = DriverClient(address)
+            driver.publish(np.zeros(_SIZE, np.float32))
+            driver.close()
+        connect = {side: partial(Trainee, address=address) for side, address in addresses.items()}
+        fleet = stack.enter_context(Fleet(WORKERS, connect))
+        for side in connect:
+            fleet.run(side, 1.0)
+
+        def rate(side: str) -> float:
+            return fleet.run(side, seconds).rate
+
+        job = f"M, {WORKERS} workers, AGN, window {RULE.window}, batches of {ROWS}"
+        yield [
+            Case(
+                SECTION,
+                f"snapshots every {every} commits, {job}",
+                "commits/s",
+                partial(rate, "saving"),
+                partial(rate, "plain"),
+                target_limit=TARGET,
+                note="limit: no snapshots",
+            ),
+            Case(
+                SECTION,
+                f"ledger, history and finite check, {job}",
+                "commits/s",
+                partial(rate, "plain"),
+                partial(rate, "careless"),
+                target_limit=TARGET,
+                note="limit: the same server without them",
+            ),
+        ]
+
+
+class Trainee:
+    """A worker that trains on the same rows again and again.
+
+    Args:
+        number: of the worker.
+        address: of its server.
+    """
+
+    def __init__(self, number: int, address: Address) -> None:
+        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            os.environ[variable] = "1"
+        replica = KerasReplica(build("M"))
+        rng = np.random.default_rng(number)
+        x, y = rng.random((ROWS, INPUTS), np.float32), rng.integers(0, 10, ROWS).astype(np.int32)
+        batches = (Batch(0, index, False, (x,), (y,), None) for index in count())
+        metrics = ("loss", "accuracy")
+        self._client = WorkerClient(address, worker=number, attempt=0, size=replica.size, metrics=metrics)
+        self._client.join()
+        self._loop = work(RULE, replica, batches, lambda: self._client.payload(1))
+        self._request = next(self._loop)
+
+    def exchange(self) -> None:
+        """Trains one window and commits it."""
+        while True:
+            request = self._request
+            if isinstance(request, CommitRequest):
+                self._request = self._loop.send(self._client.commit(request))
+                return
+            self._request = self._loop.send(self._client.pull() if isinstance(request, PullRequest) else None)
+
+
+@contextmanager
+def _careless() -> Iterator[Address]:
+    """The address of a server process that looks at nothing and writes nothing down."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_carelessly, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_PATIENCE):
+            raise TimeoutError(f"a server must come up within {_PATIENCE:g} s")
+        host, port = ours.recv()
+        yield Address(host, port, _KEY)
+    finally:
+        ours.close()
+        process.join(_PATIENCE)
+
+
+def _serve_carelessly(pipe: Connection) -> None:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import distkeras.ps.desk as module
+    from distkeras.ps.records import Log
+
+    module.check_shapes = lambda center, commit: None
+    module.not_finite = lambda commit, layouts: None
+    Log.add = lambda log, commit, **facts: None  # type: ignore[method-assign]
+    with ParameterServer(
+        lambda vector, statistics: Center(RULE, vector, workers=WORKERS, statistics=statistics), key=_KEY
+    ) as server:
+        pipe.send(server.address)
+        pipe.poll(None)  # until the other end closes

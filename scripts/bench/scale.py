@@ -1,0 +1,67 @@
+"""More and more clients, each of which computes for 50 ms (it sleeps) between two exchanges of 19.2 MB.
+
+The limit is the raw echo under the same clients with the same pauses: it is bound by the pauses at first, and by the
+processor and memory later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from bench.measure import Case, Factory
+from bench.processes import status
+from bench.ps import MEDIUM
+from bench.rig import rig
+
+SECTION = "scale"
+
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+#: Of the same server: as many as saturate it. With all of `CLIENTS`, it must not do much less.
+_SATURATING = 16
+_COMPUTE = 0.05
+
+
+def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
+    return [partial(clients, count, 1.0 if quick else 2.0) for count in CLIENTS]
+
+
+@contextmanager
+def clients(count: int, seconds: float) -> Iterator[list[Case]]:
+    """``count`` clients; with the most, also beside fewer of them."""
+    with rig(MEDIUM, count) as built:
+
+        def rate(side: str, active: int | None = None) -> float:
+            return built.fleet.run(side, seconds, pause=_COMPUTE, active=active).rate
+
+        def resources() -> str:
+            threads, peak = status(built.pids["ours"], "Threads"), status(built.pids["ours"], "VmHWM") / 2**20
+            return f"server: {threads} threads, {peak:.2f} GiB at most"
+
+        name = f"{count} client{'s' * (count > 1)}"
+        found = [
+            Case(
+                SECTION,
+                name,
+                "exchanges/s",
+                lambda: rate("ours"),
+                lambda: rate("limit"),
+                target_limit=0.80,
+                note=resources,
+            )
+        ]
+        if count == max(CLIENTS):
+            found.append(
+                Case(
+                    SECTION,
+                    f"{name} beside {_SATURATING}",
+                    "exchanges/s",
+                    lambda: rate("ours"),
+                    lambda: rate("ours", _SATURATING),
+                    target_limit=0.90,
+                    note="limit: the same server with fewer clients at work",
+                )
+            )
+        yield found

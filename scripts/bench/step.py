@@ -1,0 +1,118 @@
+"""Training steps of a worker, and moving its weights, without Spark and without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from bench.measure import Case, Factory
+from bench.workload import bare_loop, build, fit_rate, mini_batches, rows
+from distkeras.replica import KerasReplica
+
+SECTION = "step"
+WINDOW = 10
+#: Steps of one run, about a second's worth.
+STEPS = {("M", 32): 200, ("M", 128): 100, ("S", 32): 2000, ("S", 128): 1000}
+EXCHANGES = 100
+
+
+def cases(quick: bool) -> list[Factory]:
+    share = 5 if quick else 1
+    steps = [partial(_steps, name, batch, count // share) for (name, batch), count in STEPS.items()]
+    return [*steps, partial(_exchange, EXCHANGES // share)]
+
+
+@contextmanager
+def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
+    """`KerasReplica.train`, a window at a time, on batches as the data plane brings them."""
+    import tensorflow as tf
+
+    x, y = rows(count * batch)
+    batches = mini_batches(x, y, batch)
+    windows = [batches[start : start + WINDOW] for start in range(0, count, WINDOW)]
+    replica, plain = KerasReplica(build(name)), build(name)
+    bare = bare_loop(build(name), batch)
+    stacks = [
+        tuple(tf.constant(np.stack(part)) for part in zip(*((b.x[0], b.y[0]) for b in window), strict=True))
+        for window in windows
+    ]
+
+    def ours() -> float:
+        began = time.perf_counter()
+        for window in windows:
+            replica.train(window)
+        return count / (time.perf_counter() - began)
+
+    def limit() -> float:
+        began = time.perf_counter()
+        for stack in stacks:
+            bare(*stack)
+        return count / (time.perf_counter() - began)
+
+    def naive() -> float:
+        return fit_rate(plain, x, y, batch) / batch
+
+    for side in (ours, limit, naive):
+        side()
+    yield Case(
+        SECTION,
+        f"{name}, batches of {batch}, windows of {WINDOW}",
+        "steps/s",
+        ours,
+        limit,
+        naive,
+        target_limit=0.95,
+        target_naive=2.0 if name == "S" else None,
+        note="limit: each window one call of a compiled loop over tensors that are there already; naive: fit",
+    )
+
+
+@contextmanager
+def _exchange(count: int) -> Iterator[Case]:
+    """What a worker does with its weights around an exchange: the movement out, the center in."""
+    model = build("M")
+    replica = KerasReplica(model)
+    sent, delta = np.zeros((2, replica.size), np.float32)
+    weights = np.zeros(replica.size, np.float32)
+    replica.read(sent)
+    parts = model.get_weights()
+
+    def ours() -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            replica.read(delta)
+            np.subtract(delta, sent, out=delta)
+            replica.load(sent)
+        return count / (time.perf_counter() - began)
+
+    def limit() -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            np.copyto(delta, weights)
+            np.subtract(delta, sent, out=delta)
+            np.copyto(weights, sent)
+        return count / (time.perf_counter() - began)
+
+    def naive() -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            _ = [new - old for new, old in zip(model.get_weights(), parts, strict=True)]
+            model.set_weights(parts)
+        return count / (time.perf_counter() - began)
+
+    for side in (ours, limit, naive):
+        side()
+    yield Case(
+        SECTION,
+        "M, movement out and center in",
+        "exchanges/s",
+        ours,
+        limit,
+        naive,
+        target_naive=4.0,
+        note="limit: as many bytes by plain copies; naive: get_weights, subtract, set_weights",
+    )

@@ -1,0 +1,205 @@
+"""Whole jobs on Spark: their steady rate beside what the cores could give at most, and where the rest of a job goes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.measure import Case, Factory
+from bench.workload import PATIENCE, WORKERS, answer, bare_loop, build, fit_rate, rows, session
+from distkeras import Trainer
+from distkeras.ps import rules
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+SECTION = "train"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: model, rule, and how often it exchanges.
+
+    Args:
+        model: M or S.
+        rule: its name.
+        window: mini-batches between two exchanges.
+        batch: rows of a mini-batch.
+        epochs: the first one does not count.
+        target_limit, target_naive: beside independent processes, and beside plain Keras.
+    """
+
+    model: str
+    rule: str
+    window: int
+    batch: int
+    epochs: int
+    target_limit: float | None
+    target_naive: float | None
+
+    @property
+    def name(self) -> str:
+        often = "every batch" if self.window == 1 else f"window {self.window}"
+        return f"{self.model}, {WORKERS} workers, {self.rule.upper()}, {often}, batches of {self.batch}"
+
+
+JOBS = (
+    Job("M", "agn", 10, 128, 4, 0.90, 1.0),
+    Job("M", "downpour", 1, 128, 4, 0.50, None),
+    Job("S", "agn", 10, 32, 6, None, 2.0),
+    Job("S", "downpour", 1, 32, 6, None, 1.2),
+)
+#: The job whose beginning and end are taken apart.
+WHOLE = JOBS[0]
+
+
+def cases(quick: bool) -> list[Factory]:
+    return [partial(_train, 8_000 if quick else 40_000)]
+
+
+@contextmanager
+def _train(count: int) -> Iterator[list[Case]]:
+    from distkeras.datasets import write_parquet
+
+    x, y = rows(count)
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="distkeras-bench-"))
+        spark = stack.enter_context(session())
+        frame = spark.read.parquet(write_parquet(Path(directory) / "rows", x, y, files=WORKERS)).cache()
+        frame.write.format("noop").mode("overwrite").save()
+        ceiling = stack.enter_context(_Ceiling(WHOLE.model, WHOLE.batch, count // WHOLE.batch))
+        plain = {(job.model, job.batch): build(job.model) for job in JOBS}
+        for (_, batch), model in plain.items():
+            fit_rate(model, x, y, batch)
+        _steady(WHOLE, frame)  # from here on the workers have loaded what they need
+        yield [*(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS), _whole(frame)]
+
+
+def _rate(job: Job, frame: DataFrame, ceiling: _Ceiling, plain: keras.Model, data: tuple[Any, Any]) -> Case:
+    limited = job.target_limit is not None
+    return Case(
+        SECTION,
+        job.name,
+        "samples/s",
+        lambda: _steady(job, frame),
+        ceiling.rate if limited else None,
+        lambda: fit_rate(plain, *data, job.batch),
+        job.target_limit,
+        job.target_naive,
+        note="epochs >= 2"
+        + ("; limit: two processes of one thread without exchange" if limited else "")
+        + "; naive: fit on both cores",
+    )
+
+
+def _trainer(job: Job) -> Trainer:
+    return Trainer(
+        build(job.model),
+        rules.make(job.rule, window=job.window),
+        num_workers=WORKERS,
+        batch_size=job.batch,
+        num_epoch=job.epochs,
+        progress=False,
+    )
+
+
+def _steady(job: Job, frame: DataFrame) -> float:
+    """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
+    trainer = _trainer(job)
+    trainer.train(frame)
+    history = trainer.history.toPandas()
+    stamps = history["timestamp"]
+    begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
+    end = stamps.groupby(history["worker"]).max().min()
+    counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
+    return float(counted / (end - begin).total_seconds())
+
+
+def _whole(frame: DataFrame) -> Case:
+    """The share of a job in which mini-batches are trained, from the call of `train` to its return."""
+    shares: list[dict[str, float]] = []
+
+    def ours() -> float:
+        trainer = _trainer(WHOLE)
+        began = time.time()
+        trainer.train(frame)
+        whole = time.time() - began
+        (first,) = trainer.commits.selectExpr("double(min(timestamp))").head()
+        (last,) = trainer.history.selectExpr("double(max(timestamp))").head()
+        timings = trainer.timings
+        shares.append(
+            {
+                "driver before Spark": timings["start"] / whole,
+                "Spark to the first commit": (first - began - timings["start"]) / whole,
+                "last batch to Spark's end": (began + timings["start"] + timings["spark"] - last) / whole,
+                "driver after Spark": (whole - timings["start"] - timings["spark"]) / whole,
+            }
+        )
+        return (last - first) / whole
+
+    def note() -> str:
+        parts = ", ".join(f"{name} {statistics.median(s[name] for s in shares):.1%}" for name in shares[0])
+        return f"warm executors; the rest of the job: {parts}"
+
+    return Case(SECTION, f"share of a job that trains, {WHOLE.name}", "share", ours, lambda: 1.0, note=note)
+
+
+class _Ceiling:
+    """Processes that train on rows in their own memory and know nothing of each other: a context manager.
+
+    Args:
+        model: M or S.
+        batch: rows of a mini-batch.
+        steps: of one run of one process.
+    """
+
+    def __init__(self, model: str, batch: int, steps: int) -> None:
+        self._samples = steps * batch
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(WORKERS)]
+        self._pipes = [here for here, _ in pairs]
+        self._processes = [
+            context.Process(target=_independent, args=(there, model, batch, steps), daemon=True) for _, there in pairs
+        ]
+
+    def __enter__(self) -> _Ceiling:
+        for process in self._processes:
+            process.start()
+        self.rate()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(False)
+        for process in self._processes:
+            process.join(PATIENCE)
+
+    def rate(self) -> float:
+        """Samples a second of all processes together."""
+        for pipe in self._pipes:
+            pipe.send(True)
+        spans = [answer(pipe) for pipe in self._pipes]
+        return sum(self._samples / (ended - began) for began, ended in spans)
+
+
+def _independent(pipe: Connection, name: str, batch: int, steps: int) -> None:
+    for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+        os.environ[variable] = "1"
+    x, y = rows(steps * batch)
+    stacked = x.reshape(steps, batch, -1), y.reshape(steps, batch)
+    run = bare_loop(build(name), batch)
+    while pipe.recv():
+        began = time.time()
+        run(*stacked)
+        pipe.send((began, time.time()))

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.base import BLOCK
+
+pytestmark = pytest.mark.usefixtures("bench")
+
+
+def rates(*values: float, calls: list[str] | None = None, name: str = "") -> Callable[[], float]:
+    """Runs that give these rates, one after the other, and write down that they were asked."""
+    left = list(values)
+
+    def run() -> float:
+        if calls is not None:
+            calls.append(name)
+        return left.pop(0)
+
+    return run
+
+
+def row(**changes: Any) -> Any:
+    from bench.measure import Row
+
+    settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Row))
+    settings |= {"section": "ps", "case": "a case", "unit": "1/s", "ours": 8.0, "runs": 5, "refused": "", "note": ""}
+    return Row(**(settings | changes))
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    from bench.measure import Case, measure
+
+    # The machine is twice as fast in the second round: the ratio of the medians would be 0.9 / 1.2.
+    case = Case("ps", "a case", "1/s", rates(0.9, 1.8, 0.9), rates(1.0, 2.0, 1.2), rates(0.1, 0.2, 0.1))
+    found = measure(case, 3)
+    assert (found.ours, found.limit, found.naive) == (0.9, 1.2, 0.1)
+    assert found.ratio_to_limit == pytest.approx(0.9, rel=1e-12)
+    assert found.ratio_to_naive == pytest.approx(9.0, rel=1e-12)
+    # 0.75, 0.9, 0.9: the quartiles are 0.825 and 0.9.
+    assert found.spread_to_limit == pytest.approx(0.075 / 0.9, rel=1e-12)
+    assert found.spread_to_naive == pytest.approx(0.0, abs=1e-12)
+    assert found.refused == ""
+    assert found.runs == 3
+
+
+def test_every_side_begins_some_rounds():
+    from bench.measure import Case, measure
+
+    calls: list[str] = []
+    ours, limit, naive = (rates(*[1.0] * 4, calls=calls, name=name) for name in "oln")
+    measure(Case("ps", "a case", "1/s", ours, limit, naive), 4)
+    assert "".join(calls) == "oln lno nol oln".replace(" ", "")
+
+
+def test_a_ratio_whose_rounds_disagree_is_refused():
+    from bench.measure import Case, measure
+    from bench.report import table
+
+    # 0.5, 0.8, 1.0: the quartiles are 0.65 and 0.9, 31 % of the median apart.
+    case = Case("ps", "a case", "1/s", rates(0.5, 0.8, 1.0), rates(1, 1, 1), rates(0.05, 0.08, 0.1), target_limit=0.9)
+    found = measure(case, 3)
+    assert found.ratio_to_limit is None
+    assert found.ratio_to_naive == pytest.approx(10.0, rel=1e-12)
+    assert found.refused == "ratio to limit refused: its rounds disagree by 31%"
+    assert not found.short
+    assert "0.80" not in table([found])
+    assert "refused" in table([found])
+
+
+def test_a_case_may_have_no_limit():
+    from bench.measure import Case, measure
+
+    found = measure(Case("ps", "a case", "1/s", rates(3.0), None, rates(1.0), note=lambda: "asked last"), 1)
+    assert (found.limit, found.ratio_to_limit, found.spread_to_limit) == (None, None, None)
+    assert found.ratio_to_naive == 3.0
+    assert found.note == "asked last"
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_must_be_positive(rate: float):
+    from bench.measure import Case, measure
+
+    with pytest.raises(ValueError, match=r"from 'limit' of 'a case'"):
+        measure(Case("ps", "a case", "1/s", rates(1.0), rates(rate)), 1)
+
+
+def test_cases_are_built_one_factory_at_a_time():
+    from bench.measure import Case, measured
+
+    events: list[str] = []
+
+    @contextmanager
+    def factory(*names: str) -> Iterator[Any]:
+        events.append(f"build {names[0]}")
+        cases = [Case("ps", name, "1/s", rates(1.0, calls=events, name=name), rates(1.0)) for name in names]
+        yield cases if len(cases) > 1 else cases[0]
+        events.append(f"tear down {names[0]}")
+
+    found = list(measured([partial(factory, "a"), partial(factory, "b", "skipped")], 1, only=""))
+    assert [one.case for one in found] == ["a", "b", "skipped"]
+    assert events == ["build a", "a", "tear down a", "build b", "b", "skipped", "tear down b"]
+    found = list(measured([partial(factory, "a"), partial(factory, "b", "skipped")], 1, only="b"))
+    assert [one.case for one in found] == ["b"]
+
+
+def test_the_table_marks_what_is_short_of_its_target():
+    from bench.report import table
+
+    rows = [
+        row(ratio_to_limit=0.79, spread_to_limit=0.04, target_limit=0.8),
+        row(ratio_to_limit=0.81, spread_to_limit=0.04, target_limit=0.8, note="why"),
+        row(ratio_to_naive=12.34, spread_to_naive=0.02, target_naive=10.0),
+    ]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(rows).splitlines()]
+    assert [len(line) for line in lines] == [7] * 5
+    assert lines[2][2:6] == ["**0.79 ± 2%**, short", "≥ 0.8", "–", "–"]
+    assert lines[3][2:] == ["0.81 ± 2%", "≥ 0.8", "–", "–", "why"]
+    assert lines[4][2:6] == ["–", "–", "12.3 ± 1%", "≥ 10"]
+    assert [one.short for one in rows] == [True, False, False]
+
+
+def test_a_fall_within_the_spreads_is_no_regression():
+    from bench.report import regressions
+
+    old = [row(ratio_to_limit=1.0, spread_to_limit=0.10), row(case="only there", ratio_to_limit=1.0)]
+    small = [row(ratio_to_limit=0.86, spread_to_limit=0.05), row(case="only here", ratio_to_limit=0.1)]
+    large = [row(ratio_to_limit=0.85, spread_to_limit=0.05)]
+    assert regressions(old, small) == []
+    assert regressions(old, large) == ["ps: a case: 1.00 → 0.85 of the limit"]
+    assert regressions(large, old) == [], "a rise is none"
+    assert regressions(old, [row(spread_to_limit=0.5)]) == [], "a refused ratio cannot be compared"
+    plain = [row(ratio_to_naive=20.0, spread_to_naive=0.01)], [row(ratio_to_naive=15.0, spread_to_naive=0.01)]
+    assert regressions(*plain) == ["ps: a case: 20.0 → 15.0 times the plain way"]
+
+
+@pytest.fixture
+def toy_section(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Puts a section in place of a real one, whose only case has a given ratio to its limit."""
+    from bench import measure, scale
+
+    def install(ratio: float) -> None:
+        @contextmanager
+        def case() -> Iterator[Any]:
+            yield measure.Case("scale", "a case", "1/s", lambda: ratio, lambda: 1.0, target_limit=0.5)
+
+        monkeypatch.setattr(scale, "cases", lambda quick: [case])
+
+    return install
+
+
+def test_from_end_to_end(
+    bench: ModuleType,
+    toy_section: Callable[[float], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    toy_section(0.75)
+    assert bench.main(["--section", "scale", "--quick", "--json", str(good)]) == 0
+    first = capsys.readouterr().out
+    assert "| 0.75 ± 0% " in first
+    content = json.loads(good.read_text())
+    assert content["machine"]["numpy"] == np.__version__
+    assert len(content["machine"]["load"]) == 3
+    assert [(one["ratio_to_limit"], one["runs"]) for one in content["rows"]] == [(0.75, 3)]
+
+    assert bench.main(["--table", str(good)]) == 0
+    assert capsys.readouterr().out == first.split("\n\n")[1]
+
+    toy_section(0.25)
+    assert bench.main(["--section", "scale", "--json", str(bad), "--compare", str(good)]) == 1
+    assert "scale: a case: 0.75 → 0.25 of the limit" in capsys.readouterr().out
+    toy_section(0.75)
+    assert bench.main(["--section", "scale", "--compare", str(bad)]) == 0
+    assert "nothing is worse" in capsys.readouterr().out
+
+
+def test_an_unknown_section_is_refused(bench: ModuleType, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["--section", "everything"])
+    assert stopped.value.code == 2
+    assert "'ps'" in capsys.readouterr().err
+
+
+def test_real_servers_and_clients():
+    from bench.measure import measure
+    from bench.processes import cpu_seconds, status
+    from bench.ps import exchanges
+    from bench.rig import rig
+
+    with rig(((3, 5), (5,)), 9, rule="dana_dc", sides=("ours", "limit", "naive")) as built:
+        assert len(set(built.pids.values())) == 3
+        for side, pid in built.pids.items():
+            assert built.fleet.run(side, 0.02).exchanges >= 9, "each client exchanges at least once"
+            assert built.fleet.run(side, 0.0001, active=4).exchanges >= 4
+            assert cpu_seconds(pid) > 0
+            assert status(pid, "Threads") >= 10, "one for each client"
+    with exchanges(((300,),), 2, 0.02, 0.1, 0.1) as cases:
+        found = measure(cases[0], 1)
+    assert min(found.ours, found.limit, found.naive) > 0
+    assert found.case == "0.0012 MB, 2 clients, downpour"
+
+
+def test_the_naive_server_adds_up():
+    from bench import naive
+    from bench.processes import serving
+
+    shapes = ((2, 3), (3,))
+    with serving(partial(naive.server, shapes)) as service:
+        client = naive.NaiveClient(0, service.address, shapes)
+        client.exchange()
+        client.exchange()
+        client._sock.sendall(b"p")
+        model = naive._receive(client._sock)["model"]
+    assert [array.shape for array in model] == list(shapes)
+    for array in model:
+        np.testing.assert_allclose(array, 2e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_arithmetic_without_a_center_is_the_center_s(name: str):
+    """The limit of a rule's arithmetic does what the center does, or it would be no limit."""
+    from bench.kernels import Bare, Whole
+
+    payload = np.random.default_rng(1).normal(scale=1e-3, size=BLOCK + 17).astype(np.float32)
+    whole, bare = Whole(make(name), payload), Bare(make(name), payload)
+    view = whole.center.traits.view
+    for worker in range(2):
+        whole.prepare(worker)()
+        bare.prepare(worker)()
+        if worker == 0:
+            chunks = bare._applied[worker]
+            result = np.concatenate([chunk.center if view else chunk.out for chunk in chunks])
+            if not whole.center.traits.synchronous:
+                np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
+    if whole.center.traits.synchronous:
+        result = np.concatenate([chunk.out for chunk in bare._applied[0]])
+        np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str):
+    from bench.kernels import Whole
+
+    payload = np.full(32 * BLOCK, 1e-3, np.float32)
+    # A chunk or two at a time, in float64 where sums need it: far below the vector.
+    assert Whole(make(name), payload).temporaries() < payload.nbytes / 4
