@@ -151,7 +151,7 @@ def disturb(works: Sequence[Work], injector: Injector, grounds: Range, tally: Ta
             tally.differences.append(difference)
             if abs(difference) > POINTS and works[0].rows == FULL.rows:
                 problems.append(f"the accuracy must be within {POINTS:g} point. Received: {difference:+.2f}")
-        tally.outcomes.append(outcome)
+        tally.outcomes.append(replace(outcome, problems=tuple(problems)))
         tally.broken += [f"job {number}, {work.name}: {problem}" for problem in problems]
         if outcome.committed == outcome.expected:
             tally.survived += sum(injector.injected.values()) - faults
