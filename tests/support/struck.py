@@ -61,7 +61,8 @@ class Attempt:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            # Its folder by name: with PYTHONSAFEPATH a script does not find its neighbors.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(_DOOMED.parent)},
         )
         settings = {
             "address": {**dataclasses.asdict(job.process.address), "key": job.process.address.key.hex()},
