@@ -115,7 +115,15 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--threads", type=int, help="compute threads of a worker (default: the cores of a task)")
     training.add_argument("--host", help="address of the driver that executors reach (default: Spark's driver host)")
     training.add_argument("--port", type=int, help="of the parameter server (default: one that is free)")
+    _switch(training, "--tls", "encrypt what workers and server tell each other")
+    training.add_argument("--bad-numbers", choices=["raise", "skip"], help="what a NaN does (default: raise)")
+    training.add_argument("--max-skipped", type=int, help="commits that may be skipped for a NaN (default: 100)")
+    training.add_argument("--stall-after", type=float, help="seconds of silence that are told (default: 300)")
     _switch(training, "--progress", "show a progress bar (default: on a terminal)")
+    saving = main.add_argument_group("when something dies")
+    saving.add_argument("--checkpoint", metavar="URI", help="folder for snapshots of the server, of this job alone")
+    saving.add_argument("--checkpoint-every", type=int, metavar="COMMITS", help="from one to the next (default: 100)")
+    _switch(saving, "--resume", "go on with the job that --checkpoint holds, if there is one")
     more = main.add_argument_group("more")
     more.add_argument(
         "--import", dest="import", nargs="+", metavar="MODULE", help="modules that register custom Keras objects"
@@ -238,6 +246,24 @@ def _optimizer(name: str, options: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of `Trainer.train` that were given.
+
+    Raises:
+        ConfigurationError: they go with another option that was not given, or not with the rule.
+    """
+    from distkeras.ps.saver import Checkpoint
+
+    uri, every, resume = arguments.checkpoint, arguments.checkpoint_every, bool(arguments.resume)
+    if uri is None and (resume or every is not None):
+        raise ConfigurationError("`--resume` and `--checkpoint-every` need `--checkpoint`. Received: none")
+    if uri is None:
+        return {}
+    if arguments.rule.lower() == ENSEMBLE:
+        raise ConfigurationError(f"`--checkpoint` must be of one job. Received: --rule {ENSEMBLE}")
+    return {"checkpoint": Checkpoint(uri) if every is None else Checkpoint(uri, every), "resume": resume}
+
+
 def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
     """The `Trainer`, or the `EnsembleTrainer`, that the options ask for.
 
@@ -356,6 +382,7 @@ def run(arguments: argparse.Namespace) -> None:
     drawn = importlib.util.find_spec("matplotlib") is not None
     if arguments.plots and not drawn:
         raise ConfigurationError("`--plots` needs matplotlib: pip install 'distkeras[plots]'. Received: --plots")
+    saving = saving_of(arguments)
     trainer = trainer_of(arguments, load(arguments.model))
     system, path = target(arguments.out, bool(arguments.overwrite))
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # run as a plain script, not by spark-submit
@@ -363,7 +390,7 @@ def run(arguments: argparse.Namespace) -> None:
     spark = SparkSession.builder.getOrCreate()
     try:
         df: DataFrame = spark.read.parquet(arguments.data)
-        trainer.train(df)
+        trainer.train(df, **saving)
         with tempfile.TemporaryDirectory() as folder:
             several = getattr(trainer, "trainers", None)
             for place, one in enumerate(several or [trainer]):

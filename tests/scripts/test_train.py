@@ -18,6 +18,7 @@ from distkeras import Trainer
 from distkeras.datasets import write_parquet
 from distkeras.ps import rules
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.saver import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
@@ -64,6 +65,19 @@ def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType, files: Path
     reached = {train.KEYWORDS.get(flag, flag) for flag in flags} | {"worker_optimizer"}
     by_other_means = {"self", "model", "rule", "custom_objects", "deadlines"}
     assert set(inspect.signature(Trainer.__init__).parameters) - by_other_means <= reached
+
+
+def test_where_to_save(train: ModuleType, files: Path):
+    def saving(*options: str) -> dict[str, object]:
+        return train.saving_of(train.parse(needed(files, *options)))
+
+    assert saving("--rule", "agn") == {}
+    assert saving("--rule", "agn", "--checkpoint", "there") == {"checkpoint": Checkpoint("there"), "resume": False}
+    given = saving("--rule", "agn", "--checkpoint", "there", "--checkpoint-every", "7", "--resume")
+    assert given == {"checkpoint": Checkpoint("there", 7), "resume": True}
+    for bad in (["agn", "--resume"], ["agn", "--checkpoint-every", "7"], ["ensemble", "--checkpoint", "there"]):
+        with pytest.raises(ConfigurationError, match="`--checkpoint"):
+            saving("--rule", *bad)
 
 
 def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[str]):
