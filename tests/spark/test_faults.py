@@ -59,6 +59,7 @@ def holding_a_slot(spark, started, go):
     return thread
 
 
+@pytest.mark.slow
 def test_a_worker_whose_slot_comes_late(spark, tmp_path):
     """An asynchronous rule begins with who is there; the one who comes later has its own share to do, and does it."""
     go = str(tmp_path / "go")
