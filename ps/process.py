@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -206,7 +207,8 @@ class ServerProcess:
     def close(self) -> None:
         """Ends the process and waits for it; the port is free afterwards."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # a process that is gone has not read all that it was sent
+                self._process.stdin.close()
         try:
             self._process.wait(_END if self.checkpoint is None else _END_SAVING)
         except subprocess.TimeoutExpired:

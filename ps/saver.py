@@ -100,7 +100,7 @@ class Saver:
         self.durable: dict[int, int] = {}
         #: Why the last try failed; None when it did not.
         self.failure: SnapshotError | None = None
-        self._covered = -1
+        self._covered, self._wanted = -1, 0
         self._next = 0
         self._segments: list[str] = []
         self._logged = 0
@@ -183,6 +183,7 @@ class Saver:
         """Whether a snapshot covers everything up to ``mark``; if not, one is taken as soon as can be."""
         if self._covered >= mark:
             return True
+        self._wanted = max(self._wanted, mark)
         self._wake.set()
         return False
 
@@ -213,7 +214,7 @@ class Saver:
             try:
                 if self._covered < 0:
                     self.store.sweep()
-                self._save()
+                self._save(closing)
                 pause = _RETRY_FIRST
             except SnapshotError as error:
                 if self.failure is None:
@@ -228,10 +229,11 @@ class Saver:
             if closing:
                 return
 
-    def _save(self) -> None:
+    def _save(self, closing: bool) -> None:
         with self._changed:
             center, mark = self._center, self.mark()
-            if mark == self._covered:
+            due = closing or center.clock >= self._next or self._covered < self._wanted
+            if mark == self._covered or not due:  # woken while the last one was written, which covers it
                 return
             state = capture(center)
             journal, first, end = center.log, self._logged, len(center.log)

@@ -241,6 +241,7 @@ def test_spark_submit(files: Path, tmp_path: Path):
     assert (summary["rule"], summary["hyper_parameters"]) == ("agn", {"window": 4})
 
 
+@pytest.mark.slow
 def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path):
     done = submit(tmp_path, *needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels"))
     assert done.returncode == 2

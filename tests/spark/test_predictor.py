@@ -126,8 +126,8 @@ def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
     ("features", "error", "told"),
     [
         (None, "BadValueError", "null"),
-        ([1.0, None, 1.0, 1.0], "BadValueError", "null"),
-        ([1.0, float("nan"), 1.0, 1.0], "BadValueError", "nan"),
+        pytest.param([1.0, None, 1.0, 1.0], "BadValueError", "null", marks=pytest.mark.slow),
+        pytest.param([1.0, float("nan"), 1.0, 1.0], "BadValueError", "nan", marks=pytest.mark.slow),
         ([1.0, 2.0], "ShapeError", "2 values"),
     ],
 )
