@@ -110,7 +110,8 @@ class Inputs:
         values: dict[str, object] = {}
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
             if typing.get_origin(hint) is tuple:
-                values[name] = tuple(self._array(np.dtype("<f4")) for _ in range(self.below(3)))
+                dtype = typing.get_args(typing.get_args(hint)[0])[1]
+                values[name] = tuple(self._array(dtype) for _ in range(self.below(3)))
             elif typing.get_origin(hint) is typing.Annotated:
                 dtype = typing.get_args(hint)[1]
                 values[name] = self._rng.bytes(32) if kind in HANDSHAKE else self._array(dtype)
@@ -297,20 +298,22 @@ def parse(count: int, seed: int) -> Counter[str]:
     """
     inputs, outcomes = Inputs(seed), Counter[str]()
     before = 0
-    for number in range(count):
-        if number % 1000 == 0:
-            faulthandler.dump_traceback_later(HANG, exit=True, file=2)
-        if number == min(10_000, count // 2):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        target = Target(Target.KINDS[number % len(Target.KINDS)])
-        close = target.kind.startswith("stranger") and inputs.below(2)
-        data = inputs.damaged(target.genuine()) if close else inputs.any()
-        step = inputs.pieces(data)
-        try:
-            outcomes[target.feed(data, step)] += 1
-        except Exception as error:
-            raise Violation(f"input {number} of seed {seed} to a {target.kind}, {step} at a time: {data!r}") from error
-    faulthandler.cancel_dump_traceback_later()
+    with contextlib.ExitStack() as watch:
+        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process later, whatever it does then
+        for number in range(count):
+            if number % 1000 == 0:
+                faulthandler.dump_traceback_later(HANG, exit=True, file=2)
+            if number == min(10_000, count // 2):
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            target = Target(Target.KINDS[number % len(Target.KINDS)])
+            close = target.kind.startswith("stranger") and inputs.below(2)
+            data = inputs.damaged(target.genuine()) if close else inputs.any()
+            step = inputs.pieces(data)
+            try:
+                outcomes[target.feed(data, step)] += 1
+            except Exception as error:
+                where = f"input {number} of seed {seed} to a {target.kind}, {step} at a time"
+                raise Violation(f"{where}: {data!r}") from error
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     if grown > ROOM:
         raise Violation(f"the parser's process has grown by {grown} bytes")

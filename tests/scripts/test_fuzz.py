@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +44,21 @@ class TestFinding:
         monkeypatch.setattr(Reader, "_on_fields", lambda self, fields=None: [][1])
         with self.finds(fuzz):
             fuzz.parse(3000, 0)
+
+    def test_its_watch_for_hangs_ends_with_it(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
+        """Left behind, it would end this process a minute later."""
+        calls: list[str] = []
+        for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+
+            def noted(*args: Any, name: str = name, call: Any = getattr(faulthandler, name), **options: Any) -> None:
+                calls.append(name)
+                call(*args, **options)
+
+            monkeypatch.setattr(faulthandler, name, noted)
+        monkeypatch.setattr(Reader, "_on_fields", lambda self, fields=None: [][1])
+        with self.finds(fuzz):
+            fuzz.parse(3000, 0)
+        assert calls == ["dump_traceback_later", "cancel_dump_traceback_later"]
 
     def test_memory_beyond_the_limits(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(fuzz, "LIMITS", wire.Limits(fields=4096, body=0))
