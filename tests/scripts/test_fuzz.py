@@ -48,13 +48,15 @@ class TestFinding:
     def test_its_watch_for_hangs_ends_with_it(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
         """Left behind, it would end this process a minute later."""
         calls: list[str] = []
-        for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
 
-            def noted(*args: Any, name: str = name, call: Any = getattr(faulthandler, name), **options: Any) -> None:
-                calls.append(name)
-                call(*args, **options)
+        def note(name: str) -> None:
+            call = getattr(faulthandler, name)
+            monkeypatch.setattr(
+                faulthandler, name, lambda *args, **options: (calls.append(name), call(*args, **options))
+            )
 
-            monkeypatch.setattr(faulthandler, name, noted)
+        note("dump_traceback_later")
+        note("cancel_dump_traceback_later")
         monkeypatch.setattr(Reader, "_on_fields", lambda self, fields=None: [][1])
         with self.finds(fuzz):
             fuzz.parse(3000, 0)
