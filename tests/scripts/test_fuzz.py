@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
