@@ -142,6 +142,12 @@ class KerasReplica:
         """Fills ``out``, float32 of shape ``(size,)``, with the weights."""
         _copy(self._weights, self.layout.views(out))
 
+    def moved(self, since: np.ndarray, out: np.ndarray) -> None:
+        """Fills ``out`` with the weights less ``since``, both float32 of shape ``(size,)``."""
+        views = zip(_values(self._weights), self.layout.views(since), self.layout.views(out), strict=True)
+        for value, before, movement in views:
+            np.subtract(value, before, out=movement, dtype=np.float32)
+
     def load_statistics(self, vector: np.ndarray) -> None:
         """Sets the moving statistics from a float32 vector of shape ``(statistics.size,)``."""
         _assign(self._moving, self.statistics.views(vector))
@@ -309,10 +315,16 @@ def _assign(slots: Sequence[_Slot], views: Sequence[np.ndarray]) -> None:
 
 
 def _copy(slots: Sequence[_Slot], views: Sequence[np.ndarray]) -> None:
+    for value, view in zip(_values(slots), views, strict=True):
+        view[...] = value
+
+
+def _values(slots: Sequence[_Slot]) -> Iterator[np.ndarray]:
+    """Each one to be used before the next: it may be the variable's own memory."""
     import keras
 
-    for (variable, handle), view in zip(slots, views, strict=True):
-        view[...] = keras.ops.convert_to_numpy(variable) if handle is None else tensors.peek(handle)
+    for variable, handle in slots:
+        yield keras.ops.convert_to_numpy(variable) if handle is None else tensors.peek(handle)
 
 
 def _structured(model: Any, side: str, arrays: Sequence[Any]) -> Any:

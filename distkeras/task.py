@@ -32,12 +32,16 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.messages import Welcome
 from distkeras.ps.rules import Rule
+from distkeras.ps.window import AutoWindow
 from distkeras.ps.worker import Loop, work
 from distkeras.recipe import Recipe
 from distkeras.replica import KerasReplica
 
 #: The task's output, as Spark spells a schema.
-SUMMARY = "worker int, attempt long, host string, rows long, batches long, commits long, ready double, seconds double"
+SUMMARY = (
+    "worker int, attempt long, host string, rows long, batches long, commits long, ready double, seconds double, "
+    "window int"
+)
 
 #: Errors of this attempt or of the job, not of the user's code or data: Spark may try again, or is told to end.
 _NOT_THE_USERS = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
@@ -58,6 +62,9 @@ class Task:
         workers: number of workers of the job.
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
         deadlines: of every wait.
+        wire_format: what vectors look like on the wire.
+        overlap: compute while commits travel.
+        share: of the time, which communication may take: the window is chosen so. None: it is the rule's.
     """
 
     address: Address
@@ -70,6 +77,9 @@ class Task:
     workers: int
     threads: int | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
+    wire_format: str = "float32"
+    overlap: bool = False
+    share: float | None = None
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for ``mapInArrow``."""
@@ -94,10 +104,12 @@ class Task:
             statistics=self.statistics,
             metrics=self.metrics,
             deadlines=self.deadlines,
+            wire_format=self.wire_format,
         )
         position, stream = _Position(), _Stream(records)
+        windows = None if self.share is None else AutoWindow(self.rule, self.share, overlap=self.overlap)
         try:
-            rows, batches, ready = self._train(client, stream, position)
+            rows, batches, ready = self._train(client, stream, position, windows)
         except _NOT_THE_USERS:
             raise
         except DistkerasError as error:
@@ -120,12 +132,17 @@ class Task:
         finally:
             client.close()
         seconds = time.monotonic() - began
-        figures = (worker, attempt, socket.gethostname(), rows, batches, client.sequence, ready, seconds)
+        window = windows.rule.window if windows is not None and windows.chosen else None
+        figures = (worker, attempt, socket.gethostname(), rows, batches, client.sequence, ready, seconds, window)
         columns = [pa.array([figure], kind) for figure, kind in zip(figures, _ARROW_SUMMARY.types, strict=True)]
         yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_SUMMARY)
 
     def _train(
-        self, client: WorkerClient, records: Iterator[pa.RecordBatch], position: _Position
+        self,
+        client: WorkerClient,
+        records: Iterator[pa.RecordBatch],
+        position: _Position,
+        windows: AutoWindow | None,
     ) -> tuple[int, int, float]:
         """Returns rows and batches an epoch (-1 where the job ended early), and seconds until the first step."""
         began = time.monotonic()
@@ -162,6 +179,8 @@ class Task:
                     position.following(source),
                     lambda: client.payload(self.rule.traits.parts),
                     statistics=self.statistics,
+                    overlap=self.overlap,
+                    windows=windows,
                 )
 
             client.run(welcome, begin)
@@ -221,6 +240,7 @@ _ARROW_SUMMARY = pa.schema(
         ("commits", pa.int64()),
         ("ready", pa.float64()),
         ("seconds", pa.float64()),
+        ("window", pa.int32()),
     ]
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +23,14 @@ from distkeras.progress import Progress
 from distkeras.ps import rules
 from distkeras.ps.channel import Deadlines
 from distkeras.ps.client import DriverClient
+from distkeras.ps.codecs import require_format
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import Rule
 from distkeras.ps.saver import Checkpoint
 from distkeras.ps.schedules import Schedule
 from distkeras.ps.tls import make_certificate
+from distkeras.ps.window import AutoWindow
 from distkeras.recipe import recipe_of
 from distkeras.replica import KerasReplica
 from distkeras.schema import data_spec, example, names_of, weighted
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.batches import Batch
+
+log = logging.getLogger(__name__)
 
 
 class Trainer(Outcome):
@@ -82,7 +87,19 @@ class Trainer(Outcome):
             goes on from a fresh center with a new optimizer. To clip gradients, give the worker optimizer ``clipnorm``,
             ``global_clipnorm`` or ``clipvalue``: that holds under every rule.
         max_skipped: commits that may be skipped; one more ends the job.
-        measure_gap: fill the column `gap` of `commits`, for one more pass over the vector at each commit.
+        measure_gap: fill the column `gap` of `commits`, for one more pass over the vector at each commit. The gap is
+            to the vector that was sent before `wire_format` rounded it.
+        wire_format: what vectors look like between workers and server: "float32", as they are; "bfloat16", rounded to
+            half the bytes; "int8", to a quarter: a commit also carries what was rounded off those before it, a reply
+            the change of the center, so that roundings do not add up. The center itself stays float32. Rules that rely
+            on what exactly was sent take float32 only: elastic ones, ADAG, DANA-DC and DC-ASGD.
+        overlap: compute the next window while a commit and its reply travel, where a link is slow. What a worker is
+            sent is then one window older, and its staleness says so; each worker keeps its own moving statistics. For
+            `downpour`, `agn` and `asgd`.
+        communication_window: steps between two exchanges, instead of the rule's `window`; "auto" has each worker
+            measure its first exchanges and choose: `events` says what. Rules that need a fixed window refuse "auto".
+        communication_share: of a worker's time, that "auto" lets communication take; with `overlap`, it chooses the
+            smallest window that hides an exchange.
         progress: show a progress bar. Default: on a terminal and in a notebook.
         host: address of the driver that executors can reach. Default: loopback for a local master, else Spark's
             ``spark.driver.host``.
@@ -124,6 +141,10 @@ class Trainer(Outcome):
         bad_numbers: str = "raise",
         max_skipped: int = 100,
         measure_gap: bool = False,
+        wire_format: str = "float32",
+        overlap: bool = False,
+        communication_window: int | str | None = None,
+        communication_share: float = 0.1,
         progress: bool | None = None,
         host: str | None = None,
         port: int = 0,
@@ -146,6 +167,17 @@ class Trainer(Outcome):
             raise ConfigurationError(f"`bad_numbers` must be 'raise' or 'skip'. Received: bad_numbers={bad_numbers!r}")
         if type(max_skipped) is not int or max_skipped < 1:
             raise ConfigurationError(f"`max_skipped` must be a positive integer. Received: max_skipped={max_skipped!r}")
+        require_format(wire_format, self.rule)
+        if overlap and not self.rule.traits.overlaps:
+            raise ConfigurationError(
+                f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
+                "Received: overlap=True"
+            )
+        automatic = communication_window == "auto"
+        if automatic:
+            AutoWindow(self.rule, communication_share)  # finds out now whether it can
+        elif communication_window is not None:
+            self.rule = replace(self.rule, window=communication_window)  # type: ignore[arg-type]  # checks it
         if stall_after is not None and not stall_after > 0:
             raise ConfigurationError(f"`stall_after` must be above 0. Received: stall_after={stall_after!r}")
         self.model_file = models.to_bytes(model)
@@ -175,6 +207,9 @@ class Trainer(Outcome):
         self.bad_numbers = bad_numbers
         self.max_skipped = max_skipped
         self.measure_gap = measure_gap
+        self.wire_format = wire_format
+        self.overlap = overlap
+        self.communication_share = communication_share if automatic else None
         self.progress = progress
         self.host = host
         self.port = port
@@ -222,7 +257,7 @@ class Trainer(Outcome):
         saved = _checkpoint_of(checkpoint, resume)
         replica = self._replica()
         df, weight_col = weighted(df, self.labels, self.class_weight, self.sample_weight_col)
-        spec = replace(self._spec(replica.model, df, weight_col), rewindable=saved is not None)
+        spec = replace(self._spec(replica.model, df, weight_col), rewindable=saved is not None or self.overlap)
         _prepare(replica, spec)
         workers = self.num_workers or default_workers(df)
         self._forget(df)
@@ -271,6 +306,9 @@ class Trainer(Outcome):
                 workers=workers,
                 threads=self.threads,
                 deadlines=self.deadlines,
+                wire_format=self.wire_format,
+                overlap=self.overlap,
+                share=self.communication_share,
             )
             job = Job(
                 laid_out,
@@ -296,6 +334,10 @@ class Trainer(Outcome):
         self.stopped, records = job.stopped, self._records
         if records is None or not (len(records.commits_array) or self.stopped):
             raise EmptyDataError("`df` must have rows to train on. Received: none")
+        for row in rows:
+            if row["window"] is not None:
+                text = "worker %d exchanges every %d steps"
+                self._events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
         batches = {row["worker"]: row["batches"] for row in rows}
         records.check_exactly_once(batches, self.num_epoch, self.resumed, stopped=self.stopped is not None)
         running.end(center).load(replica)

@@ -39,12 +39,14 @@ class _Named(Trainer):
         features_col: Any = "features",
         label_col: Any = "label",
         num_epoch: int = 1,
-        communication_window: int | None = None,
+        communication_window: int | str | None = None,
         **options: Any,
     ) -> None:
         names = (field.name for field in dataclasses.fields(all_rules()[self.rule_name]))
         chosen = {name: options.pop(name) for name in names if name in options}
-        if communication_window is not None:
+        if communication_window == "auto":
+            options["communication_window"] = communication_window
+        elif communication_window is not None:
             chosen["window"] = communication_window
         elif self.default_window is not None:
             chosen.setdefault("window", self.default_window)

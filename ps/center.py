@@ -42,6 +42,8 @@ class Member:
     checksum: int = -1
     #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
     released: int | None = None
+    #: The same before its last commit: what a window started from that was computed while that commit travelled.
+    before: int | None = None
     steps: int = 0
     #: Whether its last commit was left out for its numbers.
     skipped: bool = False
@@ -188,7 +190,8 @@ class Center:
         elif attempt != member.attempt:
             if not expired and (attempt < member.attempt or member.connected):
                 return None
-            member.attempt, member.released, member.since = attempt, None, self._now()
+            member.attempt, member.since = attempt, self._now()
+            member.released = member.before = None
         member.connected = True
         self.scheduler.joined(worker)
         return member
@@ -242,7 +245,7 @@ class Center:
         member = self._due(commit, len(parts))
         if member is None:
             return False
-        staleness = self._staleness(member)
+        staleness = self._staleness(member, commit)
         rounds = self.scheduler if isinstance(self.scheduler, Synchronous) else None
         context = Context(
             workers=self.workers,
@@ -300,7 +303,7 @@ class Center:
         self.log.add(
             commit,
             clock=self.clock,
-            staleness=self._staleness(member),
+            staleness=self._staleness(member, commit),
             timestamp=now,
             eta=commit.learning_rate,
             gap=math.nan,
@@ -308,7 +311,7 @@ class Center:
             skipped=True,
         )
         self._advance(member, commit, now)
-        member.skipped, member.released = True, None
+        member.skipped, member.released, member.before = True, None, None
         self.scheduler.committed(commit.worker)
         if isinstance(self.scheduler, Synchronous):
             self.round.skipped += 1
@@ -330,15 +333,17 @@ class Center:
             raise RemoteProtocolError("a worker must pull before it commits. Received: a commit", worker=commit.worker)
         return member
 
-    def _staleness(self, member: Member) -> int:
-        assert member.released is not None
-        return 0 if self.traits.synchronous else self.clock - member.released
+    def _staleness(self, member: Member, commit: Commit) -> int:
+        """Of an overlapped commit, the one before it counts as well: what its sender was sent lacked it."""
+        since = member.before if commit.overlapped and member.before is not None else member.released
+        assert since is not None
+        return 0 if self.traits.synchronous else self.clock - since
 
     @staticmethod
     def _advance(member: Member, commit: Commit, now: float) -> None:
         member.sequence, member.checksum = commit.sequence, commit.checksum
         member.epoch, member.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
-        member.skipped, member.since = False, now
+        member.skipped, member.since, member.before = False, now, member.released
 
     def _check(self, commit: Commit, member: Member, parts: int) -> None:
         if parts != self.traits.parts or commit.sequence != member.sequence + 1:

@@ -8,22 +8,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from distkeras.ps.center import Center
+from distkeras.ps.codecs import Codec
 from distkeras.ps.errors import NonFiniteError, ShapeError
 from distkeras.ps.layout import Layout
 from distkeras.ps.messages import Commit
 
 
-def check_shapes(center: Center, commit: Commit) -> None:
+def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
     """Whether payload, statistics and history have the sizes that they must have.
+
+    Args:
+        center: what the commit is for.
+        commit: as it came.
+        codec: of the parts that are packed; None: none may be.
 
     Raises:
         ShapeError: they have not.
     """
-    sizes = [part.size for part in commit.parts]
-    if sizes != [center.size] * center.traits.parts or commit.statistics.size != center.statistics.size:
+    sizes, packed = [part.size for part in commit.parts], [data.size for data in commit.packed]
+    parts = center.traits.parts
+    good = (sizes, packed) == (([center.size] * parts, []) if codec is None else ([], [codec.nbytes] * parts))
+    if not good or commit.statistics.size != center.statistics.size:
+        expected = f"{center.size} elements" if codec is None else f"{codec.nbytes} bytes"
         raise ShapeError(
-            f"a commit must have {center.traits.parts} parts of {center.size} elements and "
-            f"{center.statistics.size} statistics. Received: {sizes} and {commit.statistics.size}",
+            f"a commit must have {parts} parts of {expected} and {center.statistics.size} statistics. "
+            f"Received: {sizes} elements, {packed} bytes and {commit.statistics.size}",
             worker=commit.worker,
             step=commit.first,
         )

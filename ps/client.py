@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from distkeras.ps.channel import Channel, Deadlines, dial
+from distkeras.ps.codecs import codec_of
 from distkeras.ps.errors import DeadlineError, DistkerasError, LeaseLostError, RemoteProtocolError, ServerLostError
 from distkeras.ps.faults import error_of, fault_of
 from distkeras.ps.layout import Layout, encode
@@ -45,7 +48,16 @@ from distkeras.ps.messages import (
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.tls import client_context
 from distkeras.ps.wire import EndOfStream
-from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply
+from distkeras.ps.worker import (
+    CollectRequest,
+    CommitRequest,
+    Compute,
+    Loop,
+    PostRequest,
+    ProbeRequest,
+    PullRequest,
+    Reply,
+)
 
 _M = TypeVar("_M", bound=Message)
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
@@ -82,6 +94,11 @@ class _Caller:
     def _patience(self) -> float:
         """The server's own longest wait and some: its error says more than a silence of its."""
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
+
+    @property
+    def _longest(self) -> float:
+        """What a commit may take, with a new connection and another turn at the partition on the way."""
+        return self.deadlines.reconnect + self.deadlines.publish + 3 * self._patience
 
     def _connect(self) -> Channel:
         where, certificate = (self.address.host, self.address.port), self.address.certificate
@@ -148,6 +165,10 @@ class WorkerClient(_Caller):
         statistics: elements of its moving statistics.
         metrics: the history's metric columns, loss first.
         deadlines: of every wait.
+        wire_format: what vectors look like on the wire, both ways: a name in `codecs`.
+
+    Raises:
+        ConfigurationError: no such format.
     """
 
     def __init__(
@@ -160,15 +181,22 @@ class WorkerClient(_Caller):
         statistics: int = 0,
         metrics: tuple[str, ...] = ("loss",),
         deadlines: Deadlines | None = None,
+        wire_format: str = "float32",
     ) -> None:
         super().__init__(address, deadlines)
         self.worker = worker
         self.attempt = attempt
-        self._hello = Hello(worker, attempt, size, statistics, "\n".join(metrics))
+        self._hello = Hello(worker, attempt, size, statistics, "\n".join(metrics), wire_format)
         self._size = size
+        self._codec = codec_of(wire_format, size)
+        #: Encoded vectors: the parts of the latest commit, and a reply. Of a coarse format, what was rounded off too.
+        self._packed: tuple[np.ndarray, ...] = ()
+        self._rests: tuple[Vector, ...] = ()
+        self._arriving: np.ndarray | None = None
         self._vectors: list[np.ndarray] = []
         self._delivered: np.ndarray | None = None
-        self._payload: tuple[Vector, ...] = ()
+        self._payloads: list[tuple[Vector, ...]] = []
+        self._posted: tuple[Vector, ...] = ()
         self._waited = 0.0
         #: Which life of the server this worker works with; 0 before it joined.
         self.incarnation = 0
@@ -179,14 +207,22 @@ class WorkerClient(_Caller):
         self.stopping = False
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        # The rule still reads the vector delivered last while the next one arrives, so there are two.
-        if kind is CenterReply and dtype == np.float32 and size == self._size:
-            for vector in self._vectors:
-                if vector is not self._delivered:
-                    return vector
-            self._vectors.append(np.empty(size, np.float32))
-            return self._vectors[-1]
+        # Statistics of the vector's own size would be given the same memory.
+        if kind is CenterReply and dtype == np.float32 and size == self._size != self._hello.statistics:
+            return self._spare()
+        if kind is CenterReply and self._codec is not None and (dtype, size) == (np.uint8, self._codec.nbytes):
+            if self._arriving is None:
+                self._arriving = np.empty(size, np.uint8)
+            return self._arriving
         return super()._allocate(kind, dtype, size)
+
+    def _spare(self) -> Vector:
+        # The rule still reads the vector delivered last while the next one arrives, so there are two.
+        for vector in self._vectors:
+            if vector is not self._delivered:
+                return vector
+        self._vectors.append(np.empty(self._size, np.float32))
+        return self._vectors[-1]
 
     def join(self) -> Welcome:
         """Asks for the partition's lease, and waits while another attempt has it and is alive.
@@ -213,10 +249,12 @@ class WorkerClient(_Caller):
         return answer
 
     def payload(self, parts: int) -> tuple[Vector, ...]:
-        """Buffers for the next commit, the same each time."""
-        if len(self._payload) != parts:
-            self._payload = tuple(np.empty(self._size, np.float32) for _ in range(parts))
-        return self._payload
+        """Buffers for the next commit: other ones than those of a commit that is under way."""
+        for payload in self._payloads:
+            if payload is not self._posted:
+                return payload
+        self._payloads.append(tuple(np.empty(self._size, np.float32) for _ in range(parts)))
+        return self._payloads[-1]
 
     def run(self, welcome: Welcome, begin: Callable[[Welcome], Loop]) -> None:
         """Drives the worker's loop to its end, then leaves.
@@ -230,6 +268,7 @@ class WorkerClient(_Caller):
             begin: makes the loop that goes on from there.
         """
         while not welcome.finished:
+            self._rests = ()  # they belong to steps that are forgotten
             loop = begin(welcome) if not welcome.stopping else _nothing()
             try:
                 return self._drive(loop)
@@ -245,6 +284,8 @@ class WorkerClient(_Caller):
 
     def _drive(self, loop: Loop) -> None:
         reply: Reply | None = None
+        posted: Future[Reply] | None = None
+        courier = ThreadPoolExecutor(1, f"ps-worker-{self.worker}")  # has no thread before it gets a commit
         try:
             request = next(loop)
             while True:
@@ -253,6 +294,12 @@ class WorkerClient(_Caller):
                         reply = self.pull()
                     case CommitRequest():
                         reply = self.commit(request)
+                    case PostRequest():
+                        self._posted, reply = request.commit.parts, None
+                        posted = courier.submit(self.commit, request.commit)
+                    case CollectRequest():
+                        assert posted is not None, "the loop must post a commit before it collects the reply"
+                        reply = self._collect(posted)
                     case ProbeRequest():
                         reply = Reply(occupied=self.occupied())
                     case Compute():
@@ -260,6 +307,17 @@ class WorkerClient(_Caller):
                 request = loop.send(reply)
         except StopIteration:
             self.leave()
+        finally:
+            if posted is not None:
+                wait_for([posted], timeout=self._longest)  # then the connection is this thread's again
+            courier.shutdown(wait=False)
+
+    def _collect(self, posted: Future[Reply]) -> Reply:
+        began = time.monotonic()
+        if not wait_for([posted], timeout=self._longest).done:
+            raise DeadlineError(f"waited {self._longest:g} s for a commit to be answered", worker=self.worker)
+        self._posted, self._waited = (), time.monotonic() - began
+        return posted.result(timeout=0)
 
     def pull(self) -> Reply:
         """The center."""
@@ -270,6 +328,7 @@ class WorkerClient(_Caller):
         if not self.incarnation:
             self.join()
         sequence = self.sequence + 1
+        packed = self._pack(request.parts)  # once: a commit that is sent again is the same
         commit = Commit(
             worker=self.worker,
             attempt=self.attempt,
@@ -283,10 +342,12 @@ class WorkerClient(_Caller):
             learning_rate=request.learning_rate,
             scale=request.scale,
             waited=self._waited,
-            parts=request.parts,
+            parts=() if packed else request.parts,
             statistics=request.statistics,
             history=request.history,
             checksum=request.checksum,
+            overlapped=request.overlapped,
+            packed=packed,
         )
 
         def once() -> CenterReply | Ack:
@@ -336,9 +397,38 @@ class WorkerClient(_Caller):
         return self._call(Pull(self.worker, self.attempt, self.incarnation), CenterReply)
 
     def _taken(self, reply: CenterReply) -> Reply:
-        self._delivered = reply.center
+        self._delivered = center = self._unpack(reply) if reply.packed.size else reply.center
         self.stopping = self.stopping or reply.stopping
-        return Reply(reply.learning_rate, reply.center, reply.statistics, stopping=self.stopping)
+        return Reply(reply.learning_rate, center, reply.statistics, stopping=self.stopping)
+
+    def _pack(self, parts: tuple[Vector, ...]) -> tuple[np.ndarray, ...]:
+        codec = self._codec
+        if codec is None:
+            return ()
+        if len(self._packed) != len(parts):
+            self._packed = tuple(np.empty(codec.nbytes, np.uint8) for _ in parts)
+        if codec.coarse and len(self._rests) != len(parts):
+            self._rests = tuple(np.zeros_like(part) for part in parts)
+        for number, (part, packed) in enumerate(zip(parts, self._packed, strict=True)):
+            if codec.coarse:
+                codec.encode_with_rest(part, self._rests[number], packed)
+            else:
+                codec.encode(part, packed)
+        return self._packed
+
+    def _unpack(self, reply: CenterReply) -> Vector:
+        codec, known, center = self._codec, self._delivered, self._spare()
+        sizes = reply.center.size, reply.packed.size
+        if codec is None or sizes != (0, codec.nbytes) or (codec.coarse and known is None):
+            raise RemoteProtocolError(
+                "a center must come as the Hello asked, and whole before a change of it. "
+                f"Received: {sizes[0]} elements and {sizes[1]} bytes"
+            )
+        if codec.coarse and known is not None:
+            codec.decode_change(reply.packed, known, center)
+        else:
+            codec.decode(reply.packed, center)
+        return center
 
     def _timed(self, call: Callable[[], _R]) -> _R:
         began = time.monotonic()

@@ -18,6 +18,7 @@ from distkeras.ps.buffers import Buffer
 from distkeras.ps.center import Center, Released
 from distkeras.ps.channel import Channel, Deadlines
 from distkeras.ps.checks import check_shapes, not_finite
+from distkeras.ps.codecs import FORMATS, Codec, codec_of, require_format
 from distkeras.ps.errors import (
     ERRORS,
     DeadlineError,
@@ -77,8 +78,12 @@ class Asker(Protocol):
     heard: float
     asking: bool
     sending: Buffer | None
+    codec: Codec | None
 
     def take_received(self, commit: Commit) -> list[Buffer]: ...
+    def agree(self, codec: Codec | None) -> None: ...
+    def unpack(self, commit: Commit) -> Commit: ...
+    def pack(self, reply: CenterReply, *, whole: bool) -> CenterReply: ...
 
 
 class Desk:
@@ -133,7 +138,9 @@ class Desk:
         """Bounds on a frame: the exact need once the center is published.
 
         What a peer can make the server hold is one such frame and one reply, while they travel, besides the records of
-        its applied commits: up to 16 MiB of history each. A stranger: a thread, and less than a kilobyte.
+        its applied commits: up to 16 MiB of history each. With a wire format other than float32, also the vectors of
+        its commit, and between two requests a packed commit and a packed reply; with int8 the vector that it has.
+        A stranger: a thread, and less than a kilobyte.
         """
         center = self.center
         if center is None or not self._published_once:
@@ -246,6 +253,13 @@ class Desk:
                     f"Received: {message.size} and {message.statistics}",
                     worker=message.worker,
                 )
+            if message.wire_format not in FORMATS:
+                raise RemoteProtocolError(
+                    f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
+                    worker=message.worker,
+                )
+            require_format(message.wire_format, center.rule)
+            session.agree(codec_of(message.wire_format, center.size))
             if not self._metrics:
                 self._metrics = message.metrics
                 if self.saver is not None:
@@ -301,12 +315,13 @@ class Desk:
         with self.changed:
             self._same_life(message)
             released = self._release(session, message.worker, message.attempt)
-        return self._reply(session, released)
+        return session.pack(self._reply(session, released), whole=True)
 
     def _on_commit(self, session: Asker, commit: Commit) -> Message:
         center = self._existing()
         center.held(commit.worker, commit.attempt)  # the mistakes of who has no lease do not end the job
-        check_shapes(center, commit)
+        check_shapes(center, commit, session.codec)
+        commit = session.unpack(commit)
         bad = not_finite(commit, self._layouts)
         if bad is not None:
             return self._skip(center, commit, bad)
@@ -325,7 +340,7 @@ class Desk:
             if not commit.wants_center:
                 return self._ack(commit.worker, commit.sequence)
             released = self._release(session, commit.worker, commit.attempt)
-        return self._reply(session, released)
+        return session.pack(self._reply(session, released), whole=False)
 
     def _skip(self, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:

@@ -57,13 +57,17 @@ class Proof(Message):
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines."""
+    """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
+
+    ``wire_format`` is what the vectors of commits and replies look like on this connection: a name in `codecs`.
+    """
 
     worker: int
     attempt: int
     size: int
     statistics: int
     metrics: str = ""
+    wire_format: str = "float32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +86,8 @@ class Commit(Message):
     ``history`` has one row per mini-batch: timestamp (seconds since the epoch, UTC), samples, then each metric;
     ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``scale`` the mean
     scale factor that the worker's half applied; ``checksum`` stands for the rows up to the last mini-batch.
+    ``overlapped``: the mini-batches were computed while the commit before this one travelled, from what its
+    predecessor's reply carried. ``packed`` are the parts, and ``parts`` empty, where the wire format is not float32.
     """
 
     worker: int
@@ -100,6 +106,8 @@ class Commit(Message):
     statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     history: Doubles = field(default_factory=lambda: NO_DOUBLES)
     checksum: int = 0
+    overlapped: bool = False
+    packed: tuple[Bytes, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -157,6 +165,10 @@ class CenterReply(Message):
     """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules).
 
     ``stopping`` asks the worker to leave now that its commit is applied.
+
+    Where the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with a coarse format
+    (int8) its change since the reply before, on the same connection. The first reply is then ``center`` itself, and so
+    is the answer to a `Pull`.
     """
 
     incarnation: int
@@ -167,6 +179,7 @@ class CenterReply(Message):
     center: Floats
     statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     stopping: bool = False
+    packed: Bytes = field(default_factory=lambda: NO_BYTES)
 
 
 @dataclass(frozen=True, eq=False)

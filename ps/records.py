@@ -65,7 +65,7 @@ class Log:
         skipped: bool = False,
     ) -> None:
         """Writes one commit down: applied, or ``skipped``."""
-        size = sum([part.nbytes for part in commit.parts])
+        size = sum([part.nbytes for part in commit.packed or commit.parts])
         self._commits.append(
             (
                 clock,

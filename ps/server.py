@@ -14,12 +14,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from distkeras.ps.buffers import Buffer
+from distkeras.ps.buffers import Buffer, Pool
 from distkeras.ps.center import Center
 from distkeras.ps.channel import Channel, Deadlines
+from distkeras.ps.codecs import Codec
 from distkeras.ps.desk import Desk
 from distkeras.ps.errors import (
     DeadlineError,
@@ -34,7 +36,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.faults import fault_of
 from distkeras.ps.gate import Gate, Visit
-from distkeras.ps.messages import Commit, Fault, Message
+from distkeras.ps.messages import NO_FLOATS, CenterReply, Commit, Fault, Message
 from distkeras.ps.saver import Saver
 from distkeras.ps.wire import Connection, EndOfStream
 
@@ -195,21 +197,62 @@ class _Session:
         #: When the peer last gave a sign of life, and whether it is owed an answer now.
         self.heard, self.asking = time.monotonic(), False
         self.sending: Buffer | None = None
-        self._receiving: list[Buffer] = []
+        #: What is received, unpacked or packed for the present request.
+        self._in_use: list[Buffer] = []
+        #: The wire format: None for float32. With a coarse one, the vector that the peer has; None: not known.
+        self.codec: Codec | None = None
+        self._packs = Pool(0, np.uint8)
+        self._known: np.ndarray | None = None
+
+    def _take(self, pool: Pool) -> np.ndarray:
+        buffer = pool.take()
+        self._in_use.append(buffer)
+        return buffer.array
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         center = self.server.desk.center
-        if kind is Commit and center is not None and (dtype, size) == (center.pool.dtype, center.size):
-            buffer = center.pool.take()
-            self._receiving.append(buffer)
-            return buffer.array
+        if kind is Commit and center is not None:
+            for pool in (center.pool, self._packs):
+                if (dtype, size) == (pool.dtype, pool.size):
+                    return self._take(pool)
         return np.empty(size, dtype)
 
     def take_received(self, commit: Commit) -> list[Buffer]:
-        """The buffers that ``commit``'s parts were received into; the caller owns them."""
-        parts = [next(buffer for buffer in self._receiving if buffer.array is part) for part in commit.parts]
-        self._receiving = [buffer for buffer in self._receiving if buffer not in parts]
+        """The buffers that ``commit``'s parts were received or unpacked into; the caller owns them."""
+        parts = [next(buffer for buffer in self._in_use if buffer.array is part) for part in commit.parts]
+        self._in_use = [buffer for buffer in self._in_use if buffer not in parts]
         return parts
+
+    def agree(self, codec: Codec | None) -> None:
+        """From now on vectors travel like this; the peer begins anew, with nothing."""
+        self.codec, self._known = codec, None
+        self._packs = Pool(codec.nbytes if codec else 0, np.uint8)
+
+    def unpack(self, commit: Commit) -> Commit:
+        """``commit``, whose shapes are right, with vectors as its parts."""
+        center = self.server.desk.center
+        if self.codec is None or center is None:
+            return commit
+        parts = tuple(self._take(center.pool) for _ in commit.packed)
+        for data, part in zip(commit.packed, parts, strict=True):
+            self.codec.decode(data, part)
+        return replace(commit, parts=parts)
+
+    def pack(self, reply: CenterReply, *, whole: bool) -> CenterReply:
+        """``reply`` in the wire format; ``whole``: even if that is coarse, not as a change of what the peer has."""
+        codec = self.codec
+        if codec is None:
+            return reply
+        if codec.coarse and (whole or self._known is None):
+            self._known = np.empty_like(reply.center) if self._known is None else self._known
+            self._known[...] = reply.center
+            return reply
+        packed = self._take(self._packs)
+        if codec.coarse and self._known is not None:
+            codec.encode_change(reply.center, self._known, packed)
+        else:
+            codec.encode(reply.center, packed)
+        return replace(reply, center=NO_FLOATS, packed=packed)
 
     def _run(self) -> None:
         error: Exception | None = None
@@ -254,6 +297,7 @@ class _Session:
             elif isinstance(error, LeaseLostError):
                 worker, attempt = getattr(message, "worker", None), getattr(message, "attempt", None)
                 report(log, "fenced", "a request is refused: %s", error.message, worker=worker, attempt=attempt)
+            self._drop_buffers()
             self.channel.send(fault)
             return not isinstance(error, (LeaseLostError, RemoteProtocolError))
         finally:
@@ -277,9 +321,9 @@ class _Session:
             ) from error
 
     def _drop_buffers(self) -> None:
-        for buffer in self._receiving:
+        for buffer in self._in_use:
             buffer.drop()
-        self._receiving = []
+        self._in_use = []
         if self.sending is not None:
             self.sending.drop()
             self.sending = None

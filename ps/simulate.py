@@ -201,6 +201,10 @@ class FunctionReplica:
         """Writes the parameters into ``out``."""
         out[...] = self._theta
 
+    def moved(self, since: Vector, out: Vector) -> None:
+        """Writes the parameters less ``since`` into ``out``."""
+        np.subtract(self._theta, since, out=out)
+
     def load_statistics(self, vector: np.ndarray) -> None:
         """A function has none."""
 

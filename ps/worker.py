@@ -15,6 +15,7 @@ import numpy as np
 
 from distkeras.ps.messages import NO_DOUBLES, NO_FLOATS
 from distkeras.ps.rules.base import Local, Replica, Rule, Vector
+from distkeras.ps.window import AutoWindow
 
 
 class BatchLike(Protocol):
@@ -51,6 +52,18 @@ class CommitRequest(NamedTuple):
     statistics: np.ndarray
     history: np.ndarray
     checksum: int = 0
+    overlapped: bool = False
+
+
+class PostRequest(NamedTuple):
+    """Wants ``commit`` under way, and to go on at once; a `CollectRequest` gets its reply."""
+
+    commit: CommitRequest
+
+
+@dataclass(frozen=True, eq=False)
+class CollectRequest:
+    """Wants the `Reply` to the commit that was posted last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +90,7 @@ class Reply(NamedTuple):
     stopping: bool = False
 
 
-Request = PullRequest | CommitRequest | ProbeRequest | Compute
+Request = PullRequest | CommitRequest | PostRequest | CollectRequest | ProbeRequest | Compute
 Loop = Generator[Request, Reply | None, None]
 
 
@@ -95,6 +108,8 @@ def work(
     payload: Callable[[], tuple[Vector, ...]],
     *,
     statistics: int = 0,
+    overlap: bool = False,
+    windows: AutoWindow | None = None,
     now: Callable[[], float] | None = time.time,
 ) -> Loop:
     """Trains on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
@@ -105,42 +120,55 @@ def work(
         batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
         payload: gives the buffers that the next commit ships.
         statistics: size of the moving statistics, 0 for none.
+        overlap: compute the next window while a commit and its reply travel (`Rule.carry`). What a worker is sent is
+            then one window older, and so counted in the staleness; it keeps its own moving statistics, for those of
+            the reply lack its latest window's. One commit is under way at a time.
+        windows: chooses the rule's window from what the first ones take; None: it is the rule's.
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
-        `PullRequest`, `CommitRequest` and `ProbeRequest`, each to be answered by a `Reply`, and `Compute`.
+        `PullRequest`, `CommitRequest`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
+        `PostRequest` and `Compute`.
     """
+    rule = rule if windows is None else windows.rule
     traits = rule.traits
     pull_first, gradient, probes = traits.pull_first, traits.gradient, traits.probes
     reply = yield PullRequest()
-    center = _center(reply)
-    assert reply is not None, "the driver of the loop must answer a request"
-    if reply.stopping:
+    center, stopping = _center(reply), _answered(reply).stopping
+    if stopping:
         return
     local = rule.start(replica, center)
-    local.learning_rate = local.previous_learning_rate = reply.learning_rate
-    if reply.statistics.size:
-        replica.load_statistics(reply.statistics)
+    local.learning_rate = local.previous_learning_rate = _answered(reply).learning_rate
+    if _answered(reply).statistics.size:
+        replica.load_statistics(_answered(reply).statistics)
     rows: list[np.ndarray] = []
-    first = 0
-    for burst in _bursts(batches, lambda: rule.burst(local)):
+    first, posted = 0, False
+
+    def limit() -> int:
+        return rule.burst(local)
+
+    for burst in _bursts(batches, limit):
         yield Compute(len(burst))
         if local.steps == 0:
             first, local.payload = burst[0].index, payload()
+        if windows is not None:
+            windows.start()
         metrics = rule.compute(replica, local, burst)
         local.steps += len(burst)
+        if windows is not None:
+            windows.computed(len(burst))
         if now is not None:
             stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
             rows.append(np.concatenate([stamps, metrics], axis=1))
         end = burst[-1]
         due = end.last or rule.due(local)
         if probes and not due:
-            reply = yield ProbeRequest()
-            assert reply is not None, "the driver of the loop must answer a request"
-            local.occupied = reply.occupied
+            local.occupied = _answered((yield ProbeRequest())).occupied
             due = rule.due(local)
         if not due:
             continue
+        if windows is not None:
+            windows.start()
         measured = NO_FLOATS
         if statistics:
             measured = np.empty(statistics, np.float32)
@@ -150,8 +178,11 @@ def work(
             rule.meet(replica, local, _center(reply))
             _take_in(rule, replica, local, reply)
         else:
+            if posted:
+                reply = yield CollectRequest()
+                center, stopping = _center(reply), _answered(reply).stopping
             rule.fill(replica, local)
-        reply = yield CommitRequest(
+        commit = CommitRequest(
             epoch=end.epoch,
             first=first,
             last=end.index,
@@ -163,15 +194,29 @@ def work(
             statistics=measured,
             history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
             checksum=end.checksum,
+            overlapped=posted,
         )
-        assert reply is not None, "the driver of the loop must answer a request"
-        if reply.stopping:
-            return
-        if not pull_first:
-            rule.receive(replica, local, _center(reply))
-            _take_in(rule, replica, local, reply)
+        if overlap and (windows is None or windows.chosen):
+            yield PostRequest(commit)
+            posted = True
+            if stopping:
+                break
+            rule.carry(replica, local, center)
+            _take_rate(local, reply)
+        else:
+            reply = yield commit
+            if _answered(reply).stopping:
+                return
+            if not pull_first:
+                center = _center(reply)
+                rule.receive(replica, local, center)
+                _take_in(rule, replica, local, reply)
+            if windows is not None:
+                rule = windows.exchanged()
         rows.clear()
         local.steps, local.due_early, local.occupied, local.payload = 0, False, True, ()
+    if posted:
+        yield CollectRequest()
 
 
 def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
@@ -185,14 +230,23 @@ def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[
         yield burst
 
 
-def _center(reply: Reply | None) -> Vector:
+def _answered(reply: Reply | None) -> Reply:
     assert reply is not None, "the driver of the loop must answer a request"
-    assert reply.center is not None, "the driver of the loop must answer a pull with the center"
-    return reply.center
+    return reply
+
+
+def _center(reply: Reply | None) -> Vector:
+    center = _answered(reply).center
+    assert center is not None, "the driver of the loop must answer a pull with the center"
+    return center
 
 
 def _take_in(rule: Rule, replica: WorkerReplica, local: Local, reply: Reply | None) -> None:
-    assert reply is not None, "the driver of the loop must answer a request"
-    local.previous_learning_rate, local.learning_rate = local.learning_rate, reply.learning_rate
-    if reply.statistics.size and not rule.traits.keeps_replica:
-        replica.load_statistics(reply.statistics)
+    _take_rate(local, reply)
+    statistics = _answered(reply).statistics
+    if statistics.size and not rule.traits.keeps_replica:
+        replica.load_statistics(statistics)
+
+
+def _take_rate(local: Local, reply: Reply | None) -> None:
+    local.previous_learning_rate, local.learning_rate = local.learning_rate, _answered(reply).learning_rate

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
 from bench.report import describe, load, machine, regressions, save, table
 
-SECTIONS = ("ps", "step", "data", "predict", "train", "scale", "safety")
+SECTIONS = ("ps", "step", "data", "predict", "train", "scale", "safety", "link")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

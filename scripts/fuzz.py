@@ -410,6 +410,8 @@ class Enemy:
             Pull(0, 77, 1),
             Leave(0, 77, 1),
             Hello(5, 77, size, 0, "loss"),
+            Hello(5, 77, size, 0, "loss", "int8"),
+            Commit(0, 77, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (), packed=(np.zeros(size + 4, np.uint8),)),
             messages.Probe(),
             messages.FetchModel(),
             messages.Inspect(),

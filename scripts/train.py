@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkeras.ps.codecs import FORMATS
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.rules import all_rules, from_text, json_or_text, make
 
@@ -111,6 +112,11 @@ def parser() -> argparse.ArgumentParser:
     _switch(training, "--shuffle", "a new row order for each epoch (default: on)")
     _switch(training, "--partitioned-already", "the data has --workers partitions in a reproducible order")
     _switch(training, "--measure-gap", "fill the column gap of the commits")
+    training.add_argument("--wire-format", choices=FORMATS, help="of what workers and server send (default: float32)")
+    _switch(training, "--overlap", "compute while commits travel")
+    window = 'steps between two exchanges, instead of the rule\'s; "auto" measures and chooses'
+    training.add_argument("--communication-window", type=json_or_text, metavar="STEPS", help=window)
+    training.add_argument("--communication-share", type=float, help="of the time, for communication, with auto")
     training.add_argument("--spool-bytes", type=int, help="memory of a worker for later epochs, before a file")
     training.add_argument("--threads", type=int, help="compute threads of a worker (default: the cores of a task)")
     training.add_argument("--host", help="address of the driver that executors reach (default: Spark's driver host)")

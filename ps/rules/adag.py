@@ -102,8 +102,7 @@ class ADAG(Rule):
 
     def _delta(self, replica: Replica, local: Local) -> Vector:
         delta = local.payload[0]
-        replica.read(delta)
-        delta -= local.sent
+        replica.moved(local.sent, delta)
         if self.normalize:
             delta /= local.steps
         return delta

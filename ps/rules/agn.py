@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import THESIS, Card, Local, Replica, Rule
+from distkeras.ps.rules.base import THESIS, Card, Local, Replica, Rule, Traits
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class AGN(Rule):
     )
 
     window: int | None = 10
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(overlaps=True)
 
     def fill(self, replica: Replica, local: Local) -> None:
         super().fill(replica, local)

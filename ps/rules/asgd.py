@@ -18,6 +18,7 @@ from distkeras.ps.rules.base import (
     Rule,
     Scalars,
     Traits,
+    Vector,
     invalid,
     require_number,
 )
@@ -52,7 +53,7 @@ class ASGD(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(gradient=True)
+        return Traits(gradient=True, overlaps=True)
 
     def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
         (batch,) = batches
@@ -64,6 +65,10 @@ class ASGD(Rule):
 
     def fill(self, replica: Replica, local: Local) -> None:
         """Nothing: `compute` wrote the gradient."""
+
+    def carry(self, replica: Replica, local: Local, sent: Vector) -> None:
+        """The next gradient is taken where the worker was last sent to; it lacks the one that travels."""
+        self.receive(replica, local, sent)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return (context.learning_rate,)

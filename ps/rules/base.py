@@ -52,6 +52,7 @@ class Traits:
         keeps_sent: the server half reads what the committing worker was last sent.
         view: what a worker is sent is not the center itself but `Rule.view` of it.
         reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
+        overlaps: a worker may compute its next window while a commit travels (`Rule.carry`).
         probes: while no exchange is due, a worker asks after each burst whether the server is occupied, and asks `due`
             again.
         model_vectors: names of the vectors that the server keeps beside the center.
@@ -68,6 +69,7 @@ class Traits:
     keeps_sent: bool = False
     view: bool = False
     reduction: bool = False
+    overlaps: bool = False
     probes: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
@@ -153,6 +155,9 @@ class Replica(Protocol):
     def read(self, out: Vector) -> None:
         """Writes the parameters into ``out``."""
 
+    def moved(self, since: Vector, out: Vector) -> None:
+        """Writes the parameters less ``since`` into ``out``: one pass over them."""
+
     def train(self, batches: Sequence[Any]) -> np.ndarray:
         """One optimizer step a batch. Returns float64 ``(len(batches), metrics)``: each step's loss and metrics."""
 
@@ -234,14 +239,25 @@ class Rule(ABC):
 
     def fill(self, replica: Replica, local: Local) -> None:
         """All other rules: fills ``local.payload``."""
-        delta = local.payload[0]
-        replica.read(delta)
-        delta -= local.sent
+        replica.moved(local.sent, local.payload[0])
 
     def receive(self, replica: Replica, local: Local, sent: Vector) -> None:
         """Takes in the reply to a commit."""
         replica.load(sent)
         local.sent = sent
+
+    def carry(self, replica: Replica, local: Local, sent: Vector) -> None:
+        """``Traits.overlaps`` only: goes on while ``local.payload`` travels.
+
+        ``sent`` is the reply to the commit before it (at first, what was pulled), which it is missing in. The window
+        that follows begins where the center would be if nobody else committed: what it moves is counted from there.
+        """
+        begun = local.vectors.get("begun")
+        if begun is None:
+            begun = local.vectors["begun"] = np.empty_like(sent)
+        np.add(sent, local.payload[0], out=begun)
+        replica.load(begun)
+        local.sent = begun
 
     # ---- server half ------------------------------------------------------------------------------------------
 

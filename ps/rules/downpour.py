@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import THESIS, Card, Rule
+from distkeras.ps.rules.base import THESIS, Card, Rule, Traits
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,7 @@ class Downpour(Rule):
         family="delta",
         bibtex=THESIS,
     )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(overlaps=True)

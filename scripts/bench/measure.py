@@ -35,6 +35,7 @@ class Case:
         target_limit: ratio to the limit that is wanted.
         target_naive: ratio to the plain way that is wanted.
         note: what else the row says; a callable is asked after the last round.
+        missing: what this machine lacks to measure it; empty: nothing.
     """
 
     section: str
@@ -46,6 +47,7 @@ class Case:
     target_limit: float | None = None
     target_naive: float | None = None
     note: str | Callable[[], str] = ""
+    missing: str = ""
 
 
 #: Builds what a case needs (servers, processes, Spark), yields it or several that share it, and tears it down.
@@ -58,18 +60,18 @@ class Row:
 
     Args:
         section, case, unit, target_limit, target_naive, note: see `Case`.
-        ours, limit, naive: rates; None where the case has no such side.
+        ours, limit, naive: rates; None where the case has no such side, or could not be measured.
         ratio_to_limit, ratio_to_naive: ours over theirs, taken within each round; None where there is none, or it was
             refused.
         spread_to_limit, spread_to_naive: interquartile range of the rounds' ratios over their median.
-        runs: rounds.
+        runs: rounds; 0 if it could not be measured.
         refused: why a ratio is missing; empty if none is.
     """
 
     section: str
     case: str
     unit: str
-    ours: float
+    ours: float | None
     limit: float | None
     naive: float | None
     ratio_to_limit: float | None
@@ -90,7 +92,7 @@ class Row:
 
 
 def measure(case: Case, runs: int = ROUNDS) -> Row:
-    """Runs every side of ``case`` once a round, each round beginning with another one.
+    """Runs every side of ``case`` once a round, each round beginning with another one; none where something is missing.
 
     Args:
         case: set up and warm.
@@ -100,7 +102,8 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
         ValueError: a side gave a rate that is not positive.
     """
     sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive}
-    present = [(name, run) for name, run in sides.items() if run is not None]
+    present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
+    runs = runs if present else 0
     rates: dict[str, list[float]] = {name: [] for name, _ in present}
     for turn in range(runs):
         start = turn % len(present)
@@ -110,9 +113,11 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
                 raise ValueError(f"a rate must be positive. Received: {rate} from {name!r} of {case.name!r}")
             rates[name].append(rate)
     medians = {name: float(np.median(values)) for name, values in rates.items()}
-    to_limit, limit_spread = _ratio(rates["ours"], rates.get("limit"))
-    to_naive, naive_spread = _ratio(rates["ours"], rates.get("naive"))
-    refusals = [
+    ours = rates.get("ours", [])
+    to_limit, limit_spread = _ratio(ours, rates.get("limit"))
+    to_naive, naive_spread = _ratio(ours, rates.get("naive"))
+    refusals = [f"not measured: {case.missing}"] if case.missing else []
+    refusals += [
         f"ratio to {other} refused: its rounds disagree by {spread:.0%}"
         for other, spread in (("limit", limit_spread), ("naive", naive_spread))
         if spread is not None and spread > MEANINGLESS
@@ -121,7 +126,7 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
         section=case.section,
         case=case.name,
         unit=case.unit,
-        ours=medians["ours"],
+        ours=medians.get("ours"),
         limit=medians.get("limit"),
         naive=medians.get("naive"),
         ratio_to_limit=to_limit,

@@ -61,14 +61,15 @@ class Service:
 
 
 @contextmanager
-def serving(make: Callable[[], Callable[[socket.socket], None]]) -> Iterator[Service]:
+def serving(make: Callable[[], Callable[[socket.socket], None]], host: str = "127.0.0.1") -> Iterator[Service]:
     """A server process with a thread a connection.
 
     Args:
         make: picklable; called in the new process, gives what each connection's thread runs on its socket.
+        host: address to bind.
     """
     ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs, make), daemon=True)
+    process = _SPAWN.Process(target=_serve, args=(theirs, make, host), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -78,8 +79,8 @@ def serving(make: Callable[[], Callable[[socket.socket], None]]) -> Iterator[Ser
         process.join(_PATIENCE)
 
 
-def _serve(pipe: Connection, make: Callable[[], Callable[[socket.socket], None]]) -> None:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+def _serve(pipe: Connection, make: Callable[[], Callable[[socket.socket], None]], host: str) -> None:
+    listener = socket.create_server((host, 0), backlog=1024)
     threading.Thread(target=_accept, args=(listener, make()), daemon=True).start()
     pipe.send(listener.getsockname()[:2])
     with suppress(EOFError):

@@ -43,10 +43,14 @@ class WorkerExchange:
         number: of the client.
         address: the server's.
         size: elements of the center.
+        wire_format: of both.
     """
 
-    def __init__(self, number: int, address: Address, size: int) -> None:
-        self._client = WorkerClient(address, worker=number, attempt=0, size=size, metrics=("loss", "accuracy"))
+    def __init__(self, number: int, address: Address, size: int, wire_format: str = "float32") -> None:
+        metrics = ("loss", "accuracy")
+        self._client = WorkerClient(
+            address, worker=number, attempt=0, size=size, metrics=metrics, wire_format=wire_format
+        )
         self._client.join()  # not yet a pull, which waits for all others where the rule needs them
         self._parts = (np.full(size, 1e-3, np.float32),)
         self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), STEPS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -85,6 +86,23 @@ def test_a_case_may_have_no_limit():
     assert (found.limit, found.ratio_to_limit, found.spread_to_limit) == (None, None, None)
     assert found.ratio_to_naive == 3.0
     assert found.note == "asked last"
+
+
+def test_what_cannot_be_measured_is_told_with_the_reason():
+    from bench.measure import Case, measure
+    from bench.report import regressions, table
+
+    calls: list[str] = []
+    case = Case(
+        "ps", "a case", "1/s", rates(calls=calls), rates(calls=calls), target_limit=0.9, missing="no such thing"
+    )
+    found = measure(case, 3)
+    assert calls == []
+    assert (found.ours, found.limit, found.ratio_to_limit, found.runs) == (None, None, None, 0)
+    assert not found.short
+    cells = [cell.strip() for cell in table([found]).splitlines()[2].strip("|").split("|")]
+    assert cells[2:] == ["–", "≥ 0.9", "–", "–", "not measured: no such thing"]
+    assert regressions([row(ratio_to_limit=1.0, spread_to_limit=0.1)], [found]) == []
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
@@ -212,6 +230,75 @@ def test_real_servers_and_clients():
         found = measure(cases[0], 1)
     assert min(found.ours, found.limit, found.naive) > 0
     assert found.case == "0.0012 MB, 2 clients, downpour"
+
+
+def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from bench import link
+    from bench.measure import measured
+
+    monkeypatch.setenv("PATH", str(tmp_path))  # no tools
+    rows = list(measured(link.cases(True), 1))
+    assert len(rows) == 1 + 2 * 2
+    assert {(one.ours, one.refused) for one in rows} == {(None, "not measured: unshare: No such file or directory")}
+
+
+@pytest.fixture
+def shaping() -> None:
+    """Skips a test where no link can be shaped: tried without the benchmark's own code."""
+    veth = "ip link add name near type veth peer name far"
+    bucket = "tc qdisc add dev near root tbf rate 1gbit burst 128kb latency 50ms"
+    command = ["unshare", "--net", "sh", "-c", f"{veth} && {bucket}"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        pytest.skip(f"shaping a link needs util-linux: {error}")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"shaping a link needs root and iproute2: {error.stderr}")
+
+
+@pytest.mark.usefixtures("shaping")
+def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind():
+    from bench import cable, echo, link
+    from bench.processes import Fleet, serving
+
+    with cable.shaped(10) as shaped:
+        device = Path("/sys/class/net") / shaped.device
+        near = ["tc", "qdisc", "show", "dev", shaped.device]
+        far = ["nsenter", f"--net={shaped.namespace}", "tc", "qdisc", "show", "dev", f"{shaped.device}f"]
+        for command in (near, far):
+            shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+            assert shown.startswith("qdisc tbf ")
+            assert " rate 10Gbit " in shown
+        with serving(partial(echo.server, 4000), shaped.host) as service:
+            connect = partial(link._echo, namespace=shaped.namespace, address=service.address, size=1000)
+            with Fleet(1, {"echo": connect}) as fleet:
+                exchanges = fleet.run("echo", 0.02).exchanges
+        for direction in ("rx", "tx"):
+            assert int((device / f"statistics/{direction}_bytes").read_text()) > 4000 * exchanges
+    assert not device.exists()
+    assert not Path(shaped.namespace).exists()
+
+    def fail() -> None:
+        nonlocal device
+        with cable.shaped(1) as shaped:
+            device = Path("/sys/class/net") / shaped.device
+            assert device.exists()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not device.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shaping")
+def test_every_case_of_the_link_runs():
+    from bench import link
+    from bench.measure import measured
+
+    rows = list(measured(link.cases(True), 1))
+    assert len(rows) == 1 + 2 * 2
+    assert all(one.ours and one.limit and one.naive for one in rows)
 
 
 def test_the_naive_server_adds_up():

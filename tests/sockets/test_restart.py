@@ -31,6 +31,7 @@ class Job:
 
     def __init__(self, folder, rule=None, *, workers=2, every=3, eta=1.0, resume=False, epochs=1, **options):
         self.rule, self.epochs, self.eta = rule or make("downpour", window=2), epochs, eta
+        self.overlap, self.wire_format = options.pop("overlap", False), options.pop("wire_format", "float32")
         self.process = ServerProcess(
             self.rule,
             workers=workers,
@@ -62,6 +63,8 @@ class Job:
                     gradient=gradient,
                     epochs=self.epochs,
                     deadlines=QUICK,
+                    overlap=self.overlap,
+                    wire_format=self.wire_format,
                 )
                 client.run(welcome, begin)
                 client.close()
@@ -143,11 +146,20 @@ def until(condition):
         assert time.monotonic() < deadline
 
 
-@pytest.mark.parametrize("rule", ["downpour", "aeasgd", "dana_zero", "ormo", "ssgd", "easgd"])
-def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path, rule):
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        *((rule, {}) for rule in ("downpour", "aeasgd", "dana_zero", "ormo", "ssgd", "easgd")),
+        ("downpour", {"overlap": True}),
+        ("asgd", {"overlap": True}),
+        ("downpour", {"wire_format": "bfloat16"}),  # which has whole numbers up to 256
+        ("asgd", {"wire_format": "int8"}),
+    ],
+)
+def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path, rule, options):
     rule = make(rule) if make(rule).traits.gradient else make(rule, window=1)
     gate = threading.Event()
-    with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1) as job:
+    with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1, **options) as job:
         for worker in range(2):
             job.start(worker, gradient=gated(gate, 30))
         at_clock(job, 10)

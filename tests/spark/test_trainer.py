@@ -120,6 +120,12 @@ class TestEqualToPlainKeras:
     def test_gradients_applied_at_the_server(self, clouds):
         self.assert_close(self.trained(clouds, "asgd", learning_rate=0.1), self.plain(clouds, sgd(0.1)))
 
+    @pytest.mark.parametrize("window", [1, 5])
+    def test_downpour_that_computes_while_commits_travel(self, clouds, window):
+        # A lone worker knows what is under way: it is missing in no step.
+        overlapped = self.trained(clouds, make("downpour", window=window), sgd(0.1), overlap=True)
+        self.assert_close(overlapped, self.plain(clouds, sgd(0.1)))
+
     def test_agn_of_window_1_is_downpour_to_the_bit(self, clouds):
         weights = [self.trained(clouds, make(name, window=1), sgd(0.1)) for name in ("agn", "downpour")]
         for one, other in zip(*weights, strict=True):
@@ -177,6 +183,22 @@ class TestEveryRowOnce:
         spec = DataSpec(features=(Column("features", (ROWS,)),), labels=(Column("label"),), batch_size=BATCH)
         laid_out = partitioned(ones, spec, 2).cache()
         assert counts(counter(partitioned_already=True).train(laid_out)) == [EPOCHS] * ROWS
+
+    def test_commits_that_overlap_with_compute(self, ones):
+        trainer = counter(make("downpour", window=2), overlap=True)
+        assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
+
+    def test_a_window_that_is_measured(self, ones):
+        trainer = counter(communication_window="auto", communication_share=0.5, num_epoch=12)
+        assert counts(trainer.train(ones)) == [12] * ROWS
+        rows = trainer.events.where("kind = 'window'").collect()
+        assert len(rows) == 2
+        # After six windows of one step come the chosen ones, cut at the end of each epoch of four batches.
+        chosen = [int(row["text"].split()[-2]) for row in sorted(rows, key=lambda row: row["text"])]
+        for worker, window in enumerate(chosen):
+            commits = trainer.commits.where(f"worker = {worker}").orderBy("sequence").collect()
+            assert [row["steps"] for row in commits[:6]] == [1] * 6
+            assert max(row["steps"] for row in commits[8:]) == min(window, 4)
 
     def test_spooled_to_a_file(self, ones):
         assert counts(counter(spool_bytes=0).train(ones)) == [EPOCHS] * ROWS
@@ -549,6 +571,19 @@ class TestArguments:
     def test_a_learning_rate_for_a_rule_that_has_none(self):
         with pytest.raises(ConfigurationError, match="`learning_rate` is the server's"):
             counter(learning_rate=0.1)
+
+    def test_a_rule_that_cannot_go_on_while_a_commit_travels(self):
+        with pytest.raises(ConfigurationError, match="`overlap` is for rules"):
+            counter("aeasgd", overlap=True)
+
+    @pytest.mark.parametrize("window", [0, "often", 1.5])
+    def test_what_is_no_window(self, window):
+        with pytest.raises(ConfigurationError, match="`window` must be"):
+            counter(communication_window=window)
+
+    def test_a_rule_whose_window_cannot_be_chosen(self):
+        with pytest.raises(ConfigurationError, match="`communication_window` must be a number"):
+            Trainer(wrong_model(), "asgd", loss=SPARSE, communication_window="auto")
 
     def test_no_loss(self):
         with pytest.raises(ConfigurationError, match="`loss` must be given"):

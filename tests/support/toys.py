@@ -12,7 +12,18 @@ from distkeras.ps.center import Center
 from distkeras.ps.client import Address, WorkerClient
 from distkeras.ps.messages import Commit, Welcome
 from distkeras.ps.rules import Rule
-from distkeras.ps.worker import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply, Request, work
+from distkeras.ps.worker import (
+    CollectRequest,
+    CommitRequest,
+    Compute,
+    Loop,
+    PostRequest,
+    ProbeRequest,
+    PullRequest,
+    Reply,
+    Request,
+    work,
+)
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
 
@@ -53,6 +64,9 @@ class ToyReplica:
     def read(self, out: np.ndarray) -> None:
         out[...] = self.theta
 
+    def moved(self, since: np.ndarray, out: np.ndarray) -> None:
+        np.subtract(self.theta, since, out=out)
+
     def load_statistics(self, vector: np.ndarray) -> None:
         self.statistics = vector.copy()
 
@@ -85,6 +99,7 @@ class ToyJob:
         measure_gap: bool = False,
         block: int = 64 * 1024,
         occupied: Callable[[int], bool] = lambda worker: False,
+        overlap: bool = False,
     ) -> None:
         self._occupied = occupied
         start = np.array(theta0, dtype)
@@ -101,13 +116,14 @@ class ToyJob:
         self._loops: list[Loop] = []
         self._pending: dict[int, Request] = {}
         self._held: dict[int, CommitRequest] = {}
+        self._posted: dict[int, CommitRequest] = {}
         for worker, values in enumerate(data):
             self.center.join(worker, 0)
 
             def payload() -> tuple[np.ndarray, ...]:
                 return tuple(np.empty_like(start) for _ in range(rule.traits.parts))
 
-            loop = work(rule, self.replicas[worker], batches(values, epochs=epochs), payload)
+            loop = work(rule, self.replicas[worker], batches(values, epochs=epochs), payload, overlap=overlap)
             self._loops.append(loop)
             next(loop)
         for worker in range(len(data)):
@@ -126,7 +142,9 @@ class ToyJob:
         """Up to the worker's next exchange, or its end."""
         try:
             request = self._loops[worker].send(reply)
-            while isinstance(request, (Compute, ProbeRequest)):
+            while isinstance(request, (Compute, PostRequest, ProbeRequest)):
+                if isinstance(request, PostRequest):
+                    self._posted[worker] = request.commit
                 asks = isinstance(request, ProbeRequest)
                 request = self._loops[worker].send(Reply(occupied=self._occupied(worker)) if asks else None)
             self._pending[worker] = request
@@ -136,10 +154,12 @@ class ToyJob:
             self._let_go()
 
     def commit(self, worker: int) -> None:
-        """Completes the next exchange of ``worker``."""
+        """Completes the next exchange of ``worker``; what it has posted is applied when it asks for the reply."""
         if isinstance(self._pending[worker], PullRequest):
             self._advance(worker, self._pull(worker))
         request = self._pending[worker]
+        if isinstance(request, CollectRequest):
+            request = self._posted.pop(worker)
         assert isinstance(request, CommitRequest)
         commit = Commit(
             worker=worker,
@@ -180,14 +200,17 @@ def toy_client(
     gradient: Gradient | None = None,
     epochs: int = 1,
     deadlines: Any = None,
+    overlap: bool = False,
+    wire_format: str = "float32",
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
     """A real client, what it was told when it joined, and how to begin with a toy replica: for `WorkerClient.run`."""
-    client = WorkerClient(address, worker=worker, attempt=attempt, size=size, deadlines=deadlines)
+    options = {"deadlines": deadlines, "wire_format": wire_format}
+    client = WorkerClient(address, worker=worker, attempt=attempt, size=size, **options)
 
     def begin(welcome: Welcome) -> Loop:
         replica = ToyReplica(size, eta, gradient, np.float32)
         source = batches(values, epochs=epochs, start=(welcome.epoch, welcome.batch))
-        return work(rule, replica, source, lambda: client.payload(rule.traits.parts))
+        return work(rule, replica, source, lambda: client.payload(rule.traits.parts), overlap=overlap)
 
     return client, client.join(), begin
 

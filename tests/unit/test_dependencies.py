@@ -16,7 +16,7 @@ PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 ROOMS: list[set[str]] = [
     {"errors", "events"},
     {"layout", "messages", "rules", "buffers"},
-    {"wire", "faults", "gate", "tls", "records", "schedulers", "schedules", "timing", "store"},
+    {"wire", "faults", "gate", "tls", "records", "schedulers", "schedules", "timing", "store", "codecs", "window"},
     {"center", "worker", "channel", "daso"},
     {"snapshot", "checks"},
     {"saver"},

@@ -77,6 +77,17 @@ def weights(replica: KerasReplica) -> np.ndarray:
     return out
 
 
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_the_movement_is_the_difference_to_the_bit(precision):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(5, dtype=precision), layers.Dense(2, dtype=precision)])
+    model.compile("sgd", "mse")
+    replica = KerasReplica(model)
+    since = np.random.default_rng(1).normal(size=replica.size).astype(np.float32)
+    moved = np.full(replica.size, np.nan, np.float32)
+    replica.moved(since, moved)
+    np.testing.assert_array_equal(moved, weights(replica) - since)
+
+
 def assert_same_training(build, data: list[Mini]) -> KerasReplica:
     model = build()
     expected = plain(model, data)

@@ -74,6 +74,35 @@ def test_agn():
     close(job.run([0]), [0.905 - 0.095 + (0.905 * -0.1)])
 
 
+def test_downpour_goes_on_while_a_commit_travels():
+    # eta = .1, gradient theta, two workers. Worker 0: 1 -> .9 (posted, -.1) -> .81 (-.09); worker 1 the same from 1.
+    job = ToyJob(make("downpour"), [1.0], [[0] * 3, [0] * 2], gradient=lambda theta, _: theta, overlap=True)
+    close(job.run([0]), [0.9])
+    close(job.run([1]), [0.8])
+    # Worker 0's second payload is there already. It was sent .9, without that: the third window begins at .81, -.081.
+    close(job.run([0]), [0.71])
+    # Worker 1 was sent .8 and begins nothing any more; its second payload is -.09.
+    close(job.run([1]), [0.62])
+    close(job.run([0]), [0.62 - 0.081])
+    # Worker 0: started from clock 0, then (second window) from 0 too, for its first commit was not in what it was
+    # sent; then from clock 1. The commits of its own that it did not know of count.
+    assert job.center.log.commits()["staleness"].tolist() == [0, 1, 2, 3, 3]
+
+
+def test_agn_goes_on_from_what_the_server_will_add():
+    # Two steps of .1 from 1: .81, the payload -.095, so the next window begins at .905: .905 * .81 = .73305, -.085975.
+    job = ToyJob(make("agn", window=2), [1.0], [[0] * 4], gradient=lambda theta, _: theta, overlap=True)
+    close(job.run([0, 0]), [0.905 - 0.905 * 0.19 / 2])
+
+
+def test_asgd_takes_the_next_gradient_where_it_was_sent_to():
+    # The second gradient is taken at 1 as well, the third where the first commit led: at .9.
+    job = ToyJob(make("asgd"), [1.0], [[0] * 3], gradient=lambda theta, _: theta, overlap=True)
+    close(job.run([0, 0]), [0.8])
+    close(job.run([0]), [0.8 - 0.09])
+    assert job.center.log.commits()["staleness"].tolist() == [0, 1, 1]
+
+
 def test_dynsgd():
     # Fixed gradients 1: every delta -.1. Worker 0: tau 0. Worker 1 then has tau 1: -.05. Worker 0, released at
     # clock 1, commits at clock 2: tau 1: -.05.

@@ -74,6 +74,7 @@ def any_message():
         messages.Floats: arrays("<f4"),
         messages.Doubles: arrays("<f8"),
         tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
+        tuple[messages.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
     }
     kinds = [st.builds(kind, **{name: strategies[hint] for name, hint in fields_of(kind).items()}) for kind in MESSAGES]
     return st.one_of(kinds)

@@ -1,0 +1,99 @@
+"""How many steps between two exchanges, where the user leaves that to be measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.base import Rule
+
+log = logging.getLogger(__name__)
+
+#: Windows that are measured, after a first one in which models are compiled.
+MEASURED = 5
+#: Steps of the longest window that is chosen.
+LONGEST = 1000
+
+
+class AutoWindow:
+    """One worker's communication window, chosen from what its first exchanges take.
+
+    With C seconds a step and X an exchange (medians), a window of lambda steps spends X / (X + lambda C) of the time
+    on communication: lambda is the smallest one that keeps this within ``share``. Where exchanges overlap with
+    compute it is the smallest one that hides them: lambda C >= X.
+
+    Args:
+        rule: until the choice, with its own window (10 steps, if that is a whole epoch).
+        share: of the time, in (0, 1).
+        overlap: exchanges are to overlap with compute; while they are measured, they do not.
+        now: clock, seconds.
+
+    Attributes:
+        rule: with the window in force.
+        chosen: whether that is the measured one.
+
+    Raises:
+        ConfigurationError: the rule needs the window that it has, or ``share`` is no share.
+    """
+
+    def __init__(
+        self, rule: Rule, share: float = 0.1, *, overlap: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        require_window(rule)
+        if not 0 < share < 1:
+            raise ConfigurationError(f"`communication_share` must lie between 0 and 1. Received: {share!r}")
+        self.rule = rule if rule.window is not None else dataclasses.replace(rule, window=10)
+        self.chosen = False
+        self._share, self._overlap, self._now = share, overlap, now
+        self._steps: list[float] = []
+        self._exchanges: list[float] = []
+        self._taken, self._computing, self._began, self._first = 0, 0.0, 0.0, True
+
+    def start(self) -> None:
+        """Compute or an exchange begins."""
+        self._began = self._now()
+
+    def computed(self, steps: int) -> None:
+        """``steps`` steps of a window have ended."""
+        self._taken += steps
+        self._computing += self._now() - self._began
+
+    def exchanged(self) -> Rule:
+        """A window's exchange has ended. Returns `rule`."""
+        took, step = self._now() - self._began, self._computing / self._taken
+        self._taken, self._computing = 0, 0.0
+        if self._first:
+            self._first = False
+        elif not self.chosen:
+            self._exchanges.append(took)
+            self._steps.append(step)
+            if len(self._steps) == MEASURED:
+                self._choose(statistics.median(self._steps), statistics.median(self._exchanges))
+        return self.rule
+
+    def _choose(self, step: float, exchange: float) -> None:
+        hidden = 1.0 if self._overlap else (1 - self._share) / self._share
+        window = min(max(1, math.ceil(hidden * exchange / max(step, 1e-9))), LONGEST)
+        self.rule, self.chosen = dataclasses.replace(self.rule, window=window), True
+        text = "the communication window is %d: a step takes %.3g ms, an exchange %.3g ms"
+        log.info(text, window, 1e3 * step, 1e3 * exchange)
+
+
+def require_window(rule: Rule) -> None:
+    """Refuses a rule whose window cannot be chosen.
+
+    Raises:
+        ConfigurationError: it takes part in a round, commits every gradient, or ends its windows itself.
+    """
+    traits = rule.traits
+    if traits.gradient or traits.synchronous or traits.probes:
+        why = "commits every gradient" if traits.gradient else "ends its windows itself"
+        why = "needs the same one at all workers" if traits.synchronous else why
+        raise ConfigurationError(
+            f"`communication_window` must be a number: rule {rule.name!r} {why}. Received: communication_window='auto'"
+        )

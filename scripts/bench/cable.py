@@ -1,0 +1,115 @@
+"""Two ends of a virtual cable of a given rate: one here, one in a network namespace of its own.
+
+The cable is a veth pair. Both ends send through a token bucket: `BURST` bytes at once, the rest at the nominal rate,
+and up to `QUEUE` of it in line, more than the sockets' buffers hold, so that nothing is dropped. A larger bucket would
+let the beginning of each frame through for nothing; a smaller one overflows between two wake-ups of a busy machine.
+Nothing is delayed beyond that: a real network is slower still. Packets are cut to 1500 bytes in the last moment, as
+network cards do it, and TCP controls congestion by cubic, as Linux does unless told otherwise.
+
+Needs Linux, root, iproute2 and util-linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import os
+import random
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+#: Of the token buckets, by the rate in Gbps: as much as leaves in a millisecond, and in less than half of one.
+BURST = {1: "128kb", 10: "512kb"}
+QUEUE = "50ms"
+#: Set aside for measuring networks (RFC 2544): no other route of this machine leads there.
+NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
+_CLONE_NEWNET = 0x40000000  # <sched.h>
+_PATIENCE = 60.0
+
+
+class NoLinkError(RuntimeError):
+    """This machine, or this user, cannot make a shaped link; says why."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A shaped link that is up.
+
+    Args:
+        device: its near end.
+        host: address of the near end.
+        namespace: path of the network namespace of the far end.
+    """
+
+    device: str
+    host: str
+    namespace: str
+
+
+@contextmanager
+def shaped(gbps: int) -> Iterator[Link]:
+    """A link of that rate in either direction; gone afterwards, also if this process is killed.
+
+    Raises:
+        NoLinkError: it cannot be made here.
+    """
+    device = f"dk{secrets.token_hex(4)}"
+    nets = 2 ** (30 - NETWORK.prefixlen)
+    net = ipaddress.IPv4Network((int(NETWORK.network_address) + 4 * random.randrange(nets), 30))
+    near, far = map(str, net.hosts())
+    with ExitStack() as stack:
+        holder = stack.enter_context(_namespace())
+        namespace = f"/proc/{holder}/ns/net"
+        stack.callback(_remove, device)  # before it is there: whatever happens next, it is removed
+        _tool("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}f", "netns", str(holder))
+        for end, address, within in ((device, near, ()), (f"{device}f", far, ("nsenter", f"--net={namespace}"))):
+            _tool(*within, "ip", "address", "add", f"{address}/30", "dev", end)
+            _tool(*within, "ip", "link", "set", end, "up")
+            _tool(*within, "ip", "route", "change", str(net), "dev", end, "src", address, "congctl", "cubic")
+            bucket = ("rate", f"{gbps}gbit", "burst", BURST[gbps], "latency", QUEUE)
+            _tool(*within, "tc", "qdisc", "add", "dev", end, "root", "tbf", *bucket)
+        yield Link(device, near, namespace)
+
+
+@contextmanager
+def _namespace() -> Iterator[int]:
+    """A process with a network namespace that has no name: the kernel takes it away with the last process within.
+
+    It ends with this one, in whatever way that ends, and what is attached to the namespace goes with it.
+    """
+    command = ["unshare", "--net", "sh", "-c", "echo; exec cat"]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise NoLinkError(f"{command[0]}: {error.strerror}") from None
+    with process:  # closes its standard input, which ends it, and waits for that
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if not process.stdout.readline():
+            raise NoLinkError(process.stderr.read().decode().strip())
+        yield process.pid
+
+
+def _tool(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
+    except OSError as error:
+        raise NoLinkError(f"{command[0]}: {error.strerror}") from None
+    except subprocess.CalledProcessError as error:
+        raise NoLinkError(f"{' '.join(command)}: {error.stderr.decode().strip()}") from None
+
+
+def _remove(device: str) -> None:
+    with suppress(NoLinkError):  # it never was, or went with the namespace
+        _tool("ip", "link", "delete", device)
+
+
+def enter(namespace: str) -> None:
+    """Moves the calling thread, and those that it starts later, into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
+    with open(namespace) as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)

@@ -1,0 +1,220 @@
+"""What a network, instead of loopback, does to an exchange: the server here, its clients behind a shaped `cable`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from bench import echo
+from bench.cable import BURST, QUEUE, Link, NoLinkError, enter, shaped
+from bench.measure import Case, Factory
+from bench.processes import Client, Fleet, Where, serving
+from bench.ps import MEDIUM
+from bench.rig import WorkerExchange, elements
+from bench.workload import CLASSES, INPUTS, WORKERS, build
+from distkeras.batches import Batch
+from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.codecs import FORMATS, codec_of
+from distkeras.ps.process import ServerProcess
+from distkeras.ps.rules import make
+from distkeras.ps.worker import CommitRequest, Loop, PullRequest, Reply, work
+from distkeras.replica import KerasReplica
+
+SECTION = "link"
+RULE = make("agn", window=10)
+ROWS = 128
+_SIZE = elements(MEDIUM)
+_PATIENCE = 60.0
+#: Shorter than any exchange: a fleet that runs so long does exactly one.
+_ONCE = 1e-9
+
+
+def cases(quick: bool) -> list[Factory]:
+    seconds = 0.4 if quick else 2.5
+    return [partial(_overlap, 2.0 if quick else 15.0), *(partial(_formats, gbps, seconds) for gbps in BURST)]
+
+
+def _never() -> float:
+    raise AssertionError("without a link there is nothing to run")
+
+
+@contextmanager
+def _overlap(seconds: float) -> Iterator[Case]:
+    """Real training steps: while the last window's exchange is under way, after it, and without any."""
+    case = Case(
+        SECTION,
+        f"M, {WORKERS} workers, window {RULE.window}, exchange overlapped with compute, 1 Gbps",
+        "windows/s",
+        _never,
+        None,
+        target_naive=1.5,
+        note=f"AGN, batches of {ROWS}, one thread a worker; limit: no exchange; naive: no overlap",
+    )
+    with ExitStack() as stack:
+        try:
+            link = stack.enter_context(shaped(1))
+        except NoLinkError as error:
+            yield replace(case, missing=str(error))
+            return
+        overlapping, waiting = (stack.enter_context(_server(link, RULE.name, WORKERS)) for _ in range(2))
+        trainee = partial(Trainee, namespace=link.namespace)
+        connect = {
+            "overlapping": partial(trainee, address=overlapping, overlap=True),
+            "waiting": partial(trainee, address=waiting),
+            "alone": trainee,
+        }
+        fleet = stack.enter_context(Fleet(WORKERS, connect))
+
+        def rate(side: str) -> float:
+            fleet.run(side, _ONCE)  # its exchange is under way when the clock starts, as one is when it stops
+            return fleet.run(side, seconds).rate
+
+        for side in connect:
+            fleet.run(side, 1.0)
+        yield replace(
+            case, ours=partial(rate, "overlapping"), limit=partial(rate, "alone"), naive=partial(rate, "waiting")
+        )
+
+
+@contextmanager
+def _server(link: Link, rule: str, workers: int) -> Iterator[Address]:
+    with ServerProcess(make(rule), workers=workers, host=link.host) as server:
+        driver = DriverClient(server.address)
+        driver.publish(np.zeros(_SIZE, np.float32))
+        driver.close()
+        yield server.address
+
+
+class Trainee:
+    """A worker that trains on the same rows again and again, a window whenever it is told to.
+
+    Args:
+        number: of the worker.
+        namespace: where its end of the link is.
+        address: of its server; None: it exchanges nothing.
+        overlap: go on while an exchange is under way.
+    """
+
+    def __init__(self, number: int, *, namespace: str, address: Address | None = None, overlap: bool = False) -> None:
+        enter(namespace)
+        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            os.environ[variable] = "1"
+        self._number = number
+        self._told, self._ready = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._train, args=(address, overlap), daemon=True)
+        self._thread.start()
+        self._await()
+
+    def exchange(self) -> None:
+        """Trains one window; the last one's reply is there then, and this one's too unless they overlap."""
+        self._told.release()
+        self._await()
+
+    def _await(self) -> None:
+        if not self._ready.acquire(timeout=_PATIENCE):
+            raise TimeoutError(f"a worker must train a window within {_PATIENCE:g} s")
+
+    def _train(self, address: Address | None, overlap: bool) -> None:
+        replica = KerasReplica(build("M"))
+        if address is None:
+            own = (np.empty(_SIZE, np.float32),)
+            _answer_at_once(work(RULE, replica, self._batches(), lambda: own))
+            return
+        client = WorkerClient(address, worker=self._number, attempt=0, size=_SIZE, metrics=("loss", "accuracy"))
+        client.run(
+            client.join(),
+            lambda welcome: work(RULE, replica, self._batches(), lambda: client.payload(1), overlap=overlap),
+        )
+
+    def _batches(self) -> Iterator[Batch]:
+        rng = np.random.default_rng(self._number)
+        x, y = rng.random((ROWS, INPUTS), np.float32), rng.integers(0, CLASSES, ROWS, np.int32)
+        for index in count():
+            if index % RULE.window == 0:
+                self._ready.release()
+                self._told.acquire()
+            yield Batch(0, index, False, (x,), (y,), None)
+
+
+def _answer_at_once(loop: Loop) -> None:
+    center = np.zeros(_SIZE, np.float32)
+    request = next(loop)
+    while True:
+        request = loop.send(Reply(center=center) if isinstance(request, PullRequest | CommitRequest) else None)
+
+
+@contextmanager
+def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
+    """Shorter wire formats beside float32 over the same link, one client that computes nothing."""
+    found = {
+        name: Case(
+            SECTION,
+            f"{4 * _SIZE / 1e6:.3g} MB exchange, {name}, {gbps} Gbps",
+            "exchanges/s",
+            _never,
+            None,
+            note=f"limit: raw echo of as many bytes; naive: {FORMATS[0]}",
+        )
+        for name in FORMATS[1:]
+    }
+    with ExitStack() as stack:
+        try:
+            link = stack.enter_context(shaped(gbps))
+        except NoLinkError as error:
+            yield [replace(case, missing=str(error)) for case in found.values()]
+            return
+        address = stack.enter_context(_server(link, "downpour", len(FORMATS)))
+        connect: dict[str, Callable[[int], Client]] = {
+            name: partial(_exchange, namespace=link.namespace, worker=worker, address=address, wire_format=name)
+            for worker, name in enumerate(FORMATS)
+        }
+        # In float32, which the echo sends: the last one may be longer by three bytes.
+        sizes = {name: -(-codec.nbytes // 4) for name in found if (codec := codec_of(name, _SIZE))}
+        for name, size in sizes.items():
+            service = stack.enter_context(serving(partial(echo.server, 4 * size), link.host))
+            connect[f"echo of {name}"] = partial(_echo, namespace=link.namespace, address=service.address, size=size)
+        fleet = stack.enter_context(Fleet(1, connect))
+        for side in connect:
+            fleet.run(side, seconds / 4)
+        reached: dict[str, list[float]] = {name: [] for name in found}
+
+        def rate(side: str) -> float:
+            return fleet.run(side, seconds).rate
+
+        def bare(name: str) -> float:
+            echoes = rate(f"echo of {name}")
+            reached[name].append(echoes * 8 * 2 * 4 * sizes[name] / (gbps * 1e9))
+            return echoes
+
+        def note(name: str) -> str:
+            share = f"the echo moves {statistics.median(reached[name]):.0%} of the nominal rate"
+            return f"{found[name].note}; {share} (burst {BURST[gbps]}, queue {QUEUE})"
+
+        yield [
+            replace(
+                case,
+                ours=partial(rate, name),
+                limit=partial(bare, name),
+                naive=partial(rate, FORMATS[0]),
+                note=partial(note, name),
+            )
+            for name, case in found.items()
+        ]
+
+
+def _exchange(number: int, *, namespace: str, worker: int, address: Address, wire_format: str) -> WorkerExchange:
+    enter(namespace)
+    return WorkerExchange(worker, address, _SIZE, wire_format)
+
+
+def _echo(number: int, *, namespace: str, address: Where, size: int) -> echo.EchoClient:
+    enter(namespace)
+    return echo.EchoClient(number, address, size)
