@@ -142,11 +142,12 @@ class Center:
         self.current.array[...] = vector
         self.model = tuple(np.zeros_like(vector) for _ in self.traits.model_vectors)
         self._now = now
-        self._block = block
+        # Each call of numpy gives another thread its turn at the interpreter's lock: not for what fits a cache whole.
+        self._block = block if vector.size > 2 * block else max(block, vector.size)
         self._measure_gap = measure_gap
         self._keeps_sent = self.traits.keeps_sent or measure_gap
         self._chunk = Chunk()
-        self._scratch = np.empty(min(max(block, BLOCK), vector.size), vector.dtype)
+        self._scratch = np.empty(min(max(self._block, BLOCK), vector.size), vector.dtype)
         self.round = Round(np.zeros_like(self.statistics))
 
     def rate(self, clock: int) -> float:

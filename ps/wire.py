@@ -14,6 +14,7 @@ Rules:
    both nonces, compared in constant time); its frames are bounded to a few hundred bytes.
 3. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
 4. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
+5. A peer waits for the answer before it sends on: one frame at a time, each way.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MAGIC = b"DKPS"
 VERSION = 3
 KEY_BYTES = 32
 NONCE_BYTES = 32
+#: Bytes that are read along with a header, for a system call less: a commit's fields, and some.
+AHEAD = 256
 
 _HEADER = struct.Struct(">4sBBHIQ")
 _ENTRY = struct.Struct(">BQ")
@@ -164,18 +167,23 @@ class Reader:
         self.accepts: tuple[type[Message], ...] = MESSAGES
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
+        #: What came along with a header: its fields and perhaps the first bytes of its arrays.
+        self._ahead = memoryview(bytearray(AHEAD))
         self._expect_header()
 
     def _expect_header(self) -> None:
         self._stage: Callable[[], Message | None] = self._on_header
-        self._spaces = [memoryview(self._header)]
+        self._spaces = [memoryview(self._header), self._ahead]
 
     def space(self) -> memoryview:
         """Where the next bytes go; never empty."""
         return self._spaces[0]
 
     def spaces(self) -> list[memoryview]:
-        """`space`, and where the bytes after those go, as far as that is known. To be read only."""
+        """`space`, and where the bytes after those go, as far as that is known. To be read only.
+
+        After a header, some bytes are taken in before it is known what they are.
+        """
         return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:
@@ -192,12 +200,33 @@ class Reader:
             if self._stage == self._on_header and len(spaces[0]) == _HEADER.size:
                 return EndOfStream()
             raise RemoteProtocolError("the stream must end between two frames. Received: its end within one")
+        if self._stage == self._on_header:
+            if count < len(spaces[0]):
+                spaces[0] = spaces[0][count:]
+                return None
+            return self._take(self._ahead[: count - len(spaces[0])], self._on_header())
+        return self._filled(count)
+
+    def _filled(self, count: int) -> Message | None:
+        spaces = self._spaces
         while count >= len(spaces[0]):
             count -= len(spaces.pop(0))
             if not spaces:
                 return self._stage()
         spaces[0] = spaces[0][count:]
         return None
+
+    def _take(self, ahead: memoryview, event: Message | None) -> Message | None:
+        """What came along with a header goes where it belongs."""
+        while ahead:
+            if event is not None:
+                name = type(event).__name__
+                raise RemoteProtocolError(f"a peer must wait for the answer. Received: more after a {name}")
+            space = self._spaces[0]
+            size = min(len(space), len(ahead))
+            space[:size], ahead = ahead[:size], ahead[size:]
+            event = self._filled(size)
+        return event
 
     def _on_header(self) -> Message | None:
         magic, version, code, arrays, fields, body = _HEADER.unpack(self._header)

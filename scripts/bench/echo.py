@@ -23,6 +23,7 @@ def server(size: int) -> Callable[[socket.socket], None]:
 
 
 def _echo(sock: socket.socket, size: int) -> None:
+    tune(sock)
     buffer = memoryview(bytearray(size))
     while receive(sock, buffer):
         sock.sendall(buffer)

@@ -1,5 +1,6 @@
 """The plain way to write a parameter server, as the first of its kind was: pickled lists of arrays, one lock, a deep
-copy a pull, commit and pull as two exchanges. Trusts whoever connects: for measuring only.
+copy a pull, commit and pull as two exchanges, the system's own socket buffers, what arrives appended piece by piece.
+Trusts whoever connects: for measuring only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.processes import Where, tune
+from bench.processes import Where
 
 #: Of a model's arrays.
 Shapes = tuple[tuple[int, ...], ...]
@@ -32,14 +33,13 @@ def _receive(sock: socket.socket) -> Any:
 
 
 def _receive_bytes(sock: socket.socket, count: int) -> bytes:
-    pieces = []
-    while count:
-        piece = sock.recv(count)
+    received = b""
+    while len(received) < count:
+        piece = sock.recv(count - len(received))
         if not piece:
             raise EOFError("the peer hung up")
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
+        received += piece
+    return received
 
 
 def server(shapes: Shapes) -> Callable[[socket.socket], None]:
@@ -48,6 +48,7 @@ def server(shapes: Shapes) -> Callable[[socket.socket], None]:
     lock = threading.Lock()
 
     def converse(sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while action := sock.recv(1):
             if action == b"c":
                 delta = _receive(sock)["delta"]
@@ -73,7 +74,8 @@ class NaiveClient:
 
     def __init__(self, number: int, address: Where, shapes: Shapes) -> None:
         self._number = number
-        self._sock = tune(socket.create_connection(address))
+        self._sock = socket.create_connection(address)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._delta = [np.full(shape, 1e-3, np.float32) for shape in shapes]
 
     def exchange(self) -> None:

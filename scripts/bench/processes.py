@@ -90,7 +90,7 @@ def _serve(pipe: Connection, make: Callable[[], Callable[[socket.socket], None]]
 def _accept(listener: socket.socket, converse: Callable[[socket.socket], None]) -> None:
     while True:
         sock, _ = listener.accept()
-        threading.Thread(target=converse, args=(tune(sock),), daemon=True).start()
+        threading.Thread(target=converse, args=(sock,), daemon=True).start()
 
 
 class Fleet:

@@ -21,6 +21,7 @@ from distkeras.ps.layout import Layout
 from distkeras.ps.messages import NO_FLOATS, Ack, CenterReply, Commit, Hello
 from distkeras.ps.records import COMMIT
 from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.worker import CommitRequest
 
 LAYOUTS = (Layout(("first/kernel", "first/bias"), ((SIZE - 5,), (5,))), Layout((), ()))
@@ -100,7 +101,7 @@ class TestInt8:
                     assert bound.max() < 4e-4  # of a center that is spread over [-5, 5]
                     known[worker] = reply.center.copy()
             records = running.driver.drain().commits.view(COMMIT)
-            assert set(records["bytes"].tolist()) == {SIZE + 4 * 2}
+            assert set(records["bytes"].tolist()) == {SIZE + 4 * -(-SIZE // BLOCK)}
             for client in clients:
                 client.close()
 

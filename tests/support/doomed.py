@@ -128,7 +128,7 @@ class Moved(ToyReplica):
         if self.began is None:
             self.began = vector.copy()
 
-    def moved(self) -> np.ndarray:
+    def explored(self) -> np.ndarray:
         """By how much, up to now."""
         return self.theta if self.began is None else self.theta - self.began
 
@@ -183,7 +183,7 @@ def main() -> None:
     except DistkerasError as error:
         tell(error=f"{type(error).__name__}: {error}")
     else:
-        moved = replicas[-1].moved()[: settings["told"]].tolist() if replicas else None
+        moved = replicas[-1].explored()[: settings["told"]].tolist() if replicas else None
         tell(done=True, begun=len(replicas), moved=moved)
 
 

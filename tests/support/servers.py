@@ -13,7 +13,7 @@ from distkeras.ps.rules import Rule
 from distkeras.ps.server import ParameterServer
 
 KEY = bytes(range(32))
-SIZE = 70_001  # more than one chunk, and not a multiple of it
+SIZE = 140_001  # several chunks, and not a multiple of one
 QUICK = Deadlines(connect=5, handshake=2, frame=5, publish=5, gather=1, reply=5, lease=5, reconnect=2, close=5)
 
 

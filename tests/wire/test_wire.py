@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 import typing
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,20 +87,42 @@ def commit(*parts: np.ndarray) -> Commit:
     return Commit(3, 1, 1, 7, 0, 4, 5, False, True, 0.1, 1.0, 0.0, parts, history=np.arange(8.0))
 
 
-@pytest.mark.parametrize("step", [1, 7, 60, 1000])
-def test_one_read_may_fill_several_arrays(step):
-    message = commit(np.arange(10, dtype=np.float32), np.ones(3, np.float32))
-    data, reader, events = joined(encode(message)), Reader(Limits()), []
+def scatter(reader: Reader, data: bytes, sizes: Iterator[int]) -> list[Any]:
+    """What comes of reads of these sizes into all the spaces there are."""
+    events = []
     while data:
-        left = step
-        filled = 0
+        left, filled = next(sizes), 0
         for space in reader.spaces():
             count = min(len(space), len(data), left)
             space[:count], data, left = data[:count], data[count:], left - count
             filled += count
         events.append(reader.received(filled))
+    return events
+
+
+@pytest.mark.parametrize("step", [1, 7, 60, 1000])
+def test_one_read_may_fill_several_arrays(step):
+    message = commit(np.arange(10, dtype=np.float32), np.ones(3, np.float32))
+    events = scatter(Reader(Limits()), joined(encode(message)), itertools.repeat(step))
     assert equal(events.pop(), message)
     assert set(events) <= {None}
+
+
+@settings(max_examples=200)
+@given(any_message(), st.lists(st.integers(1, 400), min_size=1, max_size=5))
+def test_a_read_may_end_anywhere(message, sizes):
+    reader = Reader(Limits())
+    for _ in range(2):
+        events = scatter(reader, joined(encode(message)), itertools.cycle(sizes))
+        assert equal(events.pop(), message)
+        assert set(events) <= {None}
+
+
+@pytest.mark.parametrize("more", [1, 10, 300])
+def test_a_peer_that_does_not_wait_for_the_answer(more):
+    data = joined(encode(Ack(1, 2, 3, 4))) + b"D" * more
+    with pytest.raises(RemoteProtocolError, match="wait for the answer"):
+        scatter(Reader(Limits()), data, itertools.repeat(10_000))
 
 
 def test_a_reader_lets_go_of_what_it_has_read():
