@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, Center, Moment, Training
-from distkeras.ps.client import Address, DriverClient
+from distkeras.ps.calls import Address
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, ServerLostError
 from distkeras.ps.messages import Status
 

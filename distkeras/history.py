@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from distkeras.ps.client import DriverClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import LedgerError
 from distkeras.ps.events import Event
 from distkeras.ps.records import COMMIT, FIXED_HISTORY

@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from distkeras.callback_threads import ABANDONED, Callbacks
 from distkeras.progress import Progress
-from distkeras.ps.client import Address, DriverClient
+from distkeras.ps.calls import Address
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, WorkerError
 from distkeras.ps.events import Events
 from distkeras.ps.messages import Status

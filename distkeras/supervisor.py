@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from distkeras.ps.client import DriverClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.process import ServerProcess

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from distkeras.batches import Batch, Source
 from distkeras.plan import DataSpec
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import Address, WorkerClient
+from distkeras.ps.client import WorkerClient
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,

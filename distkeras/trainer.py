@@ -22,8 +22,8 @@ from distkeras.plan import DataSpec, partitioned
 from distkeras.progress import Progress
 from distkeras.ps import rules
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import DriverClient
 from distkeras.ps.codecs import require_format
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import Rule

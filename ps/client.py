@@ -1,53 +1,37 @@
-"""The worker's and the driver's end of a connection to the parameter server."""
+"""The worker's end of a connection to the parameter server."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from distkeras.ps.channel import Channel, Deadlines, dial
+from distkeras.ps.calls import Address, Caller
+from distkeras.ps.channel import Deadlines
 from distkeras.ps.codecs import codec_of
 from distkeras.ps.errors import DeadlineError, DistkerasError, LeaseLostError, RemoteProtocolError, ServerLostError
-from distkeras.ps.faults import error_of, fault_of
-from distkeras.ps.layout import Layout, encode
+from distkeras.ps.faults import fault_of
 from distkeras.ps.messages import (
-    NO_BYTES,
-    NO_FLOATS,
     Ack,
     CenterReply,
     Commit,
-    Drain,
-    Fault,
     FetchModel,
-    Finish,
     Hello,
-    Inspect,
     Leave,
     Message,
     ModelFile,
-    Observe,
     Occupancy,
     Parked,
     Probe,
-    Publish,
     Pull,
-    Records,
-    Roll,
-    RollCall,
-    Status,
-    Stop,
     Welcome,
 )
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.tls import client_context
-from distkeras.ps.wire import EndOfStream
 from distkeras.ps.worker import (
     CollectRequest,
     CommitRequest,
@@ -63,94 +47,7 @@ _M = TypeVar("_M", bound=Message)
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server is, and the key to it. Travels inside Spark's own task closure; the key stays out of its repr.
-
-    Args:
-        host, port: where.
-        key: the job's, 32 bytes.
-        certificate: the one that the server must have, PEM; empty: the connection is not encrypted.
-    """
-
-    host: str
-    port: int
-    key: bytes
-    certificate: str = ""
-
-    def __repr__(self) -> str:
-        return f"Address(host={self.host!r}, port={self.port}, tls={bool(self.certificate)})"
-
-
-class _Caller:
-    """Request and reply over one channel."""
-
-    def __init__(self, address: Address, deadlines: Deadlines | None = None) -> None:
-        self.address = address
-        self.deadlines = deadlines or Deadlines()
-        self.channel: Channel | None = None
-
-    @property
-    def _patience(self) -> float:
-        """The server's own longest wait and some: its error says more than a silence of its."""
-        return max(self.deadlines.reply, self.deadlines.gather) + 10.0
-
-    @property
-    def _longest(self) -> float:
-        """What a commit may take, with a new connection and another turn at the partition on the way."""
-        return self.deadlines.reconnect + self.deadlines.publish + 3 * self._patience
-
-    def _connect(self) -> Channel:
-        where, certificate = (self.address.host, self.address.port), self.address.certificate
-        context = client_context(certificate) if certificate else None
-        try:
-            self.channel = dial(where, self.address.key, self.deadlines, allocate=self._allocate, context=context)
-        except DeadlineError as error:  # its system takes calls for a server that stands still
-            raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
-        return self.channel
-
-    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        return np.empty(size, dtype)
-
-    def _call(self, message: Message, expected: type[_M] | tuple[type[_M], ...], timeout: float | None = None) -> _M:
-        """Sends ``message`` and returns the reply, which must be one of ``expected``.
-
-        Raises:
-            DistkerasError: the server answered with a fault: that very error.
-            ServerLostError: the connection is gone.
-            DeadlineError: no answer in time.
-        """
-        channel = self.channel or self._connect()
-        what = f"the server's answer to {type(message).__name__}"
-        try:
-            channel.send(message)
-            answer = channel.receive(self._patience if timeout is None else timeout, what)
-        except DistkerasError:
-            self.close()  # what comes next in this stream answers another question
-            raise
-        except OSError as error:
-            self.close()
-            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: {error}") from error
-        if isinstance(answer, EndOfStream):
-            self.close()
-            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
-        if isinstance(answer, Fault):
-            raise error_of(answer)
-        if not isinstance(answer, expected):
-            names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
-            raise RemoteProtocolError(
-                f"the answer to {type(message).__name__} must be {names}. Received: {type(answer).__name__}"
-            )
-        return answer
-
-    def close(self) -> None:
-        """Hangs up."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-
-
-class WorkerClient(_Caller):
+class WorkerClient(Caller):
     """One worker's connection: asks for its partition's lease, then pulls and commits.
 
     A lost connection is made again, with growing pauses, until ``deadlines.reconnect`` has passed. The server then
@@ -475,55 +372,3 @@ class _BeginAgain(Exception):
     def __init__(self, welcome: Welcome) -> None:
         super().__init__(welcome)
         self.welcome = welcome
-
-
-class DriverClient(_Caller):
-    """The driver's connection: publishes, observes, fetches.
-
-    Args:
-        address: the server's.
-        deadlines: of every wait.
-    """
-
-    def publish(
-        self,
-        center: Vector,
-        statistics: np.ndarray = NO_FLOATS,
-        model: bytes = b"",
-        layouts: Sequence[Layout] = (),
-    ) -> None:
-        """Hands over the initial center (float32), the moving statistics and the model file.
-
-        ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
-        """
-        blobs = (model, encode(layouts) if layouts else b"")
-        arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
-        self._call(Publish(center, statistics, *arrays), Ack)
-
-    def observe(self, clock: int, patience: float) -> Status:
-        """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
-
-        Raises:
-            DistkerasError: the job has failed: what the worker reported.
-        """
-        return self._call(Observe(clock, patience), Status, patience + self.deadlines.frame)
-
-    def center(self) -> CenterReply:
-        """The center as it is now."""
-        return self._call(Inspect(), CenterReply)
-
-    def drain(self, start: int = 0, count: int = 4096) -> Records:
-        """Commit records from number ``start`` on, with their history."""
-        return self._call(Drain(start, count), Records)
-
-    def finish(self, reason: str) -> None:
-        """Ends the job early, and well: every worker commits what it has computed, and leaves."""
-        self._call(Finish(reason), Ack, self.deadlines.handshake)
-
-    def roll_call(self) -> np.ndarray:
-        """Who is silent: float64 rows of worker, attempt, last commit, and seconds since; see `messages.Roll`."""
-        return self._call(RollCall(), Roll, self.deadlines.frame).rows.reshape(-1, 4)
-
-    def stop(self, reason: str) -> None:
-        """Ends the job: every worker's next request fails."""
-        self._call(Stop(reason), Ack, self.deadlines.handshake)

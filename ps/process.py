@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import distkeras
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import Address
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
 from distkeras.ps.events import Events, hand_on, record_of
 from distkeras.ps.rules import Rule

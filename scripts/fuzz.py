@@ -31,8 +31,10 @@ from pathlib import Path
 import numpy as np
 
 from distkeras.ps import messages
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.messages import (
     MESSAGES,

@@ -21,8 +21,10 @@ from bench.ps import MEDIUM
 from bench.rig import WorkerExchange, elements
 from bench.workload import CLASSES, INPUTS, WORKERS, build
 from distkeras.batches import Batch
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.calls import Address
+from distkeras.ps.client import WorkerClient
 from distkeras.ps.codecs import FORMATS, codec_of
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import make
 from distkeras.ps.worker import CommitRequest, Loop, PullRequest, Reply, work

@@ -14,7 +14,9 @@ import numpy as np
 from bench import echo, naive
 from bench.naive import Shapes
 from bench.processes import Client, Fleet, serving
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.calls import Address
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.messages import NO_FLOATS
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import make

@@ -20,8 +20,10 @@ from bench.measure import Case, Factory
 from bench.processes import Fleet
 from bench.workload import INPUTS, WORKERS, build
 from distkeras.batches import Batch
+from distkeras.ps.calls import Address
 from distkeras.ps.center import Center
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.rules import make
 from distkeras.ps.saver import Checkpoint

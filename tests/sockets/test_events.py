@@ -10,7 +10,9 @@ import pytest
 from servers import KEY, QUICK, Running
 from toys import toy_client
 
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.calls import Address
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import AuthenticationError, LeaseLostError
 from distkeras.ps.events import Events
 from distkeras.ps.messages import CenterReply, Pull

@@ -17,8 +17,10 @@ import pytest
 from hostile import RULE, Honest, Keyholder, assert_unharmed, say, stranger, until_the_end
 from servers import KEY, QUICK, Running
 
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Deadlines, dial
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
 from distkeras.ps.gate import Gate
 from distkeras.ps.messages import MESSAGES, Ack, Answer, Commit, Inspect, Observe, Publish, Stop

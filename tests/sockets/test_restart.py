@@ -13,7 +13,7 @@ import pytest
 from toys import toy_client
 
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import DriverClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.records import COMMIT

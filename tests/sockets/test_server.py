@@ -15,8 +15,10 @@ import pytest
 from servers import QUICK, SIZE, Running
 from toys import batches, toy_client, toy_worker
 
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import (
     AuthenticationError,
     BadValueError,

@@ -14,9 +14,10 @@ import pytest
 from hostile import RULE, Honest, assert_unharmed, say, stranger, until_the_end
 from servers import KEY, QUICK
 
+from distkeras.ps.calls import Address
 from distkeras.ps.center import Center
 from distkeras.ps.channel import Channel, Deadlines, dial
-from distkeras.ps.client import Address, DriverClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import (
     AuthenticationError,
     ConfigurationError,

@@ -13,7 +13,8 @@ from ml_dtypes import bfloat16
 from servers import KEY, QUICK, SIZE, Running
 from toys import toy_client
 
-from distkeras.ps.client import Address, WorkerClient
+from distkeras.ps.calls import Address
+from distkeras.ps.client import WorkerClient
 from distkeras.ps.codecs import Int8, codec_of
 from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteError, RemoteProtocolError, ShapeError
 from distkeras.ps.faults import fault_of

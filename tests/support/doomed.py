@@ -17,8 +17,9 @@ import numpy as np
 from toys import ToyBatch, ToyReplica, batches
 
 from distkeras.ps import channel, rules
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Channel, Deadlines
-from distkeras.ps.client import Address, WorkerClient
+from distkeras.ps.client import WorkerClient
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.messages import Message, Welcome
 from distkeras.ps.wire import EndOfStream

@@ -13,7 +13,9 @@ import numpy as np
 from servers import KEY, Running
 from toys import ToyBatch, ToyReplica
 
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.calls import Address
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.records import COMMIT
 from distkeras.ps.rules import make
 from distkeras.ps.wire import Connection, EndOfStream

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from distkeras.ps.calls import Address
 from distkeras.ps.center import Center
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.rules import Rule
 from distkeras.ps.server import ParameterServer
 

@@ -30,7 +30,7 @@ import psutil
 from faults import PATIENCE, Fault, Faults
 
 from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import DriverClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.process import ServerProcess
 from distkeras.ps.records import COMMIT

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from distkeras.ps.calls import Address
 from distkeras.ps.center import Center
-from distkeras.ps.client import Address, WorkerClient
+from distkeras.ps.client import WorkerClient
 from distkeras.ps.messages import Commit, Welcome
 from distkeras.ps.rules import Rule
 from distkeras.ps.worker import (

@@ -21,7 +21,8 @@ ROOMS: list[set[str]] = [
     {"snapshot", "checks"},
     {"saver"},
     {"desk"},
-    {"client", "server", "simulate"},
+    {"calls", "server", "simulate"},
+    {"client", "driver"},
     {"process"},
     {"__main__"},
 ]

@@ -6,8 +6,10 @@ import socket
 
 import pytest
 
+from distkeras.ps.calls import Address
 from distkeras.ps.channel import Channel
-from distkeras.ps.client import Address, DriverClient, WorkerClient
+from distkeras.ps.client import WorkerClient
+from distkeras.ps.driver import DriverClient
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.faults import fault_of
 from distkeras.ps.gate import Gate
