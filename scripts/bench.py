@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs what the command line asks for; returns the exit status."""
     options = arguments(argv)
     if options.table:
-        sys.stdout.write(table(load(options.table)[1]) + "\n")
+        there, measured_rows = load(options.table)
+        sys.stdout.write(f"{describe(there)}\n\n{table(measured_rows)}\n")
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     here = machine()

@@ -196,7 +196,7 @@ def test_from_end_to_end(
     assert [(one["ratio_to_limit"], one["runs"]) for one in content["rows"]] == [(0.75, 3)]
 
     assert bench.main(["--table", str(good)]) == 0
-    assert capsys.readouterr().out == first.split("\n\n")[1]
+    assert capsys.readouterr().out == first
 
     toy_section(0.25)
     assert bench.main(["--section", "scale", "--json", str(bad), "--compare", str(good)]) == 1
@@ -345,3 +345,11 @@ def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str):
     payload = np.full(32 * BLOCK, 1e-3, np.float32)
     # A chunk or two at a time, in float64 where sums need it: far below the vector.
     assert Whole(make(name), payload).temporaries() < payload.nbytes / 4
+
+
+def test_the_readmes_table_is_the_generated_one(bench: ModuleType, capsys: pytest.CaptureFixture[str]):
+    root = Path(__file__).parents[2]
+    assert bench.main(["--table", str(root / "docs" / "bench.json")]) == 0
+    text = (root / "README.md").read_text()
+    between = text.partition("docs/bench.json` -->\n")[2].partition("<!-- end of bench -->")[0]
+    assert between.strip() == capsys.readouterr().out.strip(), "put what it prints between the marks in README.md"
