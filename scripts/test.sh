@@ -18,5 +18,6 @@ sys.exit(0 if home.startswith(sys.prefix) else f"error: distkeras must be the in
 "$venv/bin/mypy"
 "$venv/bin/mypy" scripts/*.py
 # Two at a time: a test here waits as often as it computes. Files stay whole, since each has its own Spark session.
-# A process that dies ends the run, and the test that it died in has failed.
-exec "$venv/bin/pytest" --numprocesses=2 --dist=loadfile --max-worker-restart=0 "$@"
+# The longest files begin first (tests/conftest.py). A process that dies ends the run, and the test that it died in has
+# failed.
+exec "$venv/bin/pytest" --numprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=25 "$@"

@@ -149,10 +149,12 @@ def until(condition):
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
-        *((rule, {}) for rule in ("downpour", "aeasgd", "dana_zero", "ormo", "ssgd", "easgd")),
+        *((rule, {}) for rule in ("downpour", "aeasgd", "dana_zero", "ssgd")),
+        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("ormo", "easgd")),
         ("downpour", {"overlap": True}),
-        ("asgd", {"overlap": True}),
-        ("downpour", {"wire_format": "bfloat16"}),  # which has whole numbers up to 256
+        pytest.param("asgd", {"overlap": True}, marks=pytest.mark.slow),
+        # It has whole numbers up to 256.
+        pytest.param("downpour", {"wire_format": "bfloat16"}, marks=pytest.mark.slow),
         ("asgd", {"wire_format": "int8"}),
     ],
 )
