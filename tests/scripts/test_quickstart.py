@@ -69,6 +69,7 @@ def test_every_rule_of_the_table_can_be_made(quickstart: ModuleType):
         assert rules.make(run.rule, **run.options).name == run.rule
 
 
+@pytest.mark.slow  # the notebook's test and that of spark-submit go the same way
 @pytest.mark.timeout(600)
 def test_quick_from_end_to_end(quickstart: ModuleType, tmp_path: Path):
     out = tmp_path / "out"

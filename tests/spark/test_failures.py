@@ -382,6 +382,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c(tmp_path):
     """A real SIGINT to a real driver: the Spark job ends, the port is free, and what was learned is there."""
     fifo = tmp_path / "fifo"

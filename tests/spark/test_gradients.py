@@ -85,7 +85,8 @@ def meeting(port: int):
     return action
 
 
-@pytest.mark.parametrize("rule", ["downpour", pytest.param("dynsgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["downpour", "dynsgd"])
 def test_a_recorded_job_replays_with_the_same_staleness(clouds, rule):
     workers = 2
     with socket.create_server(("127.0.0.1", 0)) as listener:

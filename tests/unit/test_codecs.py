@@ -103,7 +103,7 @@ class TestInt8:
     @example(np.array([TINY, -TINY], np.float32))
     @example(np.array([100 * TINY, 178 * TINY, 2.0**-126], np.float32))
     @example(np.array([LARGEST, -LARGEST, 1.0], np.float32))
-    @pytest.mark.filterwarnings("error")
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
     def test_error(self, vector: np.ndarray):
         out = there_and_back(Int8(vector.size), vector).astype(np.float64)
         inside = np.abs(vector) <= LARGEST * (1 - 2.0**-22)
@@ -116,7 +116,7 @@ class TestInt8:
         assert there_and_back(Int8(vector.size), vector).tobytes() == vector.tobytes()
 
     @given(st.binary(max_size=50))
-    @pytest.mark.filterwarnings("error")
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
     def test_any_bytes_are_something(self, noise: bytes):
         data = np.frombuffer(noise + bytes(4), np.uint8)
         out = np.empty(data.size - 4, np.float32)
@@ -125,7 +125,7 @@ class TestInt8:
         assert np.isfinite(scale) or not np.isfinite(out[data[4:] != 0]).any()
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", [BFloat16, Int8])
 def test_what_is_not_finite_stays_so_where_it_is(kind: type[BFloat16 | Int8], bad: float):
@@ -182,7 +182,7 @@ class TestRest:
         largest = 6 / 127  # a step of normal numbers and a rest
         assert np.abs(read - meant).max() < 0.6 * largest
 
-    @pytest.mark.filterwarnings("error")
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
     @pytest.mark.parametrize("bad", [math.nan, math.inf, LARGEST])
     def test_no_rest_is_kept_of_what_is_not_finite(self, bad: float):
         codec, rest, data = Int8(3), np.zeros(3, np.float32), np.empty(7, np.uint8)
@@ -217,7 +217,7 @@ class TestChange:
         codec.decode_change(data, theirs, out)
         np.testing.assert_array_equal(out, known)
 
-    @pytest.mark.filterwarnings("error")
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
     def test_a_center_that_is_not_finite_is_none_at_the_worker(self):
         codec, data, out = Int8(3), np.empty(7, np.uint8), np.empty(3, np.float32)
         known = np.array([1.0, 2.0, 3.0], np.float32)
