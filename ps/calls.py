@@ -49,11 +49,6 @@ class Caller:
         """The server's own longest wait and some: its error says more than a silence of its."""
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
-    @property
-    def _longest(self) -> float:
-        """What a commit may take, with a new connection and another turn at the partition on the way."""
-        return self.deadlines.reconnect + self.deadlines.publish + 3 * self._patience
-
     def _connect(self) -> Channel:
         where, certificate = (self.address.host, self.address.port), self.address.certificate
         context = client_context(certificate) if certificate else None

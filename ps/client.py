@@ -209,6 +209,11 @@ class WorkerClient(Caller):
                 wait_for([posted], timeout=self._longest)  # then the connection is this thread's again
             courier.shutdown(wait=False)
 
+    @property
+    def _longest(self) -> float:
+        """What a commit may take, with a new connection and another turn at the partition on the way."""
+        return self.deadlines.reconnect + self.deadlines.publish + 3 * self._patience
+
     def _collect(self, posted: Future[Reply]) -> Reply:
         began = time.monotonic()
         if not wait_for([posted], timeout=self._longest).done:
