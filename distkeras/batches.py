@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from distkeras.plan import ROW_HASH, DataSpec
 from distkeras.prefetch import Prefetcher
 from distkeras.ps.errors import BadValueError, ConfigurationError, LedgerError, MissingColumnError
 from distkeras.spool import Arrays, Spool, local_directory, regroup
+from distkeras.tensors import aligned
 
 # A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.
 _BLOCK_BYTES = 8 << 20
@@ -37,8 +39,8 @@ _BLOCK_ROWS = 1 << 16
 # How long `close` waits for the thread, which may be in the midst of reading from Spark.
 _CLOSE_SECONDS = 60.0
 
-_Cut = tuple[Arrays, slice | np.ndarray, int]
-"""Arrays, which of their rows make one batch, and the checksum of all rows up to the arrays' end."""
+# Shuffled batches are picked several at a time, so that a worker's window lies in one piece of memory.
+_PICK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +77,8 @@ class Source:
     A thread reads and prepares up to `depth` batches ahead; it starts at once. Leaving the context ends it, wherever
     it is, and drops the spool. What goes wrong in the thread is raised by the iteration.
 
-    Memory: the spool's budget, `depth` batches, two blocks of the first epoch and what Spark sends at a time, and
-    for shuffled later epochs eight bytes per row.
+    Memory: the spool's budget, `depth` batches and 8 MB of batches beside them, two blocks of the first epoch and what
+    Spark sends at a time, and for shuffled later epochs eight bytes per row.
 
     Args:
         arrow: record batches with the columns of `spec`, under their names; consumed by the thread.
@@ -86,6 +88,7 @@ class Source:
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
         checksum: of the batch before `start`, as a predecessor saw it; None: not to be compared.
         depth: batches to prepare ahead, at least 1.
+        window: batches that the worker is going to train on at a time.
         directory: where a spool over its budget is put; one of Spark's local directories by default.
         patience: seconds to wait for Spark's next rows.
 
@@ -111,6 +114,7 @@ class Source:
         start: tuple[int, int] = (0, 0),
         checksum: int | None = None,
         depth: int = 16,
+        window: int = 1,
         directory: str | None = None,
         patience: float = 3600.0,
     ) -> None:
@@ -126,6 +130,7 @@ class Source:
         self._depth = depth
         self._patience = patience
         self._block_rows = self._rows_of_a_block()
+        self._pick_rows = self._rows_of_a_pick(window)
         self._hashes = _Hashes(self._block_rows)
         self._spool: Spool | None = None
         if spec.epochs > 1 or spec.rewindable:
@@ -253,8 +258,17 @@ class Source:
         spec = self._spec
         if not spec.shuffle:
             return spec.batch_size
-        bound = min(_BLOCK_ROWS, _BLOCK_BYTES // sum(column.row_bytes for column in self._columns))
+        bound = min(_BLOCK_ROWS, _BLOCK_BYTES // self._row_bytes)
         return spec.batch_size * max(1, bound // spec.batch_size)
+
+    def _rows_of_a_pick(self, window: int) -> int:
+        """Of whole windows, if one fits."""
+        most = max(1, _PICK_BYTES // (self._spec.batch_size * self._row_bytes))
+        return self._spec.batch_size * (most - most % window or most)
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(column.row_bytes for column in self._columns)
 
     def _first_epoch(self) -> Iterator[_Cut]:
         end = 0
@@ -269,12 +283,16 @@ class Source:
     def _cuts(self, arrays: Arrays, rows: int, checksum: int, *key: int) -> Iterator[_Cut]:
         """Cuts `rows` rows into batches, in an order that depends on the seed, the worker and `key`."""
         size = self._spec.batch_size
-        order = None
-        if self._spec.shuffle:
-            order = np.random.default_rng((self._spec.seed, self._worker, *key)).permutation(rows)
-        for first in range(0, rows, size):
-            part = slice(first, min(first + size, rows))
-            yield arrays, part if order is None else order[part], checksum
+        if not self._spec.shuffle:
+            for first in range(0, rows, size):
+                yield _Cut(_Pick(arrays), slice(first, min(first + size, rows)), checksum)
+            return
+        order = np.random.default_rng((self._spec.seed, self._worker, *key)).permutation(rows)
+        for start in range(0, rows, self._pick_rows):
+            pick = _Pick(arrays, order[start : start + self._pick_rows])
+            end = min(self._pick_rows, rows - start)
+            for first in range(0, end, size):
+                yield _Cut(pick, slice(first, min(first + size, end)), checksum)
 
     def _numbered(self, epoch: int, cuts: Iterator[_Cut], start: int, checksum: int | None) -> Iterator[Batch]:
         """Batches from number `start` on. Each is held back until it is known whether another one follows."""
@@ -286,7 +304,7 @@ class Source:
             held = cut
             count += 1
             if count == start:
-                self._compare(epoch, start, cut[-1], checksum)
+                self._compare(epoch, start, cut.checksum, checksum)
         if held is not None and count > start:
             yield self._batch(epoch, count - 1, True, held)
         if start > count:
@@ -307,9 +325,8 @@ class Source:
             )
 
     def _batch(self, epoch: int, index: int, last: bool, cut: _Cut) -> Batch:
-        arrays, rows, checksum = cut
         spec = self._spec
-        taken = dict(zip(self._columns, (_take(array, rows) for array in arrays), strict=True))
+        taken = dict(zip(self._columns, cut.arrays(), strict=True))
         return Batch(
             epoch,
             index,
@@ -317,8 +334,34 @@ class Source:
             x=tuple(taken[column] for column in spec.features),
             y=tuple(taken[column] for column in spec.labels),
             weight=None if spec.sample_weight is None else taken[spec.sample_weight],
-            checksum=checksum,
+            checksum=cut.checksum,
         )
+
+
+class _Pick:
+    """Rows of ``arrays``, in the order of ``rows`` (None: as they are), picked when a batch of them is first wanted."""
+
+    def __init__(self, arrays: Arrays, rows: np.ndarray | None = None) -> None:
+        self._arrays, self._rows = arrays, rows
+
+    def arrays(self) -> Arrays:
+        if self._rows is not None:
+            self._arrays, self._rows = tuple(_take(array, self._rows) for array in self._arrays), None
+        return self._arrays
+
+
+class _Cut(NamedTuple):
+    """One batch: its rows of a pick, and the checksum of all rows up to the end of what was picked from."""
+
+    pick: _Pick
+    rows: slice
+    checksum: int
+
+    def arrays(self) -> Arrays:
+        views = tuple(array[self.rows] for array in self.pick.arrays())
+        for view in views:
+            view.flags.writeable = False  # it may be the spool itself
+        return views
 
 
 class _Hashes:
@@ -350,12 +393,9 @@ class _Hashes:
         return self._marks[row // self._rows] if row % self._rows == 0 else self._now
 
 
-def _take(array: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-    if not isinstance(rows, slice):
-        return array.take(rows, axis=0)
-    view = array[rows]
-    view.flags.writeable = False  # it may be the spool itself
-    return view
+def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = aligned((len(rows), *array.shape[1:]), array.dtype)
+    return array.take(rows, axis=0, out=out, mode="clip")  # `out` would be written by way of a copy if this could raise
 
 
 def _check_classes(values: np.ndarray, column: Column, classes: int, *, worker: int, step: int, first_row: int) -> None:

@@ -33,6 +33,7 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.messages import Welcome
 from distkeras.ps.rules import Rule
+from distkeras.ps.rules.base import LONGEST_BURST
 from distkeras.ps.window import AutoWindow
 from distkeras.ps.worker import Loop, work
 from distkeras.recipe import Recipe
@@ -165,7 +166,8 @@ class Task:
                 if source is None:
                     model_file = client.fetch_model()
                     options = _place(welcome) | {"worker": client.worker, "patience": self.deadlines.rows}
-                    source = stack.enter_context(Source(records, self.spec, **options))
+                    window = self.rule.window or LONGEST_BURST
+                    source = stack.enter_context(Source(records, self.spec, window=window, **options))
                 elif place != position.next:
                     if not self.spec.rewindable:
                         raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=client.worker)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,20 +21,42 @@ _ALIGNMENT = 64
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> tf.Tensor:
-    """A tensor ``(len(arrays), *shape)`` from arrays of one shape and dtype: one copy of their bytes."""
+    """A tensor ``(len(arrays), *shape)`` from arrays of one shape and dtype, to be read while they are unchanged.
+
+    Their bytes are copied once, or not at all where they lie one after the other in `aligned` memory.
+    """
     import tensorflow as tf
 
-    joined = _aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
-    np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
+    joined = _side_by_side(arrays)
+    if joined is None:
+        joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
+        np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
     # The tensor takes `joined` over; `tf.convert_to_tensor` would copy it, twice where it is not aligned.
     return tf.raw_ops.Identity(input=joined)
+
+
+def _side_by_side(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The same memory as one array, if each begins where the one before it ends."""
+    first = arrays[0]
+    if len(arrays) > 1 and first.base is None:
+        return None
+    end = first.__array_interface__["data"][0]
+    if end % _ALIGNMENT:
+        return None
+    for array in arrays:
+        if not array.flags.c_contiguous or array.base is not first.base or array.__array_interface__["data"][0] != end:
+            return None
+        end += array.nbytes
+    if len(arrays) == 1:
+        return first[None]
+    return as_strided(first, (len(arrays), *first.shape), (first.nbytes, *first.strides), writeable=False)
 
 
 def assign(handle: tf.Tensor, values: np.ndarray) -> None:
     """Sets the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
     import tensorflow as tf
 
-    given = _aligned(values.shape, np.dtype(np.float32))
+    given = aligned(values.shape, np.dtype(np.float32))
     given[...] = values
     tf.raw_ops.AssignVariableOp(resource=handle, value=given)
 
@@ -69,7 +92,7 @@ def updates_last(optimizer: Any) -> Iterator[None]:
         del optimizer.apply
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new, uninitialized array that TensorFlow can take over; one that lies elsewhere it would copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)

@@ -26,6 +26,7 @@ from distkeras.ps.wire import Allocate, Connection, EndOfStream
 SOCKET_BUFFER = 512 * 1024
 
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 1.0
+_LONGEST_CALL = 60.0  # seconds that one system call waits
 _TIMEVAL = struct.Struct("@ll")  # the kernel's
 _GONE = getattr(select, "POLLRDHUP", 0)  # only Linux tells of half a connection's end; the other half's is always told
 
@@ -230,18 +231,30 @@ class _Plain:
         sock.settimeout(None)
 
     def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
-        self._limit(socket.SO_RCVTIMEO, timeout)
         flags = socket.MSG_WAITALL if whole else 0
         if len(spaces) == 1:
-            return self._sock.recv_into(spaces[0], 0, flags)
-        return self._sock.recvmsg_into(spaces, 0, flags)[0]
+            return self._patiently(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recv_into(spaces[0], 0, flags))
+        return self._patiently(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recvmsg_into(spaces, 0, flags)[0])
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
-        self._limit(socket.SO_SNDTIMEO, timeout)
-        return self._sock.sendmsg(buffers)
+        return self._patiently(socket.SO_SNDTIMEO, timeout, lambda: self._sock.sendmsg(buffers))
+
+    def _patiently(self, option: int, timeout: float, call: Callable[[], int]) -> int:
+        """``call()``, again where the kernel's limit ends it before ``timeout``."""
+        self._limit(option, timeout)
+        began = time.monotonic()
+        while True:
+            try:
+                return call()
+            except BlockingIOError:
+                left = began + timeout - time.monotonic()
+                if left <= 0:
+                    raise
+                self._limit(option, left)
 
     def _limit(self, option: int, timeout: float) -> None:
-        # Within a hundredth of what is set: the wait may end that much later, and a system call is saved.
+        # All long waits have one limit, and others may differ by a hundredth: a system call is saved.
+        timeout = min(timeout, _LONGEST_CALL)
         if not 0.99 * timeout <= self._limits.get(option, 0.0) <= 1.01 * timeout:
             whole = int(timeout)
             rest = max(1, int((timeout - whole) * 1e6))  # zero would mean for ever

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SECTION = "data"
 BATCH = 128
-REPLAYS = 10
+REPLAYS = 60
 #: Rows for the path over Python rows, which is slow.
 FEW = 0.25
 #: Rows of the row about memory, and its budget: six times less than they need.
@@ -229,9 +229,9 @@ def _write_stream(path: str) -> None:
 
 
 def _bound() -> int:
-    """What the docstring of `Source` allows: the budget, batches ahead, two blocks, what Spark sends, the order."""
+    """What the docstring of `Source` allows: the budget, batches, two blocks, what Spark sends, the order."""
     row = sum(column.row_bytes for column in COLUMNS)
-    return SPOOL_BYTES + 16 * BATCH * row + 2 * (8 << 20) + 2 * 2000 * row + 8 * MEMORY_ROWS
+    return SPOOL_BYTES + 16 * BATCH * row + (8 << 20) + 2 * (8 << 20) + 2 * 2000 * row + 8 * MEMORY_ROWS
 
 
 def _peak(path: str, directory: str, sender: Connection) -> None:

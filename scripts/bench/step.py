@@ -32,7 +32,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
     import tensorflow as tf
 
     x, y = rows(count * batch)
-    batches = mini_batches(x, y, batch)
+    batches = mini_batches(x, y, batch, WINDOW)
     windows = [batches[start : start + WINDOW] for start in range(0, count, WINDOW)]
     replica, plain = KerasReplica(build(name)), build(name)
     bare = bare_loop(build(name), batch)

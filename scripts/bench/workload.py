@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.batches import Batch
+from distkeras.tensors import aligned
 
 if TYPE_CHECKING:
     import keras
@@ -44,11 +45,19 @@ def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.random((count, INPUTS), np.float32), rng.integers(0, CLASSES, count, np.int32)
 
 
-def mini_batches(x: np.ndarray, y: np.ndarray, size: int) -> list[Batch]:
-    """Full batches, each with arrays of its own, as a shuffled epoch brings them."""
+def mini_batches(x: np.ndarray, y: np.ndarray, size: int, together: int) -> list[Batch]:
+    """Full batches, as a shuffled epoch brings them: ``together`` at a time side by side in memory of their own."""
     count = len(x) // size
-    spans = [slice(i * size, (i + 1) * size) for i in range(count)]
-    return [Batch(0, i, i == count - 1, (x[s].copy(),), (y[s].copy(),), None) for i, s in enumerate(spans)]
+    batches = []
+    for start in range(0, count, together):
+        span = slice(start * size, min(start + together, count) * size)
+        pieces = [aligned(part.shape, part.dtype) for part in (x[span], y[span])]
+        for piece, part in zip(pieces, (x, y), strict=True):
+            piece[...] = part[span]
+        for index in range(start, min(start + together, count)):
+            own = slice((index - start) * size, (index - start + 1) * size)
+            batches.append(Batch(0, index, index == count - 1, (pieces[0][own],), (pieces[1][own],), None))
+    return batches
 
 
 def bare_loop(model: keras.Model, batch: int) -> Callable[[Any, Any], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,8 +103,10 @@ def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call():
     wrapped = [ast.unparse(function) for function in functions if function.name in ("read", "write")]
     assert len(wrapped) == 4
     for text in wrapped:
-        before, _, _ = text.partition("self._sock.recv" if "recv" in text else "self._sock.send")
-        assert "timeout)" in before.partition("\n")[2], text
+        for before in re.split(r"self\._sock\.(?:recv|send)", text.partition("\n")[2])[:-1]:
+            assert "settimeout(timeout)" in before or before.endswith("timeout, lambda: "), text
+    patiently = next(ast.unparse(function) for function in functions if function.name == "_patiently")
+    assert "self._limit(option, timeout)" in patiently.partition("while True")[0]
     greeting = next(ast.unparse(function) for function in functions if function.name == "_encrypt")
     assert "settimeout(_left(deadline" in greeting.partition("do_handshake()")[0]
 

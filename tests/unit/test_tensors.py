@@ -15,6 +15,45 @@ from distkeras.batches import Batch  # noqa: E402
 from distkeras.replica import KerasReplica  # noqa: E402
 
 
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_neighbors_in_memory_are_stacked_where_they_are(first, count):
+    rows = tensors.aligned((5, 16, 4), np.dtype(np.float32))
+    rows[...] = np.arange(rows.size).reshape(rows.shape)
+    rows.flags.writeable = False
+    tf.zeros(())  # what comes before its runtime is set up, TensorFlow copies
+    tensor = tensors.stacked(list(rows[first : first + count]))
+    np.testing.assert_array_equal(tensor.numpy(), rows[first : first + count])
+    assert address(np.asarray(memoryview(tensor))) == address(rows[first])
+
+
+@pytest.mark.parametrize(
+    "picked",
+    [
+        lambda rows: [rows[0], rows[2]],
+        lambda rows: [rows[1], rows[0]],
+        lambda rows: [rows[0], rows[0]],
+        lambda rows: [rows[0, :, :2], rows[1, :, :2]],
+        lambda rows: [rows[0, 1:], rows[1, 1:]],  # the first begins at an address that is not aligned
+        lambda rows: [row.copy() for row in rows],
+    ],
+)
+def test_others_are_copied(picked):
+    rows = tensors.aligned((5, 16, 3), np.dtype(np.float32))
+    rows[...] = np.arange(rows.size).reshape(rows.shape)
+    arrays = picked(rows)
+    tensor = tensors.stacked(arrays)
+    expected = np.stack(arrays)
+    rows[...] = 0
+    for array in arrays:
+        array[...] = 0
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int64", "float16", "bool"])
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (0, 4)])
 def test_stacked_holds_the_same_in_memory_of_its_own(dtype, shape):
