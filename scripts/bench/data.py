@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SECTION = "data"
 BATCH = 128
 REPLAYS = 60
+TURNS = 3
 #: Rows for the path over Python rows, which is slow.
 FEW = 0.25
 #: Rows of the row about memory, and its budget: six times less than they need.
@@ -119,6 +120,7 @@ def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
         naive,
         target_limit=0.8,
         target_naive=6.0,
+        turns=TURNS,
         note="limit: the same rows in the same order, looked at by nobody; naive: repartition and rdd.mapPartitions",
     )
 

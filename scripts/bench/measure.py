@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Case:
         naive: one timed run of the plain way to do it.
         target_limit: ratio to the limit that is wanted.
         target_naive: ratio to the plain way that is wanted.
+        turns: times that each side runs within a round, in turns; its rate is their mean. For a case whose runs are
+            short beside the time over which a shared machine's speed changes.
         note: what else the row says; a callable is asked after the last round.
         missing: what this machine lacks to measure it; empty: nothing.
     """
@@ -46,6 +48,7 @@ class Case:
     naive: Run | None = None
     target_limit: float | None = None
     target_naive: float | None = None
+    turns: int = 1
     note: str | Callable[[], str] = ""
     missing: str = ""
 
@@ -92,7 +95,7 @@ class Row:
 
 
 def measure(case: Case, runs: int = ROUNDS) -> Row:
-    """Runs every side of ``case`` once a round, each round beginning with another one; none where something is missing.
+    """Runs every side of ``case`` in each round, every turn beginning with another; none where something is missing.
 
     Args:
         case: set up and warm.
@@ -105,13 +108,14 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
     runs = runs if present else 0
     rates: dict[str, list[float]] = {name: [] for name, _ in present}
-    for turn in range(runs):
+    for turn in range(runs * case.turns):
         start = turn % len(present)
         for name, run in present[start:] + present[:start]:
             rate = run()
             if not rate > 0:
                 raise ValueError(f"a rate must be positive. Received: {rate} from {name!r} of {case.name!r}")
             rates[name].append(rate)
+    rates = {name: np.reshape(taken, (runs, case.turns)).mean(axis=1).tolist() for name, taken in rates.items()}
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     ours = rates.get("ours", [])
     to_limit, limit_spread = _ratio(ours, rates.get("limit"))
@@ -155,11 +159,11 @@ def measured(factories: list[Factory], runs: int, only: str = "") -> Iterator[Ro
 
     Args:
         factories: of the cases.
-        runs: rounds of each.
+        runs: rounds of each; below `ROUNDS`, each is a single turn.
         only: leave out the cases whose name does not contain it.
     """
     for factory in factories:
         with factory() as cases:
             for case in cases if isinstance(cases, list) else [cases]:
                 if only in case.name:
-                    yield measure(case, runs)
+                    yield measure(case if runs >= ROUNDS else replace(case, turns=1), runs)

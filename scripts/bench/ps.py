@@ -22,13 +22,15 @@ SECTION = "ps"
 MEDIUM = dense(784, 1000, 2000, 1000, 10)  # 19.2 MB
 SMALL = dense(784, 128, 128, 10)  # 0.47 MB
 LARGE: Shapes = ((5000, 5000),)  # 100 MB
+#: Of half a second and more a round.
+TURNS = 6
 #: Above the center, the rule's state and a buffer a connection: interpreter, libraries, the ledger.
 _HEADROOM = 1.1
 
 
 def cases(quick: bool) -> list[Factory]:
     """All cases of the section."""
-    seconds = 0.5 if quick else 1.5
+    seconds = 0.5
     return [
         partial(exchanges, SMALL, 1, seconds, 0.80, 4),
         partial(exchanges, SMALL, 8, seconds, 0.65, 4),
@@ -57,6 +59,7 @@ def exchanges(
                 lambda: built.fleet.run("naive", seconds).rate,
                 target_limit,
                 target_naive,
+                turns=TURNS,
             )
         ]
         if shapes == MEDIUM:
@@ -69,6 +72,7 @@ def exchanges(
                     lambda: _thrift(built, "limit", seconds),
                     lambda: _thrift(built, "naive", seconds),
                     target_naive=6,
+                    turns=TURNS,
                 )
             )
         yield found
@@ -85,6 +89,7 @@ def view(clients: int, seconds: float) -> Iterator[Case]:
             lambda: built.fleet.run("ours", seconds).rate,
             lambda: built.fleet.run("limit", seconds).rate,
             target_limit=0.35,
+            turns=TURNS,
         )
 
 
@@ -101,6 +106,7 @@ def memory(clients: int, seconds: float) -> Iterator[list[Case]]:
                 lambda: built.fleet.run("ours", seconds).rate,
                 lambda: built.fleet.run("limit", seconds).rate,
                 target_limit=0.75,
+                turns=TURNS,
             ),
             Case(
                 SECTION,

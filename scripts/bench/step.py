@@ -18,6 +18,7 @@ WINDOW = 10
 #: Steps of one run, about a second's worth.
 STEPS = {("M", 32): 200, ("M", 128): 100, ("S", 32): 2000, ("S", 128): 1000}
 EXCHANGES = 100
+TURNS = 3
 
 
 def cases(quick: bool) -> list[Factory]:
@@ -67,6 +68,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
         naive,
         target_limit=0.95,
         target_naive=2.0 if name == "S" else None,
+        turns=TURNS,
         note="limit: each window one call of a compiled loop over tensors that are there already; naive: fit",
     )
 

@@ -64,6 +64,19 @@ def test_every_side_begins_some_rounds():
     assert "".join(calls) == "oln lno nol oln".replace(" ", "")
 
 
+def test_the_rate_of_a_round_is_the_mean_of_its_turns():
+    from bench.measure import Case, measure
+
+    calls: list[str] = []
+    ours = rates(1.0, 3.0, 4.0, 8.0, calls=calls, name="o")
+    limit = rates(2.0, 2.0, 6.0, 6.0, calls=calls, name="l")
+    found = measure(Case("ps", "a case", "1/s", ours, limit, turns=2), 2)
+    assert "".join(calls) == "ol lo ol lo".replace(" ", "")
+    assert (found.ours, found.limit, found.runs) == (4.0, 4.0, 2)
+    assert found.ratio_to_limit == 1.0
+    assert found.spread_to_limit == 0.0
+
+
 def test_a_ratio_whose_rounds_disagree_is_refused():
     from bench.measure import Case, measure
     from bench.report import table
