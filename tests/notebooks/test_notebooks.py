@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import json
 from pathlib import Path
 
@@ -26,6 +29,17 @@ def test_notebook_is_kept_without_outputs(path: Path):
         assert cell.get("execution_count") is None, f"strip the execution counts of {path.name}"
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_takes_from_the_package_what_is_there(path: Path):
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.ImportFrom)]
+    taken = [(node.module, alias.name) for node in nodes for alias in node.names if "distkeras" in str(node.module)]
+    assert taken
+    for module, name in taken:
+        assert hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path):
     notebook = nbformat.read(path, as_version=4)

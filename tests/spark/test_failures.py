@@ -168,6 +168,7 @@ def test_one_bad_row(spark, kind):
     assert "to_numpy" in caught.value.remote_traceback or "_check_classes" in caught.value.remote_traceback
 
 
+@pytest.mark.slow
 def test_labels_of_another_shape_than_the_output(spark):
     rows = [(x, [0.0, 1.0, 0.0]) for x, _ in GOOD]
     with pytest.raises(ShapeError, match=r"2 values each.*3 values") as caught:
@@ -217,6 +218,7 @@ class TestInsideATask:
         assert trainer.history.count() == 3
         assert trainer.commits.count() == 3
 
+    @pytest.mark.slow
     def test_a_loss_that_raises_on_the_worker_only(self, spark):
         driver = os.getpid()
 

@@ -128,7 +128,7 @@ def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
         (None, "BadValueError", "null"),
         pytest.param([1.0, None, 1.0, 1.0], "BadValueError", "null", marks=pytest.mark.slow),
         pytest.param([1.0, float("nan"), 1.0, 1.0], "BadValueError", "nan", marks=pytest.mark.slow),
-        ([1.0, 2.0], "ShapeError", "2 values"),
+        pytest.param([1.0, 2.0], "ShapeError", "2 values", marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_feature_names_itself(
@@ -145,7 +145,14 @@ def test_a_broken_feature_names_itself(
     assert "column 'features'" in text
 
 
-@pytest.mark.parametrize("broken", [None, Vectors.dense([1.0, 2.0]), Vectors.sparse(9, {8: 1.0})])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        Vectors.dense([1.0, 2.0]),
+        pytest.param(Vectors.sparse(9, {8: 1.0}), marks=pytest.mark.slow),
+    ],
+)
 def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, broken: object) -> None:
     df = spark.createDataFrame([(Vectors.dense([0.0] * 4),), (broken,)], ["features"]).coalesce(1)
     with pytest.raises(PySparkException, match=r"distkeras\.ps\.errors\.(BadValue|Shape)Error.*row 1.*'features'"):
