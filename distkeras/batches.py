@@ -120,6 +120,8 @@ class Source:
     ) -> None:
         if worker < 0:
             raise ConfigurationError(f"`worker` must not be negative. Received: worker={worker!r}")
+        if window < 1:
+            raise ConfigurationError(f"`window` must be at least 1. Received: window={window!r}", worker=worker)
         self.rows = 0
         """Rows read so far; those of the partition once the first epoch is over."""
         self._arrow = arrow

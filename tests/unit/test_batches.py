@@ -340,7 +340,8 @@ def test_at_the_very_end_nothing_is_read():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"worker": -1}, {"start": (0, -1)}, {"start": (-1, 0)}, {"start": (1, 1)}, {"depth": 0}]
+    "arguments",
+    [{"worker": -1}, {"start": (0, -1)}, {"start": (-1, 0)}, {"start": (1, 1)}, {"depth": 0}, {"window": 0}],
 )
 def test_arguments_that_cannot_work_are_refused(arguments):
     with pytest.raises(ConfigurationError, match="Received: "):
