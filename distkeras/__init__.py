@@ -1,6 +1,16 @@
 """Asynchronous distributed training of Keras 3 models on Spark DataFrames.
 
-The public names below load on first use (PEP 562), so that ``import distkeras.ps`` needs neither Spark nor Keras.
+The public names below load on first use (PEP 562), so that ``import distkeras.ps`` needs neither Spark nor Keras. Each
+folder imports only from those above it, and from ``ps``::
+
+    data         columns of a DataFrame to mini-batches, in a reproducible order
+    keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
+    callbacks    stop conditions and the user's own hooks
+    results      tables of history, commits and events
+    job          one training job on Spark
+    trainer      the trainer: one class for every rule
+    trainers     dist-keras' names over it
+    analysis     metrics and plots of those tables, gradients for the simulator
 """
 
 from __future__ import annotations

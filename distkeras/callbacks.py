@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
-from distkeras.ps.messages import Status
+from distkeras.ps.protocol.messages import Status
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-    from distkeras.batches import Batch
-    from distkeras.replica import KerasReplica
+    from distkeras.data.batches import Batch
+    from distkeras.keras_model.replica import KerasReplica
 
 #: Seconds between two calls of a callback that does not say.
 _EVERY = 10.0
@@ -60,7 +60,7 @@ class Training:
     read: Callable[[DataFrame, int], Batch | None]
 
 
-class Moment:
+class CallbackContext:
     """The job as a callback finds it; good during the call.
 
     Attributes:
@@ -153,10 +153,10 @@ class Callback:
     def on_begin(self, training: Training) -> None:
         """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
 
-    def on_center(self, moment: Moment) -> None:
+    def on_center(self, moment: CallbackContext) -> None:
         """While training goes on."""
 
-    def on_end(self, moment: Moment) -> None:
+    def on_end(self, moment: CallbackContext) -> None:
         """After the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
 
 
@@ -176,7 +176,7 @@ class TimeBudget(Callback):
     def __init__(self, seconds: float) -> None:
         super().__init__(every_seconds=_positive("seconds", seconds))
 
-    def on_center(self, moment: Moment) -> None:
+    def on_center(self, moment: CallbackContext) -> None:
         moment.stop(f"the time budget of {self.every_seconds:g} s is spent")
 
 
@@ -256,7 +256,7 @@ class EarlyStopping(Callback):
             raise EmptyDataError("the validation DataFrame must have rows. Received: none")
         self._rows = rows
 
-    def on_center(self, moment: Moment) -> None:
+    def on_center(self, moment: CallbackContext) -> None:
         if self.evaluations and moment.center.clock == self.evaluations[-1]["clock"]:
             return
         values = moment.evaluate(self._rows)
@@ -275,7 +275,7 @@ class EarlyStopping(Callback):
                 f"{self.monitor} has not become better than {self.best:.6g} in {self._waited} evaluations in a row"
             )
 
-    def on_end(self, moment: Moment) -> None:
+    def on_end(self, moment: CallbackContext) -> None:
         self.on_center(moment)
         if self._kept is not None and self._kept.clock != moment.center.clock:
             moment.restore(self._kept)

@@ -11,39 +11,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras import models
-from distkeras.callback_threads import Callbacks
 from distkeras.callbacks import Callback, Center, Training
-from distkeras.collected import collect
-from distkeras.history import Records, Resumed
-from distkeras.job import Job
-from distkeras.outcome import Outcome
-from distkeras.plan import DataSpec, partitioned
-from distkeras.progress import Progress
+from distkeras.data.local import collect
+from distkeras.data.schema import data_spec, example, names_of, weighted
+from distkeras.data.spec import DataSpec, partitioned
+from distkeras.job.callback_runner import Callbacks
+from distkeras.job.cluster import default_workers, driver_host
+from distkeras.job.progress import Progress
+from distkeras.job.spark_job import Job
+from distkeras.job.stalls import Stalls
+from distkeras.job.supervisor import Supervisor
+from distkeras.job.task import Task
+from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps import rules
-from distkeras.ps.channel import Deadlines
-from distkeras.ps.codecs import require_format
-from distkeras.ps.driver import DriverClient
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
-from distkeras.ps.process import ServerProcess
+from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.rules import Rule
-from distkeras.ps.saver import Checkpoint
-from distkeras.ps.schedules import Schedule
-from distkeras.ps.tls import make_certificate
-from distkeras.ps.window import AutoWindow
-from distkeras.recipe import recipe_of
-from distkeras.replica import KerasReplica
-from distkeras.schema import data_spec, example, names_of, weighted
-from distkeras.session import default_workers, driver_host
-from distkeras.stalls import Stalls
-from distkeras.supervisor import Supervisor
-from distkeras.task import Task
+from distkeras.ps.rules.schedules import Schedule
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.tls import make_certificate
+from distkeras.ps.worker.auto_window import AutoWindow
+from distkeras.results.outcome import Outcome
+from distkeras.results.tables import Records, Resumed
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-    from distkeras.batches import Batch
+    from distkeras.data.batches import Batch
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Trainer(Outcome):
             self.rule = replace(self.rule, window=communication_window)  # type: ignore[arg-type]  # checks it
         if stall_after is not None and not stall_after > 0:
             raise ConfigurationError(f"`stall_after` must be above 0. Received: stall_after={stall_after!r}")
-        self.model_file = models.to_bytes(model)
+        self.model_file = archive.to_bytes(model)
         self.recipe = recipe_of(
             model,
             self.model_file,

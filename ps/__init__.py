@@ -1,6 +1,19 @@
 """The parameter server: protocol, update rules, center variable, server and client.
 
-Needs the standard library, numpy and ml_dtypes only; neither Spark nor Keras is imported from here.
+Needs the standard library, numpy and ml_dtypes only; neither Spark nor Keras is imported from here. Each folder imports
+only from those above it::
+
+    errors       every typed error
+    validate     checks of arguments
+    events       what goes wrong, as log records and as rows of a table
+    rules        one file an update rule, both halves of it
+    protocol     messages, framing, handshake, wire formats: bytes in, messages out
+    transport    sockets with deadlines, TLS, and what the clients share
+    center       the center variable as a state machine: leases, rounds, the commit log
+    checkpoint   snapshots of the center
+    worker       the loop that every worker runs, and its client
+    server       sockets and threads around the center
+    simulation   the same worker loop and center under a virtual clock
 """
 
 if __name__ != "distkeras.ps":

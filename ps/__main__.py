@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps import rules
-from distkeras.ps.center import Center
-from distkeras.ps.channel import Deadlines
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.schedulers import BoundedStaleness
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.events import Lines
-from distkeras.ps.saver import Checkpoint, Life, Saver
-from distkeras.ps.schedulers import BoundedStaleness
-from distkeras.ps.server import ParameterServer
-from distkeras.ps.tls import Certificate, make_certificate, server_context
-from distkeras.ps.wire import KEY_BYTES
+from distkeras.ps.protocol.framing import KEY_BYTES
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.tls import Certificate, make_certificate, server_context
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,7 +95,7 @@ def build(settings: dict[str, Any]) -> tuple[ParameterServer, bool]:
         key = bytes.fromhex(settings["key"])
     except ValueError:
         raise ConfigurationError("the key must be hexadecimal digits. Received: something else") from None
-    saver, saved, life, incarnation = None, None, Life(**settings.get("life", {})), 1
+    saver, saved, life, incarnation = None, None, StartMode(**settings.get("life", {})), 1
 
     def center(vector: np.ndarray, statistics: np.ndarray) -> Center:
         return Center(
@@ -112,7 +112,7 @@ def build(settings: dict[str, Any]) -> tuple[ParameterServer, bool]:
     center(np.zeros(1, np.float32), np.zeros(0, np.float32))  # a bad combination fails here, not at the first publish
     restored, exact = None, True
     if settings["checkpoint"]:
-        saver = Saver(Checkpoint(**settings["checkpoint"]), settings.get("job"))
+        saver = Checkpointer(Checkpoint(**settings["checkpoint"]), settings.get("job"))
         saved = saver.load(life)
         incarnation = 1 + max(saver.lives(), life.after)
         if saved is not None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distkeras.ps.simulate import simulate
-from distkeras.ps.timing import Gamma
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Gamma
 
 WORKERS = 128
 ETA = 0.01

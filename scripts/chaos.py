@@ -87,9 +87,9 @@ class Range:
 
     def run(self, work: Work, disturbing: Callable[[], Any] = nullcontext) -> tuple[Work, Outcome]:
         """One job, inside ``disturbing()``; the first of its kind tells which mini-batches there are."""
-        from distkeras.ps.channel import Deadlines
+        from distkeras.ps.checkpoint.checkpointer import Checkpoint
         from distkeras.ps.errors import DistkerasError
-        from distkeras.ps.saver import Checkpoint
+        from distkeras.ps.transport.deadlines import Deadlines
 
         self._jobs += 1
         folder = self._disk.folder / f"job-{self._jobs}"

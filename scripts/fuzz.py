@@ -30,14 +30,13 @@ from pathlib import Path
 
 import numpy as np
 
-from distkeras.ps import messages
-from distkeras.ps.calls import Address
-from distkeras.ps.channel import Deadlines
-from distkeras.ps.client import WorkerClient
-from distkeras.ps.driver import DriverClient
+from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.messages import (
+from distkeras.ps.protocol import messages
+from distkeras.ps.protocol.framing import MAGIC, VERSION, Connection, EndOfStream, Limits, Reader, encode
+from distkeras.ps.protocol.messages import (
     MESSAGES,
+    Abort,
     Answer,
     Challenge,
     Commit,
@@ -48,13 +47,14 @@ from distkeras.ps.messages import (
     Observe,
     Proof,
     Pull,
-    Stop,
 )
-from distkeras.ps.process import ServerProcess
-from distkeras.ps.records import COMMIT
 from distkeras.ps.rules import make
-from distkeras.ps.wire import MAGIC, VERSION, Connection, EndOfStream, Limits, Reader, encode
-from distkeras.ps.worker import CommitRequest
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import CommitRequest
 
 KEY = bytes(range(32))
 LIMITS = Limits(fields=4096, body=64 * 1024)
@@ -541,7 +541,7 @@ def entitled(event: Message | EndOfStream, size: int) -> bool:
     """Whether a peer may end or change the job by this: whoever holds the key is believed."""
     if isinstance(event, Hello):  # another model ends the job
         return event.worker == 0 or (event.size, event.statistics) != (size, 0)
-    if isinstance(event, (Stop, Fault)):
+    if isinstance(event, (Abort, Fault)):
         return True
     return isinstance(event, (Commit, Pull, Leave)) and (event.worker, event.attempt) == (0, 0)
 

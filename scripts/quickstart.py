@@ -251,7 +251,7 @@ def distribute(run: Run, size: Size, spark: SparkSession, data: Path) -> Outcome
 
 def save(outcome: Outcome, out: Path) -> None:
     """Model, history, commits, and the histogram of staleness."""
-    from distkeras import plots
+    from distkeras.analysis import plots
 
     name = outcome.run.rule or "keras"
     outcome.model.save(out / "models" / f"{name}.keras")
@@ -300,7 +300,7 @@ def prepare(size: Size, out: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Writes the data as Parquet for Spark; returns the same as arrays for plain Keras."""
     import numpy as np
 
-    from distkeras.datasets import fashion_mnist, write_parquet
+    from distkeras.data.datasets import fashion_mnist, write_parquet
 
     for name in ("data", "models", "histories", "commits", "plots"):
         shutil.rmtree(out / name, ignore_errors=True)  # of an earlier run
@@ -314,7 +314,7 @@ def prepare(size: Size, out: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 def compare(size: Size, out: Path, *, tolerance: float | None) -> list[str]:
     """All of it. Returns what is wrong with the results."""
-    from distkeras import plots
+    from distkeras.analysis import plots
 
     began = time.monotonic()
     print("Fashion-MNIST to Parquet, and Spark up", flush=True)

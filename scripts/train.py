@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras.ps.codecs import FORMATS
 from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.rules import all_rules, from_text, json_or_text, make
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigurationError: they go with another option that was not given, or not with the rule.
     """
-    from distkeras.ps.saver import Checkpoint
+    from distkeras.ps.checkpoint.checkpointer import Checkpoint
 
     uri, every, resume = arguments.checkpoint, arguments.checkpoint_every, bool(arguments.resume)
     if uri is None and (resume or every is not None):
@@ -353,7 +353,7 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
     """Everything that the job has left, into a new local folder."""
     import pyarrow.parquet as pq
 
-    from distkeras import metrics
+    from distkeras.analysis import metrics
 
     folder.mkdir(parents=True, exist_ok=True)
     history, commits = trainer.history.toArrow(), trainer.commits.toArrow()
@@ -371,7 +371,7 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if plots:
-        from distkeras.plots import curves, staleness
+        from distkeras.analysis.plots import curves, staleness
 
         run = history.to_pandas()
         for name in run.columns.difference(metrics.HISTORY_KEYS):

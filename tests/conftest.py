@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # How long an example takes depends on who else computes; nothing here asserts times.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 #: Folders of tests that start whole programs. Last, one of them would keep one process busy while another idles.
-LONGEST = ("notebooks", "scripts", "spark")
+LONGEST = ("notebooks", "scripts", "training", "transformers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.parent.name, len(ranks)))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One for all tests of a process, since starting it takes longer than most of them.
+
+    Two cores, and up to four attempts of a task: `local[2]` would never retry one.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("distkeras tests")
+        .config("spark.driver.memory", "2g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")  # the failures here are meant
+    yield session
+    session.stop()

@@ -16,8 +16,8 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from distkeras import models
-from distkeras.columns import arrow_ready
+from distkeras.data.columns import arrow_ready
+from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
 from distkeras.transformers.params import Stage, param, texts, whole
@@ -85,12 +85,12 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024)
         self._take(features_col=features_col, output_col=output_col, batch_size=batch_size)
-        self._model: _Packed | None = None if keras_model is None else _Packed(models.to_bytes(keras_model))
+        self._model: _Packed | None = None if keras_model is None else _Packed(archive.to_bytes(keras_model))
 
     @property
     def keras_model(self) -> keras.Model:
         """A new copy of the model, not compiled."""
-        return models.from_bytes(self._packed().data, self._packed().objects)
+        return archive.from_bytes(self._packed().data, self._packed().objects)
 
     def _packed(self) -> _Packed:
         if self._model is None:
@@ -148,10 +148,10 @@ class _Packed:
     """A model as bytes, with what the driver must know about it."""
 
     def __init__(self, data: bytes) -> None:
-        self.objects = models.custom_objects(data)
+        self.objects = archive.custom_objects(data)
         # Loading it here finds on the driver what would fail on every executor, and drops the optimizer's state.
-        model = models.from_bytes(data, self.objects)
-        self.data = models.to_bytes(model)
+        model = archive.from_bytes(data, self.objects)
+        self.data = archive.to_bytes(model)
         self.inputs = [_described(tensor) for tensor in _tensors(model, "inputs")]
         self.outputs = [_described(tensor) for tensor in _tensors(model, "outputs")]
         for shape, _ in self.inputs:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from distkeras import models
-from distkeras.columns import Column, to_numpy
+from distkeras.data.columns import Column, to_numpy
+from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.ps.errors import BadValueError, ShapeError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Plan:
 
     archive: Archive
     key: str
-    objects: models.CustomObjects
+    objects: CustomObjects
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     names: tuple[str, ...]
@@ -156,7 +156,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _model(plan: Plan) -> keras.Model:
     model = _MODELS.get(plan.key)
     if model is None:
-        model = models.from_bytes(plan.archive.read(), plan.objects)
+        model = from_bytes(plan.archive.read(), plan.objects)
         _MODELS[plan.key] = model
         if len(_MODELS) > _KEPT:
             _MODELS.popitem(last=False)

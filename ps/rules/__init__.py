@@ -11,9 +11,21 @@ from functools import cache
 from typing import Any
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules.base import Card, Chunk, Context, Local, Replica, Rule, Traits
+from distkeras.ps.rules.base import Chunk, Context, Replica, Rule, RuleInfo, Traits, WorkerState
 
-__all__ = ["Card", "Chunk", "Context", "Local", "Replica", "Rule", "Traits", "all_rules", "from_text", "make", "table"]
+__all__ = [
+    "Chunk",
+    "Context",
+    "Replica",
+    "Rule",
+    "RuleInfo",
+    "Traits",
+    "WorkerState",
+    "all_rules",
+    "from_text",
+    "make",
+    "table",
+]
 
 
 @cache

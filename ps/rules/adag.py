@@ -8,20 +8,19 @@ import numpy as np
 
 from distkeras.ps.rules.base import (
     BLOCK,
-    THESIS,
-    Card,
     Chunk,
     Context,
-    Local,
     Replica,
     Rule,
+    RuleInfo,
     Scalars,
     Traits,
     Vector,
-    require_choice,
-    require_number,
+    WorkerState,
     sum_of_squares,
 )
+from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.validate import require_choice, require_number
 
 FORMS = ("4.1", "4.7", "4.10", "4.1norm", "4.7norm")
 
@@ -61,7 +60,7 @@ class ADAG(Rule):
     """
 
     name = "adag"
-    card = Card(
+    card = RuleInfo(
         title="ADAG",
         paper="Hermans 2017",
         equations="Alg 11-13, Eq 4.1, 4.7-4.10",
@@ -100,19 +99,19 @@ class ADAG(Rule):
 
     # ---- worker half ------------------------------------------------------------------------------------------
 
-    def _delta(self, replica: Replica, local: Local) -> Vector:
+    def _delta(self, replica: Replica, local: WorkerState) -> Vector:
         delta = local.payload[0]
         replica.moved(local.sent, delta)
         if self.normalize:
             delta /= local.steps
         return delta
 
-    def fill(self, replica: Replica, local: Local) -> None:
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
         self._delta(replica, local)
         if self.algorithm == 11:
             local.payload[1][...] = local.sent
 
-    def meet(self, replica: Replica, local: Local, fresh: Vector) -> None:
+    def elastic_exchange(self, replica: Replica, local: WorkerState, fresh: Vector) -> None:
         delta = self._delta(replica, local)
         divisor = self.divisor(replica.learning_rate)
         moved = local.vectors.setdefault("moved", np.empty_like(fresh))

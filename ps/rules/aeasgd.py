@@ -6,17 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import (
-    THESIS,
-    Card,
-    Local,
-    Replica,
-    Rule,
-    Traits,
-    Vector,
-    invalid,
-    require_number,
-)
+from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, Vector, WorkerState
+from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.validate import invalid, require_number
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ class AEASGD(Rule):
     """
 
     name = "aeasgd"
-    card = Card(
+    card = RuleInfo(
         title="AEASGD",
         paper="Hermans 2017",
         equations="Alg 9, Eq 2.15-2.16",
@@ -76,7 +68,7 @@ class AEASGD(Rule):
             )
         return alpha
 
-    def meet(self, replica: Replica, local: Local, fresh: Vector) -> None:
+    def elastic_exchange(self, replica: Replica, local: WorkerState, fresh: Vector) -> None:
         elastic = local.payload[0]
         position = local.vectors.setdefault("position", np.empty_like(fresh))
         replica.read(position)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import THESIS, Card, Local, Replica, Rule, Traits
+from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, WorkerState
+from distkeras.ps.rules.papers import THESIS
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class AGN(Rule):
     """
 
     name = "agn"
-    card = Card(
+    card = RuleInfo(
         title="AGN",
         paper="Hermans 2017",
         equations="Alg 10, Eq 3.1",
@@ -40,6 +41,6 @@ class AGN(Rule):
     def traits(self) -> Traits:
         return Traits(overlaps=True)
 
-    def fill(self, replica: Replica, local: Local) -> None:
-        super().fill(replica, local)
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
+        super().fill_payload(replica, local)
         local.payload[0][...] /= local.steps

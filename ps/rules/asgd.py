@@ -8,20 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.base import (
-    DANA,
-    Card,
-    Chunk,
-    Context,
-    Local,
-    Replica,
-    Rule,
-    Scalars,
-    Traits,
-    Vector,
-    invalid,
-    require_number,
-)
+from distkeras.ps.rules.base import Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
+from distkeras.ps.rules.papers import DANA
+from distkeras.ps.validate import invalid, require_number
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,7 @@ class ASGD(Rule):
     """
 
     name = "asgd"
-    card = Card(
+    card = RuleInfo(
         title="ASGD", paper="Hakimi et al. 2019", equations="Alg 1-2", sends="g", family="gradient", bibtex=DANA
     )
 
@@ -55,7 +44,7 @@ class ASGD(Rule):
     def traits(self) -> Traits:
         return Traits(gradient=True, overlaps=True)
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         (batch,) = batches
         gradient = local.payload[0]
         row = replica.gradient(batch, gradient)
@@ -63,10 +52,10 @@ class ASGD(Rule):
             gradient += self.weight_decay * local.sent
         return row[np.newaxis]
 
-    def fill(self, replica: Replica, local: Local) -> None:
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
         """Nothing: `compute` wrote the gradient."""
 
-    def carry(self, replica: Replica, local: Local, sent: Vector) -> None:
+    def begin_overlapped_window(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
         """The next gradient is taken where the worker was last sent to; it lacks the one that travels."""
         self.receive(replica, local, sent)
 

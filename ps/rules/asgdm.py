@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import ORMO, Card, Chunk, Context, Scalars
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars
 from distkeras.ps.rules.nag_asgd import NagASGD
+from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ASGDm(NagASGD):
     """
 
     name = "asgdm"
-    card = Card(
+    card = RuleInfo(
         title="naive ASGDm", paper="Shi et al. 2024", equations="Alg 5", sends="g", family="gradient", bibtex=ORMO
     )
 

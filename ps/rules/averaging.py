@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import THESIS, Card, Chunk, Local, Replica, Rule, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
+from distkeras.ps.rules.papers import THESIS
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ModelAveraging(Rule):
     """
 
     name = "averaging"
-    card = Card(
+    card = RuleInfo(
         title="Model averaging",
         paper="Hermans 2017",
         equations="Alg 3, Eq 2.2-2.3",
@@ -39,7 +40,7 @@ class ModelAveraging(Rule):
     def traits(self) -> Traits:
         return Traits(synchronous=True)
 
-    def fill(self, replica: Replica, local: Local) -> None:
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
         replica.read(local.payload[0])
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:

@@ -18,7 +18,6 @@ Rules of the house, which `center.Center` and the conformance suite hold every r
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import invalid
 
 Vector = np.ndarray
 Scalars = tuple[float, ...]
@@ -34,7 +33,7 @@ Scalars = tuple[float, ...]
 #: Elements of one chunk, and of one block of a reduction: 256 KB of float32 stay in a core's cache.
 BLOCK = 64 * 1024
 #: Batches that one call of `Rule.compute` gets at most: what a worker must hold in memory at once.
-LONGEST_BURST = 64
+MOST_STEPS_A_CALL = 64
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Traits:
         keeps_sent: the server half reads what the committing worker was last sent.
         view: what a worker is sent is not the center itself but `Rule.view` of it.
         reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
-        overlaps: a worker may compute its next window while a commit travels (`Rule.carry`).
+        overlaps: a worker may compute its next window while a commit travels (`Rule.begin_overlapped_window`).
         probes: while no exchange is due, a worker asks after each burst whether the server is occupied, and asks `due`
             again.
         model_vectors: names of the vectors that the server keeps beside the center.
@@ -76,7 +75,7 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Card:
+class RuleInfo:
     """What the generated table of rules says of a rule.
 
     Args:
@@ -166,7 +165,7 @@ class Replica(Protocol):
 
 
 @dataclass
-class Local:
+class WorkerState:
     """What a worker remembers between two exchanges.
 
     Args:
@@ -202,7 +201,7 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    card: ClassVar[Card]
+    card: ClassVar[RuleInfo]
 
     window: int | None = 1
 
@@ -216,37 +215,37 @@ class Rule(ABC):
 
     # ---- worker half ------------------------------------------------------------------------------------------
 
-    def start(self, replica: Replica, sent: Vector) -> Local:
+    def start(self, replica: Replica, sent: Vector) -> WorkerState:
         """Begins from the first pull."""
         replica.load(sent)
-        return Local(sent=sent)
+        return WorkerState(sent=sent)
 
-    def burst(self, local: Local) -> int:
+    def burst(self, local: WorkerState) -> int:
         """Steps that may be taken before `due` must be asked again."""
-        return LONGEST_BURST if self.window is None else min(self.window - local.steps, LONGEST_BURST)
+        return MOST_STEPS_A_CALL if self.window is None else min(self.window - local.steps, MOST_STEPS_A_CALL)
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         """Takes ``len(batches)`` local steps. Returns what `Replica.train` returns."""
         return replica.train(batches)
 
-    def due(self, local: Local) -> bool:
+    def due(self, local: WorkerState) -> bool:
         """Whether to exchange now; the end of an epoch makes an exchange due in any case."""
         return local.due_early or (self.window is not None and local.steps >= self.window)
 
-    def meet(self, replica: Replica, local: Local, fresh: Vector) -> None:
+    def elastic_exchange(self, replica: Replica, local: WorkerState, fresh: Vector) -> None:
         """``Traits.pull_first`` only: fills ``local.payload`` from the center just pulled, and moves the replica."""
         raise NotImplementedError
 
-    def fill(self, replica: Replica, local: Local) -> None:
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
         """All other rules: fills ``local.payload``."""
         replica.moved(local.sent, local.payload[0])
 
-    def receive(self, replica: Replica, local: Local, sent: Vector) -> None:
+    def receive(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
         """Takes in the reply to a commit."""
         replica.load(sent)
         local.sent = sent
 
-    def carry(self, replica: Replica, local: Local, sent: Vector) -> None:
+    def begin_overlapped_window(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
         """``Traits.overlaps`` only: goes on while ``local.payload`` travels.
 
         ``sent`` is the reply to the commit before it (at first, what was pulled), which it is missing in. The window
@@ -304,60 +303,9 @@ class Rule(ABC):
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.config().items())})"
 
 
-def invalid(name: str, value: Any, expected: str) -> ConfigurationError:
-    """The error that every rule gives for a bad hyper-parameter."""
-    return ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}")
-
-
-def require_number(name: str, value: Any, low: float = 0.0, *, inclusive: bool = False) -> None:
-    """A finite number above ``low`` (or equal to it, where ``inclusive``)."""
-    if type(value) not in (int, float) or not math.isfinite(value) or value < low or (value == low and not inclusive):
-        raise invalid(name, value, f"a finite number {'of at least' if inclusive else 'above'} {low:g}")
-
-
-def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """One of ``choices``."""
-    if value not in choices:
-        raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
-
-
 def sum_of_squares(vector: Vector) -> float:
     """Squared Euclidean norm, added up in float64 over blocks of `BLOCK` elements: the same figure on both sides."""
     total = 0.0
     for start in range(0, vector.size, BLOCK):
         total += float(np.square(vector[start : start + BLOCK], dtype=np.float64).sum())
     return total
-
-
-#: Entries of the papers that several rules come from.
-THESIS = """\
-@mastersthesis{hermans2017,
-  author = {Hermans, Joeri},
-  title  = {On Scalable Deep Learning and Parallelizing Gradient Descent},
-  school = {Maastricht University},
-  year   = {2017},
-}"""
-
-DANA = """\
-@article{hakimi2019,
-  author  = {Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf},
-  title   = {Taming Momentum in a Distributed Asynchronous Environment},
-  journal = {arXiv preprint arXiv:1907.11612},
-  year    = {2019},
-}"""
-
-ORMO = """\
-@inproceedings{shi2024,
-  author    = {Shi, Chang-Wei and Yang, Yi-Rui and Li, Wu-Jun},
-  title     = {Ordered Momentum for Asynchronous {SGD}},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2024},
-}"""
-
-DELAY_COMPENSATION = """\
-@inproceedings{zheng2017,
-  author    = {Zheng, Shuxin and Meng, Qi and Wang, Taifeng and Chen, Wei and others},
-  title     = {Asynchronous Stochastic Gradient Descent with Delay Compensation},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2017},
-}"""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import DANA, Card, Chunk, Scalars, Traits, require_number
+from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.rules.dc_asgd import compensate
+from distkeras.ps.rules.papers import DANA
+from distkeras.ps.validate import require_number
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class DanaDC(DanaZero):
     """
 
     name = "dana_dc"
-    card = Card(
+    card = RuleInfo(
         title="DANA-DC", paper="Hakimi et al. 2019", equations="Alg 7", sends="g", family="gradient", bibtex=DANA
     )
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD, require_momentum
-from distkeras.ps.rules.base import DANA, Card, Local, Replica, Vector
+from distkeras.ps.rules.base import Replica, RuleInfo, Vector, WorkerState
+from distkeras.ps.rules.papers import DANA
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DanaSlim(ASGD):
     """
 
     name = "dana_slim"
-    card = Card(
+    card = RuleInfo(
         title="DANA-Slim",
         paper="Hakimi et al. 2019",
         equations="Alg 6, Eq 15-16",
@@ -45,12 +46,12 @@ class DanaSlim(ASGD):
         super().__post_init__()
         require_momentum(self.momentum)
 
-    def start(self, replica: Replica, sent: Vector) -> Local:
+    def start(self, replica: Replica, sent: Vector) -> WorkerState:
         local = super().start(replica, sent)
         local.vectors["velocity"] = np.zeros_like(sent)
         return local
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         rows = super().compute(replica, local, batches)
         gradient, velocity = local.payload[0], local.vectors["velocity"]
         velocity *= self.momentum

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import DANA, Card, Chunk, Context, Scalars, Traits, Vector
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits, Vector
 from distkeras.ps.rules.nag_asgd import NagASGD
+from distkeras.ps.rules.papers import DANA
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DanaZero(NagASGD):
     """
 
     name = "dana_zero"
-    card = Card(
+    card = RuleInfo(
         title="DANA-Zero",
         paper="Hakimi et al. 2019",
         equations="Alg 4, Eq 10-11",

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD, require_momentum
-from distkeras.ps.rules.base import (
-    DELAY_COMPENSATION,
-    Card,
-    Chunk,
-    Context,
-    Scalars,
-    Traits,
-    invalid,
-    require_choice,
-    require_number,
-)
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.papers import DELAY_COMPENSATION
+from distkeras.ps.validate import invalid, require_choice, require_number
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class DCASGD(ASGD):
     """
 
     name = "dc_asgd"
-    card = Card(
+    card = RuleInfo(
         title="DC-ASGD",
         paper="Zheng et al. 2017",
         equations="Alg 1-2, Section 6",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import THESIS, Card, Rule, Traits
+from distkeras.ps.rules.base import Rule, RuleInfo, Traits
+from distkeras.ps.rules.papers import THESIS
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Downpour(Rule):
     """
 
     name = "downpour"
-    card = Card(
+    card = RuleInfo(
         title="DOWNPOUR",
         paper="Hermans 2017",
         equations="Alg 5, Eq 2.11-2.12",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import THESIS, Card, Chunk, Context, Rule, Scalars
+from distkeras.ps.rules.base import Chunk, Context, Rule, RuleInfo, Scalars
+from distkeras.ps.rules.papers import THESIS
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class DynSGD(Rule):
     """
 
     name = "dynsgd"
-    card = Card(
+    card = RuleInfo(
         title="DynSGD",
         paper="Hermans 2017",
         equations="Alg 7-8, Eq 2.13",

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.aeasgd import AEASGD
-from distkeras.ps.rules.base import Card, Local, Replica, Traits, Vector, invalid, require_number
+from distkeras.ps.rules.base import Replica, RuleInfo, Traits, Vector, WorkerState
+from distkeras.ps.validate import invalid, require_number
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class EAMSGD(AEASGD):
     """
 
     name = "eamsgd"
-    card = Card(
+    card = RuleInfo(
         title="EAMSGD",
         paper="Zhang et al. 2015",
         equations="Section 2",
@@ -60,7 +61,7 @@ class EAMSGD(AEASGD):
     def traits(self) -> Traits:
         return Traits(pull_first=True, keeps_replica=True, plain_sgd=True)
 
-    def start(self, replica: Replica, sent: Vector) -> Local:
+    def start(self, replica: Replica, sent: Vector) -> WorkerState:
         local = super().start(replica, sent)
         local.vectors["position"] = sent.copy()
         local.vectors["velocity"] = np.zeros_like(sent)
@@ -68,7 +69,7 @@ class EAMSGD(AEASGD):
         local.vectors["ahead"] = np.empty_like(sent)
         return local
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         position, velocity = local.vectors["position"], local.vectors["velocity"]
         gradient, ahead = local.vectors["gradient"], local.vectors["ahead"]
         rows = []

@@ -10,18 +10,9 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.aeasgd import AEASGD
-from distkeras.ps.rules.base import (
-    THESIS,
-    Card,
-    Chunk,
-    Local,
-    Replica,
-    Scalars,
-    Traits,
-    Vector,
-    require_choice,
-    sum_of_squares,
-)
+from distkeras.ps.rules.base import Chunk, Replica, RuleInfo, Scalars, Traits, Vector, WorkerState, sum_of_squares
+from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.validate import require_choice
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class EASGD(AEASGD):
     """
 
     name = "easgd"
-    card = Card(
+    card = RuleInfo(
         title="EASGD",
         paper="Hermans 2017",
         equations="Alg 4, Eq 2.4-2.10",
@@ -72,10 +63,10 @@ class EASGD(AEASGD):
     def traits(self) -> Traits:
         return Traits(synchronous=True, keeps_replica=True, plain_sgd=self.early_stopping is not None)
 
-    def burst(self, local: Local) -> int:
+    def burst(self, local: WorkerState) -> int:
         return 1 if self.early_stopping else super().burst(local)
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         if self.early_stopping is None:
             return replica.train(batches)
         before = local.vectors.setdefault("before", np.empty_like(local.sent))
@@ -94,11 +85,11 @@ class EASGD(AEASGD):
             local.due_early = gradient_norm - elastic_norm < eta
         return rows
 
-    def fill(self, replica: Replica, local: Local) -> None:
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
         # Algorithm 4's exchange is the elastic one with the pulled center where AEASGD takes the fresh one.
-        self.meet(replica, local, local.sent)
+        self.elastic_exchange(replica, local, local.sent)
 
-    def receive(self, replica: Replica, local: Local, sent: Vector) -> None:
+    def receive(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
         local.sent = sent
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:

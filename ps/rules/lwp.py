@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import DANA, Card, Chunk, Context, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
+from distkeras.ps.rules.papers import DANA
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class LWP(NagASGD):
     """
 
     name = "lwp"
-    card = Card(
+    card = RuleInfo(
         title="LWP", paper="Hakimi et al. 2019", equations="Alg 3, Eq 9", sends="g", family="gradient", bibtex=DANA
     )
 

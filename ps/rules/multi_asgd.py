@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import DANA, Card, Chunk, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
+from distkeras.ps.rules.papers import DANA
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class MultiASGD(NagASGD):
     """
 
     name = "multi_asgd"
-    card = Card(
+    card = RuleInfo(
         title="Multi-ASGD", paper="Hakimi et al. 2019", equations="Alg 9", sends="g", family="gradient", bibtex=DANA
     )
 

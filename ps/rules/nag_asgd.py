@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD, require_momentum
-from distkeras.ps.rules.base import DANA, Card, Chunk, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.papers import DANA
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class NagASGD(ASGD):
     """
 
     name = "nag_asgd"
-    card = Card(
+    card = RuleInfo(
         title="NAG-ASGD", paper="Hakimi et al. 2019", equations="Alg 8", sends="g", family="gradient", bibtex=DANA
     )
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgdm import corrected
-from distkeras.ps.rules.base import ORMO, Card, Chunk, Context, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
+from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class OrMo(NagASGD):
     """
 
     name = "ormo"
-    card = Card(title="OrMo", paper="Shi et al. 2024", equations="Alg 2", sends="g", family="gradient", bibtex=ORMO)
+    card = RuleInfo(title="OrMo", paper="Shi et al. 2024", equations="Alg 2", sends="g", family="gradient", bibtex=ORMO)
 
     @property
     def traits(self) -> Traits:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD, require_momentum
-from distkeras.ps.rules.base import ORMO, Card, Chunk, Context, Local, Replica, Scalars, Vector
+from distkeras.ps.rules.base import Chunk, Context, Replica, RuleInfo, Scalars, Vector, WorkerState
+from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ShiftedMomentum(ASGD):
     """
 
     name = "shifted_momentum"
-    card = Card(
+    card = RuleInfo(
         title="shifted momentum",
         paper="Shi et al. 2024",
         equations="Remark 2",
@@ -45,12 +46,12 @@ class ShiftedMomentum(ASGD):
         super().__post_init__()
         require_momentum(self.momentum)
 
-    def start(self, replica: Replica, sent: Vector) -> Local:
+    def start(self, replica: Replica, sent: Vector) -> WorkerState:
         local = super().start(replica, sent)
         local.vectors["momentum"] = np.zeros_like(sent)
         return local
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         rows = super().compute(replica, local, batches)
         gradient, momentum = local.payload[0], local.vectors["momentum"]
         eta, previous = local.learning_rate, local.previous_learning_rate

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Card, Chunk, Context, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
 
 
@@ -32,7 +32,7 @@ class SMEGA2(NagASGD):
     """
 
     name = "smega2"
-    card = Card(
+    card = RuleInfo(
         title="SMEGA²",
         paper="Cohen et al. 2022",
         equations="as cited by Shi et al. 2024",

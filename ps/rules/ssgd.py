@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import ORMO, Card, Chunk, Context, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class SSGD(ASGD):
     """
 
     name = "ssgd"
-    card = Card(
+    card = RuleInfo(
         title="SSGD", paper="Shi et al. 2024", equations="Alg 1-I, Remark 1", sends="g", family="gradient", bibtex=ORMO
     )
 

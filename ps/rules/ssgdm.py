@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgdm import corrected
-from distkeras.ps.rules.base import ORMO, Card, Chunk, Context, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
+from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class SSGDm(NagASGD):
     """
 
     name = "ssgdm"
-    card = Card(
+    card = RuleInfo(
         title="SSGDm (global)",
         paper="Shi et al. 2024",
         equations="Alg 3, Eq 4-6",

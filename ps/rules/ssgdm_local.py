@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import ORMO, Card, Chunk, Scalars, Traits
+from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.papers import ORMO
 from distkeras.ps.rules.shifted_momentum import ShiftedMomentum
 
 
@@ -24,7 +25,7 @@ class SSGDmLocal(ShiftedMomentum):
     """
 
     name = "ssgdm_local"
-    card = Card(
+    card = RuleInfo(
         title="SSGDm (local)", paper="Shi et al. 2024", equations="Alg 4", sends="uᵏ", family="gradient", bibtex=ORMO
     )
 

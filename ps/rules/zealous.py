@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.base import THESIS, Card, Local, Replica, Rule, Traits, require_choice
+from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, WorkerState
+from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.validate import require_choice
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class ZealousDownpour(Rule):
     """
 
     name = "zealous_downpour"
-    card = Card(
+    card = RuleInfo(
         title="Zealous DOWNPOUR",
         paper="Hermans 2017",
         equations="Alg 6",
@@ -55,10 +57,10 @@ class ZealousDownpour(Rule):
     def traits(self) -> Traits:
         return Traits(plain_sgd=not self.explore, probes=True)
 
-    def burst(self, local: Local) -> int:
+    def burst(self, local: WorkerState) -> int:
         return 1
 
-    def compute(self, replica: Replica, local: Local, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         if self.explore:
             return replica.train(batches)
         (batch,) = batches
@@ -72,9 +74,9 @@ class ZealousDownpour(Rule):
             accumulated += step
         return row[np.newaxis]
 
-    def due(self, local: Local) -> bool:
+    def due(self, local: WorkerState) -> bool:
         return not local.occupied or super().due(local)
 
-    def fill(self, replica: Replica, local: Local) -> None:
+    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
         if self.explore:
-            super().fill(replica, local)
+            super().fill_payload(replica, local)

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from bench.measure import Case, Factory
 from bench.workload import CLASSES, INPUTS, PATIENCE, WORKERS, answer, rows, session
-from distkeras.batches import Source
-from distkeras.columns import Column
-from distkeras.plan import DataSpec, partitioned
+from distkeras.data.batches import Source
+from distkeras.data.columns import Column
+from distkeras.data.spec import DataSpec, partitioned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,7 +69,7 @@ def _frames(spark: SparkSession, count: int, directory: str) -> dict[str, DataFr
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql.functions import col
 
-    from distkeras.datasets import write_parquet
+    from distkeras.data.datasets import write_parquet
 
     def parquet(name: str) -> DataFrame:
         # A path each: Spark serves every plan like a cached one from the cache.

@@ -16,8 +16,8 @@ import numpy as np
 
 from bench.measure import Case, Factory
 from bench.rig import ETA, STEPS
-from distkeras.ps.center import Center
-from distkeras.ps.messages import Commit
+from distkeras.ps.center.center import Center
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import Chunk, Context, Rule, all_rules, make
 from distkeras.ps.rules.base import BLOCK
 

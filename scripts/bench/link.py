@@ -20,15 +20,15 @@ from bench.processes import Client, Fleet, Where, serving
 from bench.ps import MEDIUM
 from bench.rig import WorkerExchange, elements
 from bench.workload import CLASSES, INPUTS, WORKERS, build
-from distkeras.batches import Batch
-from distkeras.ps.calls import Address
-from distkeras.ps.client import WorkerClient
-from distkeras.ps.codecs import FORMATS, codec_of
-from distkeras.ps.driver import DriverClient
-from distkeras.ps.process import ServerProcess
+from distkeras.data.batches import Batch
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.protocol.compression import FORMATS, codec_of
 from distkeras.ps.rules import make
-from distkeras.ps.worker import CommitRequest, Loop, PullRequest, Reply, work
-from distkeras.replica import KerasReplica
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import CommitRequest, Loop, PullRequest, Reply, work
 
 SECTION = "link"
 RULE = make("agn", window=10)

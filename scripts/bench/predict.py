@@ -27,8 +27,8 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def _predict(count: int) -> Iterator[Case]:
-    from distkeras.datasets import write_parquet
-    from distkeras.models import from_bytes, to_bytes
+    from distkeras.data.datasets import write_parquet
+    from distkeras.keras_model.archive import from_bytes, to_bytes
     from distkeras.transformers import ModelPredictor
 
     model, (x, y) = build("S"), rows(count)

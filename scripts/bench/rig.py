@@ -14,13 +14,13 @@ import numpy as np
 from bench import echo, naive
 from bench.naive import Shapes
 from bench.processes import Client, Fleet, serving
-from distkeras.ps.calls import Address
-from distkeras.ps.client import WorkerClient
-from distkeras.ps.driver import DriverClient
-from distkeras.ps.messages import NO_FLOATS
-from distkeras.ps.process import ServerProcess
+from distkeras.ps.protocol.messages import NO_FLOATS
 from distkeras.ps.rules import make
-from distkeras.ps.worker import CommitRequest
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import CommitRequest
 
 #: Mini-batches behind a commit, each with a row of history: timestamp, samples, loss and a metric.
 STEPS, HISTORY = 5, 4

@@ -19,18 +19,18 @@ import numpy as np
 from bench.measure import Case, Factory
 from bench.processes import Fleet
 from bench.workload import INPUTS, WORKERS, build
-from distkeras.batches import Batch
-from distkeras.ps.calls import Address
-from distkeras.ps.center import Center
-from distkeras.ps.client import WorkerClient
-from distkeras.ps.driver import DriverClient
-from distkeras.ps.process import ServerProcess
+from distkeras.data.batches import Batch
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.center.center import Center
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.rules import make
-from distkeras.ps.saver import Checkpoint
-from distkeras.ps.server import ParameterServer
-from distkeras.ps.wire import KEY_BYTES
-from distkeras.ps.worker import CommitRequest, PullRequest, work
-from distkeras.replica import KerasReplica
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import CommitRequest, PullRequest, work
 
 SECTION = "safety"
 RULE = make("agn", window=10)
@@ -139,13 +139,13 @@ def _served(careful: bool) -> Iterator[Address]:
 
 def _serve(pipe: Connection, careful: bool) -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import distkeras.ps.desk as module
-    from distkeras.ps.records import Log
+    import distkeras.ps.server.dispatcher as module
+    from distkeras.ps.center.commit_log import CommitLog
 
     if not careful:
         module.check_shapes = lambda *_: None
         module.not_finite = lambda *_: None
-        Log.add = lambda log, commit, **facts: None  # type: ignore[method-assign]
+        CommitLog.add = lambda log, commit, **facts: None  # type: ignore[method-assign]
     with ParameterServer(
         lambda vector, statistics: Center(RULE, vector, workers=WORKERS, statistics=statistics), key=_KEY
     ) as server:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.measure import Case, Factory
 from bench.workload import bare_loop, build, fit_rate, mini_batches, rows
-from distkeras.replica import KerasReplica
+from distkeras.keras_model.replica import KerasReplica
 
 SECTION = "step"
 WINDOW = 10

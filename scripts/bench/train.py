@@ -70,7 +70,7 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def _train(count: int) -> Iterator[list[Case]]:
-    from distkeras.datasets import write_parquet
+    from distkeras.data.datasets import write_parquet
 
     x, y = rows(count)
     with ExitStack() as stack:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.batches import Batch
-from distkeras.tensors import aligned
+from distkeras.data.batches import Batch
+from distkeras.data.memory import aligned
 
 if TYPE_CHECKING:
     import keras

@@ -143,9 +143,9 @@ def pictures(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Wor
     The server's rate goes down to nothing over its clock, so that the accuracy at the end depends little on the order
     of the commits; and a clock that has gone wrong would show.
     """
-    from distkeras.datasets import fashion_mnist, write_parquet
+    from distkeras.data.datasets import fashion_mnist, write_parquet
     from distkeras.ps.rules import make
-    from distkeras.ps.schedules import Cosine
+    from distkeras.ps.rules.schedules import Cosine
 
     (x, y), (x_test, y_test) = fashion_mnist()
     path = write_parquet(folder / "pictures", x[:rows], y[:rows], files=WORKERS)
@@ -175,7 +175,7 @@ def counting(folder: Path, *, rows: int, epochs: int) -> Work:
     at its own weight. With plain SGD at a rate of 1, DOWNPOUR adds -1 to it, each time that the row is trained on. All
     numbers are small integers, so every order of additions gives the same sums.
     """
-    from distkeras.datasets import write_parquet
+    from distkeras.data.datasets import write_parquet
 
     path = write_parquet(folder / "counting", np.eye(rows, dtype=np.float32), np.full(rows, -1e4), files=WORKERS)
 

@@ -11,8 +11,8 @@ from reproduction import draw
 from reproduction.claims import Results
 
 from distkeras.ps import rules
-from distkeras.ps.simulate import simulate
-from distkeras.ps.timing import Gamma
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Gamma
 
 MINIMUM = (3.0, 0.5)
 RULES = {"downpour": "DOWNPOUR", "agn": "AGN", "adag": "ADAG"}

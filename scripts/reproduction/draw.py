@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from reproduction.claims import Spread
 
-from distkeras.plots import COLORS, DASHES
+from distkeras.analysis.plots import COLORS, DASHES
 
 mpl.use("Agg")
 #: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.

@@ -12,9 +12,9 @@ from reproduction import beale, draw
 from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
 from reproduction.runs import Run, best_rate, history, simulated, train
 
-from distkeras import metrics
+from distkeras.analysis import metrics
 from distkeras.ps import rules
-from distkeras.ps.simulate import simulate
+from distkeras.ps.simulation.simulate import simulate
 
 #: Figure 2.7's hyper-parameters.
 WORKERS, WINDOW, RHO, RATE = 5, 30, 5.0, 1e-5
@@ -253,8 +253,8 @@ def efficiency_section(results: Results, scale: Scale, folder: Path) -> Section:
     draw.finish(axes[0, 0], "", "temporal efficiency (ratio)", "AGN over AEASGD")
     setting = (
         f"{scale.budget(BUDGET, 120):,} mini-batches a run, homogeneous gamma-distributed times, "
-        f"`distkeras.metrics.temporal_efficiency` of the workers' training accuracy in virtual time. Learning rates "
-        f"chosen once at n = {TUNED_ON[0]}, λ = {TUNED_ON[1]} with seed 0: AGN {rates['agn']:g} of "
+        f"`distkeras.analysis.metrics.temporal_efficiency` of the workers' training accuracy in virtual time. "
+        f"Learning rates chosen once at n = {TUNED_ON[0]}, λ = {TUNED_ON[1]} with seed 0: AGN {rates['agn']:g} of "
         f"{listed(GRIDS['agn'])}, AEASGD (ρ = {RHO:g}) {rates['aeasgd']:g} of {listed(GRIDS['aeasgd'])}. "
         f"Seeds {listed(scale.seeds)}."
     )

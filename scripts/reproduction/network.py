@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from distkeras.datasets import fashion_mnist
+from distkeras.data.datasets import fashion_mnist
 
 INPUTS, HIDDEN, CLASSES = 784, 32, 10
 SIZE = INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES

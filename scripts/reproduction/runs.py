@@ -12,9 +12,9 @@ import pandas as pd
 from reproduction import network
 
 from distkeras.ps import rules
-from distkeras.ps.schedules import Schedule, StepDecay, WarmUp
-from distkeras.ps.simulate import Trace, simulate
-from distkeras.ps.timing import Gamma, SlowWorkers, Timing
+from distkeras.ps.rules.schedules import Schedule, StepDecay, WarmUp
+from distkeras.ps.simulation.simulate import Trace, simulate
+from distkeras.ps.simulation.timing import Gamma, SlowWorkers, Timing
 
 #: The environments of the papers, by the names in the report.
 TIMINGS: dict[str, Timing] = {
@@ -113,7 +113,7 @@ def train(run: Run, seed: int, part: str = "test") -> dict[str, Any]:
 
 
 def history(trace: Trace, batches: network.Batches) -> pd.DataFrame:
-    """One row a gradient whose commit was applied, as `distkeras.metrics` takes it.
+    """One row a gradient whose commit was applied, as `distkeras.analysis.metrics` takes it.
 
     A worker's steps of one window share the time between its two commits evenly. ``seconds`` are units of the timing.
     """

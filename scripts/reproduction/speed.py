@@ -25,9 +25,9 @@ from reproduction.claims import (
 )
 from reproduction.runs import TIMINGS, Run, time_to, tuned
 
-from distkeras.ps.daso import Daso, simulate_daso
-from distkeras.ps.simulate import simulate
-from distkeras.ps.timing import Communication, Gamma
+from distkeras.ps.simulation.daso import Daso, simulate_daso
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Communication, Gamma
 
 WORKERS = (1, 4, 8, 16, 32, 64)
 #: Clusters whose throughput is averaged: one draw of the machines' speeds says little.

@@ -11,8 +11,8 @@ import numpy as np
 from reproduction import draw
 from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
 
-from distkeras.ps.simulate import simulate
-from distkeras.ps.timing import Gamma, Memoryless, SlowWorkers, Timing
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Gamma, Memoryless, SlowWorkers, Timing
 
 TIMINGS: dict[str, Timing] = {
     "homogeneous": Gamma(),

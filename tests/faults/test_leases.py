@@ -6,8 +6,8 @@ import dataclasses
 import os
 
 import pytest
-from faults import PATIENCE, Faults
-from struck import LARGE, QUICK, Job
+from support.fault_job import LARGE, QUICK, Job
+from support.faults import PATIENCE, Faults
 
 from distkeras.ps.rules import make
 

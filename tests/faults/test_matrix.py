@@ -7,8 +7,8 @@ each fault and each phase in the default suite.
 from __future__ import annotations
 
 import pytest
-from faults import FAULTS, PHASES, Faults
-from struck import LARGE, LONG, SIZE, Job
+from support.fault_job import LARGE, LONG, SIZE, Job
+from support.faults import FAULTS, PHASES, Faults
 
 from distkeras.ps.rules import make
 

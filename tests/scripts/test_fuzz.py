@@ -8,9 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from distkeras.ps import wire
-from distkeras.ps.messages import Ack
-from distkeras.ps.wire import Connection, Reader
+from distkeras.ps.protocol import framing
+from distkeras.ps.protocol.framing import Connection, Reader
+from distkeras.ps.protocol.messages import Ack
 
 
 def test_the_same_seed_gives_the_same_inputs(fuzz: ModuleType):
@@ -62,8 +62,8 @@ class TestFinding:
         assert calls == ["dump_traceback_later", "cancel_dump_traceback_later"]
 
     def test_memory_beyond_the_limits(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(fuzz, "LIMITS", wire.Limits(fields=4096, body=0))
-        limits = wire.Limits(fields=4096, body=1 << 16)
+        monkeypatch.setattr(fuzz, "LIMITS", framing.Limits(fields=4096, body=0))
+        limits = framing.Limits(fields=4096, body=1 << 16)
         init = Reader.__init__
         monkeypatch.setattr(Reader, "__init__", lambda self, _, allocate=None: init(self, limits, allocate))
         with self.finds(fuzz):

@@ -15,10 +15,10 @@ import pyspark
 import pytest
 
 from distkeras import Trainer
-from distkeras.datasets import write_parquet
+from distkeras.data.datasets import write_parquet
 from distkeras.ps import rules
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.saver import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"

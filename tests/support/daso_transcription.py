@@ -1,4 +1,4 @@
-"""DASO as its paper has it, in plain numpy and device by device: what `distkeras.ps.daso` is held against."""
+"""DASO as its paper has it, in plain numpy and device by device: what `ps.simulation.daso` is held against."""
 
 from __future__ import annotations
 

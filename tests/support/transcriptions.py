@@ -12,7 +12,7 @@ from math import ceil, sqrt
 import numpy as np
 
 from distkeras.ps.rules import Rule
-from distkeras.ps.simulate import Trace, simulate
+from distkeras.ps.simulation.simulate import Trace, simulate
 
 Vector = np.ndarray
 Centers = Iterator[Vector]

@@ -1,0 +1,321 @@
+"""A Keras model and its data as the gradient of a vector: what the simulator's virtual workers train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.data.batches import Batch
+from distkeras.data.local import collect
+from distkeras.data.schema import data_spec, names_of
+from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+Arrays = np.ndarray | Sequence[np.ndarray]
+
+#: Rows that `KerasGradient.from_dataframe` reads, and `evaluate` predicts, at a time.
+_ROWS = 2000
+
+
+class KerasGradient:
+    """Mini-batch gradients of a Keras model, as ``gradient(theta, worker)`` for `ps.simulate.simulate`.
+
+    ::
+
+        gradient = KerasGradient(model, x, y, loss="sparse_categorical_crossentropy", batch_size=64, workers=8)
+        trace = simulate("dana_slim", gradient.theta0, gradient, workers=8, learning_rate=0.02,
+                         timing=Gamma(), steps=2000, dtype=np.float32)
+        gradient.evaluate(trace.theta, x_test, y_test)    # {"loss": 0.41, ...}
+        trained = gradient.model_with(trace.theta)        # a keras.Model
+
+    Every worker has a sequence of mini-batches of its own, a permutation of its rows for each epoch; it is a function
+    of the seed and the worker alone. Each call takes the worker's next one: an object is good for one simulation, and
+    for another after `restart`. One replica of the model serves all workers, so memory does not grow with their number,
+    but for 4 bytes a row and worker (a row, with ``split``). Parameters go through the model in its own precision.
+
+    Moving statistics (BatchNormalization) see the mini-batches of all workers in the order of the calls. Random layers
+    (Dropout) draw from the seed, for all workers from one stream.
+
+    Args:
+        model: a built `keras.Model`. It is not changed.
+        x: the inputs, one array or one for each, each of shape ``(rows, ...)``.
+        y: the targets, likewise; class numbers for the sparse cross-entropy.
+        loss, metrics: as in `keras.Model.compile`. Default: the model's own.
+        batch_size: rows of a mini-batch; the last one of an epoch may be shorter.
+        workers: number of virtual workers.
+        seed: of the mini-batches and of random layers, not negative.
+        sample_weight: one number a row that scales its loss, shape ``(rows,)``.
+        split: deal the rows out, each to one worker, as a Spark job does. Default: each worker passes over all rows.
+        custom_objects: classes and functions of the model, by registered name.
+
+    Raises:
+        ConfigurationError: an argument cannot work, or model, loss and data do not fit.
+        ShapeError: arrays that differ in their numbers of rows.
+        EmptyDataError: no rows.
+        BadValueError: a NaN or infinity in ``x``.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        x: Arrays,
+        y: Arrays,
+        *,
+        loss: Any = None,
+        metrics: Sequence[Any] | None = None,
+        batch_size: int = 32,
+        workers: int = 1,
+        seed: int = 0,
+        sample_weight: np.ndarray | None = None,
+        split: bool = False,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("workers", workers, 1), ("seed", seed, 0)):
+            if type(value) is not int or value < least:
+                raise ConfigurationError(f"`{name}` must be an integer of at least {least}. Received: {name}={value!r}")
+        self.x, self.y = _floats(x), _floats(y)
+        self.sample_weight = None if sample_weight is None else np.asarray(sample_weight, np.float32)
+        self.batch_size, self.workers, self.seed, self.split = batch_size, workers, seed, split
+        self.rows = _rows(self.x, self.y, self.sample_weight)
+        if split and workers > self.rows:
+            raise ConfigurationError(f"`workers` must be at most the rows. Received: {workers} for {self.rows} rows")
+        for number, array in enumerate(self.x):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BadValueError(f"`x` must be finite. Received: a NaN or infinity in input {number}")
+        self._file = archive.to_bytes(model)
+        # Plain SGD: the rule, or the simulator, takes the steps.
+        self._recipe = _recipe(model, self._file, loss, metrics, custom_objects)
+        self._replica = KerasReplica(self._recipe.build(self._file))
+        self._vector = self._replica.layout.empty()
+        self._gradient = self._replica.layout.empty()
+        self.theta0 = self._replica.layout.empty()
+        """The model's weights, float32 of shape ``(size,)``."""
+        self._replica.read(self.theta0)
+        self._others = [self._first_value(*v) for v in enumerate(self._replica.model.non_trainable_variables)]
+        self.restart()
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}
+        try:
+            self._replica.prepare(self.batch(0, 0))
+        except DistkerasError:
+            raise
+        except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
+            raise ConfigurationError(
+                "`model` must have inputs, loss and metrics that fit the data. "
+                f"Received: {[a.shape for a in (*self.x, *self.y)]}: {type(error).__name__}: {error}"
+            ) from error
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        model: keras.Model,
+        df: DataFrame,
+        *,
+        features_col: str | Sequence[str] = "features",
+        label_col: str | Sequence[str] = "label",
+        sample_weight_col: str | None = None,
+        max_bytes: int = 1 << 30,
+        loss: Any = None,
+        metrics: Sequence[Any] | None = None,
+        seed: int = 0,
+        custom_objects: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> KerasGradient:
+        """The same on columns of a Spark DataFrame, read, checked and ordered as the trainer does it.
+
+        All rows come to the driver, in an order that depends on their values and ``seed`` alone.
+
+        Args:
+            model, loss, metrics, seed, custom_objects: as for the class.
+            df: any DataFrame.
+            features_col, label_col, sample_weight_col: as for `Trainer`.
+            max_bytes: of the arrays that the columns may become; a driver holds them up to three times for a while.
+            options: ``batch_size``, ``workers`` and ``split``, as for the class.
+
+        Raises:
+            ConfigurationError: more than ``max_bytes``; otherwise as for the class and for `Trainer.train`.
+        """
+        model_file = archive.to_bytes(model)
+        compiled = _recipe(model, model_file, loss, metrics, custom_objects).build(model_file)
+        spec = data_spec(
+            compiled,
+            df,
+            features=names_of(features_col, "features_col"),
+            labels=names_of(label_col, "label_col"),
+            weight=sample_weight_col,
+            batch_size=_ROWS,
+            epochs=1,
+            seed=seed,
+            shuffle=False,
+            spool_bytes=0,
+        )
+        most = max_bytes // sum(column.row_bytes for column in spec.columns)
+        rows = collect(df, spec, most + 1)
+        if rows is None:
+            raise EmptyDataError("`df` must have rows. Received: none")
+        if rows.size > most:
+            raise ConfigurationError(
+                f"`df` must fit into max_bytes={max_bytes}, which is {most} rows of these columns. Received: more"
+            )
+        return cls(
+            model,
+            list(rows.x),
+            list(rows.y),
+            sample_weight=rows.weight,
+            loss=loss,
+            metrics=metrics,
+            seed=seed,
+            custom_objects=custom_objects,
+            **options,
+        )
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat weight vector."""
+        return self._replica.size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Mini-batches in which worker 0 passes over its rows once; another worker may have one less."""
+        return self._batches_of(0)
+
+    def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
+        """The gradient of ``worker``'s next mini-batch: the mean over its rows, as the loss is compiled.
+
+        Args:
+            theta: float32 or float64 of shape ``(size,)``; neither changed nor kept.
+            worker: in [0, workers).
+
+        Returns:
+            A new array like ``theta``.
+        """
+        if not 0 <= worker < self.workers:
+            raise ConfigurationError(f"`worker` must be in [0, {self.workers}). Received: worker={worker}")
+        self._load(theta)
+        self._replica.gradient(self.batch(worker, self._taken[worker]), self._gradient)
+        self._taken[worker] += 1
+        return self._gradient.astype(theta.dtype)
+
+    def batch(self, worker: int, number: int) -> Batch:
+        """Mini-batch ``number`` of ``worker``, both from 0: a pure function of these and the seed."""
+        count = self._batches_of(worker)
+        epoch, index = divmod(number, count)
+        if self._orders.get(worker, (-1,))[0] != epoch:
+            order = np.random.default_rng((self.seed, worker, epoch)).permutation(self._rows_of(worker))
+            if self.split:
+                order = order * self.workers + worker
+            self._orders[worker] = (epoch, order.astype(np.uint32 if self.rows < 2**32 else np.int64))
+        rows = self._orders[worker][1][index * self.batch_size : (index + 1) * self.batch_size]
+        return Batch(
+            epoch,
+            index,
+            index == count - 1,
+            x=tuple(array[rows] for array in self.x),
+            y=tuple(array[rows] for array in self.y),
+            weight=None if self.sample_weight is None else self.sample_weight[rows],
+        )
+
+    def restart(self) -> None:
+        """Back to every worker's first mini-batch, and to the random states and moving statistics of the start."""
+        self._taken = [0] * self.workers
+        for variable, value in zip(self._replica.model.non_trainable_variables, self._others, strict=True):
+            variable.assign(value)
+
+    def model_with(self, theta: np.ndarray) -> keras.Model:
+        """A new compiled model with these weights, and the moving statistics as they are now."""
+        self._load(theta)
+        replica = KerasReplica(self._recipe.build(self._file))
+        replica.load(self._vector)
+        moving = self._replica.statistics.empty()
+        self._replica.read_statistics(moving)
+        replica.load_statistics(moving)
+        return replica.model
+
+    def loss(self, theta: np.ndarray) -> float:
+        """The loss at ``theta`` in inference mode, mean over all rows (regularization included)."""
+        return self.evaluate(theta)["loss"]
+
+    def evaluate(
+        self,
+        theta: np.ndarray,
+        x: Arrays | None = None,
+        y: Arrays | None = None,
+        sample_weight: np.ndarray | None = None,
+    ) -> dict[str, float]:
+        """Loss and metrics at ``theta`` in inference mode, by name.
+
+        Args:
+            theta: float32 or float64 of shape ``(size,)``.
+            x, y, sample_weight: data as for the class. Default: its own.
+        """
+        if (x is None) != (y is None):
+            raise ConfigurationError("`x` and `y` must be given both or not at all. Received: one of them")
+        if x is None or y is None:
+            x, y, sample_weight = self.x, self.y, self.sample_weight
+        self._load(theta)
+        values = self._replica.model.evaluate(
+            _bare(_floats(x)),
+            _bare(_floats(y)),
+            sample_weight=sample_weight,
+            batch_size=_ROWS,
+            verbose=0,
+            return_dict=True,
+        )
+        return {name: float(value) for name, value in values.items()}
+
+    def _first_value(self, number: int, variable: Any) -> np.ndarray:
+        value = np.array(variable)
+        if variable.name == "seed_generator_state":  # files of models do not hold it
+            value[...] = np.random.default_rng((self.seed, number)).integers(0, 2**31, value.shape)
+        return value
+
+    def _load(self, theta: np.ndarray) -> None:
+        if theta.shape != self._vector.shape:
+            raise ConfigurationError(f"`theta` must have shape {self._vector.shape}. Received: {theta.shape}")
+        self._vector[...] = theta
+        self._replica.load(self._vector)
+
+    def _rows_of(self, worker: int) -> int:
+        return len(range(worker, self.rows, self.workers)) if self.split else self.rows
+
+    def _batches_of(self, worker: int) -> int:
+        return -(-self._rows_of(worker) // self.batch_size)
+
+
+def _recipe(model: keras.Model, model_file: bytes, loss: Any, metrics: Any, objects: Mapping[str, Any] | None) -> Any:
+    return recipe_of(
+        model,
+        model_file,
+        optimizer="sgd",
+        loss=loss,
+        metrics=metrics,
+        loss_weights=None,
+        weighted_metrics=None,
+        objects=objects,
+    )
+
+
+def _floats(arrays: Arrays) -> tuple[np.ndarray, ...]:
+    """As a tuple; doubles as float32, in which models compute."""
+    several = (arrays,) if isinstance(arrays, np.ndarray) else tuple(map(np.asarray, arrays))
+    return tuple(array.astype(np.float32) if array.dtype == np.float64 else array for array in several)
+
+
+def _bare(arrays: tuple[np.ndarray, ...]) -> Any:
+    return arrays[0] if len(arrays) == 1 else list(arrays)
+
+
+def _rows(x: Sequence[np.ndarray], y: Sequence[np.ndarray], weight: np.ndarray | None) -> int:
+    shapes = [array.shape for array in (*x, *y, *(() if weight is None else (weight,)))]
+    if not x or not all(shapes) or len({shape[0] for shape in shapes}) != 1:
+        raise ShapeError(f"`x`, `y` and `sample_weight` must have equally many rows. Received: shapes {shapes}")
+    if not shapes[0][0]:
+        raise EmptyDataError("`x` must have rows. Received: none")
+    return shapes[0][0]

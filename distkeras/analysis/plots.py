@@ -1,0 +1,336 @@
+"""Pictures of runs, written as PNG files.
+
+Colors are Okabe and Ito's, which people with any common color blindness can tell apart; lines differ in style as well,
+for print in gray.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from distkeras.analysis import metrics
+from distkeras.analysis.implicit_momentum import Momentum, implicit_momentum
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":")
+DPI = 120
+
+#: Above this many workers, a panel for each is too small to read, and `staleness` draws a map instead.
+MOST_PANELS = 12
+
+
+#: What the axis of a measure says, with its unit.
+_LABELS = {
+    "staleness": "staleness (commits by others since the pull)",
+    "gap": "gap, RMS over the parameters (units of a parameter)",
+    "normalized_gap": "gap over the payload's norm (dimensionless)",
+    "scale": "mean scale factor of a payload (dimensionless)",
+}
+
+#: The efficiencies, as their panels say them.
+_EFFICIENCIES = {
+    "statistical": "statistical\n(updates to the target)",
+    "hardware": "hardware\n(time of an epoch)",
+    "temporal": "temporal\n(metric over time)",
+}
+
+
+def curves(
+    histories: Mapping[str, Any], metric: str, path: str | os.PathLike[str], *, every: float | None = None
+) -> str:
+    """Draws a metric against time, one line a run.
+
+    Args:
+        histories: history (Spark or pandas DataFrame) by the name it has in the legend, such as the rule's.
+        metric: column to draw.
+        path: PNG file to write.
+        every: seconds over which the steps of all workers are averaged; a hundredth of the longest run if None.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: there is no history, ``every`` is not positive, or matplotlib is not installed.
+        EmptyDataError, MissingColumnError: a history has no row, or not this metric.
+    """
+    _some(histories, "histories")
+    frames = {name: metrics.per_worker(history) for name, history in histories.items()}
+    for name, frame in frames.items():
+        if metric not in frame.columns:
+            raise MissingColumnError(
+                f"The history of {name!r} must have this metric. Received: columns={list(frame.columns)}", column=metric
+            )
+    if every is None:
+        every = max(frame["seconds"].max() for frame in frames.values()) / 100 or 1.0
+    figure, ((axes,),) = _figure(8, 5)
+    for place, (name, frame) in enumerate(frames.items()):
+        line = metrics.averaged(frame.drop(columns="seconds"), every)
+        axes.plot(
+            line["seconds"],
+            line[metric],
+            label=name,
+            color=COLORS[place % len(COLORS)],
+            linestyle=DASHES[place % len(DASHES)],
+            linewidth=1.8,
+            marker="o" if len(line) < 3 else None,
+        )
+    axes.set_xlabel("time since the first step (s)")
+    axes.set_ylabel(f"training {metric.replace('_', ' ')} (mean over {every:.2g} s, all workers)")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend(title=None, frameon=False)
+    return _save(figure, path)
+
+
+def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
+    """Draws how stale each worker's commits were.
+
+    A panel a worker, with a bar for each staleness and a dashed line at the mean; for many workers a map, with a row
+    for each.
+
+    Args:
+        commits: the run's commits (Spark or pandas DataFrame), or a simulation's trace.
+        path: PNG file to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+        EmptyDataError, MissingColumnError: there is no commit, or no staleness column.
+    """
+    counts = metrics.staleness_histogram(commits)
+    shares = counts / counts.sum() * 100
+    return _save(_panels(counts, shares) if len(counts.columns) <= MOST_PANELS else _map(shares), path)
+
+
+def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.PathLike[str]) -> str:
+    """Draws a measure of the commits against their number: a line a run, for the mean over stretches of commits, in a
+    band from the tenth to the ninetieth percentile.
+
+    Args:
+        runs: commits, or a simulation's trace, by the name it has in the legend.
+        measure: one of `metrics.MEASURES`; see `metrics.values`.
+        path: PNG file to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: no run, another measure or one that was not measured, or matplotlib is not installed.
+        EmptyDataError, MissingColumnError: a run has no commit, or not this column.
+    """
+    _some(runs, "runs")
+    lines = {name: metrics.over_commits(commits, measure) for name, commits in runs.items()}
+    figure, ((axes,),) = _figure(8, 5)
+    for place, (name, line) in enumerate(lines.items()):
+        color = COLORS[place % len(COLORS)]
+        axes.fill_between(line["commit"], line["low"], line["high"], color=color, alpha=0.15, linewidth=0)
+        axes.plot(
+            line["commit"],
+            line["mean"],
+            label=name,
+            color=color,
+            linestyle=DASHES[place % len(DASHES)],
+            linewidth=1.8,
+            marker="o" if len(line) < 3 else None,
+        )
+    axes.set_xlabel("commit (updates of the center)")
+    axes.set_ylabel(_LABELS[measure])
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(title="mean; band: 10th to 90th percentile", framealpha=0.8, edgecolor="none")
+    return _save(figure, path)
+
+
+def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
+    """Draws how often each scale factor occurred: a histogram a run, in twenty bins from 0 to the largest (at least 1).
+
+    Args:
+        runs: commits, or a simulation's trace, by the name that its panel has.
+        path: PNG file to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: no run, or matplotlib is not installed.
+        EmptyDataError, MissingColumnError: a run has no commit, or no scale factors.
+    """
+    _some(runs, "runs")
+    series = {name: metrics.values(commits, "scale") for name, commits in runs.items()}
+    edges = np.linspace(0, max(1.0, *(each.max() for each in series.values())), 21)
+    wide = min(3, len(series))
+    high = math.ceil(len(series) / wide)
+    figure, grid = _figure(max(5, 3.4 * wide), 0.8 + 2.5 * high, rows=high, columns=wide)
+    cells = grid.ravel()
+    for (name, each), axes in zip(series.items(), cells, strict=False):
+        shares = np.histogram(each, edges)[0] / len(each) * 100
+        axes.bar(edges[:-1], shares, width=np.diff(edges) * 0.9, align="edge", color=COLORS[0])
+        axes.axvline(each.mean(), color=COLORS[1], linestyle="--", linewidth=1.8)
+        axes.set_title(f"{name}\nmean {each.mean():.3g}, {len(each)} commits", fontsize=10)
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", alpha=0.3)
+        axes.tick_params(labelbottom=True)
+    for axes in cells[len(series) :]:
+        axes.set_visible(False)
+    figure.supxlabel("mean scale factor of a payload (dimensionless); dashed: mean", fontsize=10)
+    figure.supylabel("share of commits (%)", fontsize=10)
+    return _save(figure, path)
+
+
+def momentum(measured: Mapping[int, Momentum], path: str | os.PathLike[str]) -> str:
+    """Draws implicit momentum as measured, with bars of two standard errors, on the curve 1 - 1/n.
+
+    Args:
+        measured: what `measured_momentum` found, by the number of workers.
+        path: PNG file to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: nothing measured, or matplotlib is not installed.
+    """
+    _some(measured, "measured")
+    workers = sorted(measured)
+    every = range(1, workers[-1] + 1)
+    figure, ((axes,),) = _figure(7, 4.5)
+    axes.plot(
+        every,
+        [implicit_momentum(n) for n in every],
+        color=COLORS[1],
+        linestyle="--",
+        linewidth=1.8,
+        marker="." if len(every) < 40 else None,
+        label="1 − 1/n",
+    )
+    axes.errorbar(
+        workers,
+        [measured[n].value for n in workers],
+        yerr=[2 * measured[n].error for n in workers],
+        color=COLORS[0],
+        linestyle="none",
+        marker="o",
+        capsize=4,
+        label="measured, ± 2 standard errors",
+    )
+    axes.set_xlabel("workers n")
+    axes.set_ylabel("implicit momentum μ (dimensionless)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower right")
+    return _save(figure, path)
+
+
+def efficiencies(table: pd.DataFrame, path: str | os.PathLike[str]) -> str:
+    """Draws statistical, hardware and temporal efficiency: a panel each, a bar a run, a line at the baseline's 1.
+
+    A run that never reached the target has a statistical efficiency of 0; where the baseline never did, the bar is
+    missing and the ratio, infinite or not a number, stands in its place.
+
+    Args:
+        table: from `metrics.efficiencies`.
+        path: PNG file to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+        EmptyDataError, MissingColumnError: no run, or not one of the three columns.
+    """
+    for column in _EFFICIENCIES:
+        if column not in table.columns:
+            raise MissingColumnError(
+                f"`table` must have this column. Received: columns={list(table.columns)}", column=column
+            )
+    if table.empty:
+        raise EmptyDataError("`table` must have a row. Received: none")
+    figure, (cells,) = _figure(10, max(2.6, 1.5 + 0.4 * len(table)), columns=len(_EFFICIENCIES), sharex=False)
+    places = np.arange(len(table))
+    for number, (column, title) in enumerate(_EFFICIENCIES.items()):
+        axes, ratios = cells[number], table[column].to_numpy(float)
+        drawn = np.where(np.isfinite(ratios), ratios, 0.0)
+        axes.barh(places, drawn, height=0.7, color=COLORS[number])
+        for place, ratio in zip(places, ratios, strict=True):
+            text = f"{ratio:.2f}" if math.isfinite(ratio) else "∞" if ratio == math.inf else "–"
+            axes.annotate(
+                text, (drawn[place], place), (4, 0), textcoords="offset points", va="center", fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+            )  # fmt: skip
+        axes.axvline(1, color="black", linestyle="--", linewidth=1.2)
+        axes.set_xlim(0, 1.22 * max(1.0, drawn.max()))
+        axes.set_title(title, fontsize=10)
+        axes.set_axisbelow(True)
+        axes.grid(axis="x", alpha=0.3)
+    cells[0].set_yticks(places, [str(name) for name in table.index])
+    cells[0].invert_yaxis()
+    figure.supxlabel("efficiency relative to the baseline (ratio; above 1 is better; dashed: baseline)", fontsize=10)
+    return _save(figure, path)
+
+
+def _some(runs: Mapping[Any, Any], name: str) -> None:
+    if not runs:
+        raise ConfigurationError(f"`{name}` must hold at least one run. Received: none")
+
+
+def _panels(counts: pd.DataFrame, shares: pd.DataFrame) -> Any:
+    workers = list(counts.columns)
+    wide = min(4, len(workers))
+    high = math.ceil(len(workers) / wide)
+    figure, grid = _figure(max(5, 2.6 * wide), 0.8 + 2.5 * high, rows=high, columns=wide)
+    cells = grid.ravel()
+    for worker, axes in zip(workers, cells, strict=False):
+        mean = float((counts.index * counts[worker]).sum() / counts[worker].sum())
+        axes.bar(counts.index, shares[worker], width=0.85, color=COLORS[0])
+        axes.axvline(mean, color=COLORS[1], linestyle="--", linewidth=1.8)
+        axes.set_title(f"worker {worker}\nmean {mean:.2f}, {counts[worker].sum()} commits", fontsize=10)
+        axes.set_xlim(-0.6, max(4, len(counts)) - 0.4)
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.tick_params(labelbottom=True)
+    for axes in cells[len(workers) :]:
+        axes.set_visible(False)
+    figure.supxlabel("staleness (commits by others since the worker's pull); dashed: mean", fontsize=10)
+    figure.supylabel("share of commits (%)", fontsize=10)
+    return figure
+
+
+def _map(shares: pd.DataFrame) -> Any:
+    figure, ((axes,),) = _figure(8, max(4, 1.5 + 0.18 * len(shares.columns)))
+    edges = [-0.5, len(shares) - 0.5, len(shares.columns) - 0.5, -0.5]
+    image = axes.imshow(shares.T, aspect="auto", cmap="cividis", interpolation="nearest", extent=edges)
+    ticks = range(0, len(shares.columns), max(1, len(shares.columns) // 16))
+    axes.set_yticks(list(ticks), [str(shares.columns[tick]) for tick in ticks])
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("staleness (commits by others since the worker's pull)")
+    axes.set_ylabel("worker")
+    figure.colorbar(image, label="share of the worker's commits (%)")
+    return figure
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1, *, sharex: bool = True) -> tuple[Any, Any]:
+    # A Figure of its own draws with Agg and leaves pyplot's state, and a notebook's backend, alone.
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError(f"Plots need matplotlib: pip install 'distkeras[plots]'. Received: {error}") from error
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, sharex=sharex, sharey=True, squeeze=False)
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> str:
+    figure.savefig(path, format="png")
+    return os.fspath(path)

@@ -1,0 +1,1 @@
+"""The data plane: columns of a DataFrame to mini-batches, in a reproducible order."""

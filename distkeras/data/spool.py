@@ -1,0 +1,159 @@
+"""Where a worker keeps the rows of its partition for the epochs after the first."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from distkeras.data.columns import Column
+
+Arrays = tuple[np.ndarray, ...]
+"""One array per column, all of the same length."""
+
+#: Memory to ask for at first, if the budget allows: the system gives it only as it is filled.
+_FIRST_BYTES = 256 << 20
+
+
+class Spool:
+    """Rows in the order of arrival: in memory up to a budget, beyond it in memory-mapped files.
+
+    Either way a column is one contiguous array, so that picking rows at random is one `numpy.take` and not a search
+    through chunks. The files hold raw values, one file per column, and lose their names as soon as they are open: even
+    a killed process leaves nothing on the disk.
+
+    Not for use by several threads at once.
+
+    Args:
+        columns: shape and dtype of one row's values.
+        budget: bytes of rows to hold in memory. Beyond 256 MB memory grows by doubling, without ever holding more
+            than that at once.
+        directory: where to put the files.
+    """
+
+    def __init__(self, columns: Sequence[Column], budget: int, directory: str) -> None:
+        self._columns = tuple(columns)
+        self._directory = directory
+        row_bytes = sum(column.row_bytes for column in columns)
+        self._memory_rows = budget // row_bytes
+        self._first_rows = _FIRST_BYTES // row_bytes
+        self._arrays: Arrays = self._allocate(0)  # in memory: with room to grow; on disk: the mapped files
+        self._files: list[BinaryIO] | None = None
+        self.rows = 0
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the budget was exceeded."""
+        return self._files is not None
+
+    def append(self, arrays: Arrays) -> Arrays:
+        """Copies rows to the end.
+
+        Args:
+            arrays: for each column, an array `(n, *column.shape)` of its dtype.
+
+        Returns:
+            The same rows where they are kept, if that is in memory, so that the given ones need not be; else `arrays`.
+
+        Raises:
+            OSError: the disk is full, or the directory cannot be written.
+        """
+        total = self.rows + len(arrays[0])
+        if self._files is None and total > self._memory_rows:
+            self._spill()
+        if self._files is not None:
+            self._write(arrays)
+        else:
+            if total > len(self._arrays[0]):
+                self._grow(total)
+            given, arrays = arrays, tuple(kept[self.rows : total] for kept in self._arrays)
+            for kept, new in zip(arrays, given, strict=True):
+                kept[...] = new
+        self.rows = total
+        return arrays
+
+    def arrays(self) -> Arrays:
+        """All rows appended so far, one array per column; views that later calls of `append` leave alone."""
+        if self._files is not None and len(self._arrays[0]) != self.rows:
+            self._arrays = tuple(map(self._map, self._files, self._columns))
+        return tuple(array[: self.rows] for array in self._arrays)
+
+    def close(self) -> None:
+        """Lets go of memory and files. Arrays handed out stay valid."""
+        for file in self._files or ():
+            file.close()
+        self._arrays = ()
+
+    def _allocate(self, rows: int) -> Arrays:
+        return tuple(np.empty((rows, *column.shape), column.dtype) for column in self._columns)
+
+    def _grow(self, rows: int) -> None:
+        # Fresh pages are not resident before they are written, so old and new together stay within the budget.
+        grown = self._allocate(min(max(rows, 2 * len(self._arrays[0]), self._first_rows), self._memory_rows))
+        for new, old in zip(grown, self.arrays(), strict=True):
+            new[: self.rows] = old
+        self._arrays = grown
+
+    def _spill(self) -> None:
+        in_memory, self._arrays = self.arrays(), self._allocate(0)
+        self._files = [self._open() for _ in self._columns]
+        self._write(in_memory)
+
+    def _open(self) -> BinaryIO:
+        file = tempfile.TemporaryFile(prefix="distkeras-", dir=self._directory)  # noqa: SIM115 - closed by `close`
+        return cast(BinaryIO, file)
+
+    def _write(self, arrays: Arrays) -> None:
+        assert self._files is not None
+        for file, array in zip(self._files, arrays, strict=True):
+            if array.size:
+                file.write(np.ascontiguousarray(array).data)
+
+    def _map(self, file: BinaryIO, column: Column) -> np.ndarray:
+        file.flush()
+        return np.asarray(np.memmap(file, column.dtype, "r", shape=(self.rows, *column.shape)))
+
+
+def local_directory(worker: int) -> str:
+    """A directory for files that live as long as a task: one of Spark's local ones, spread over the workers."""
+    spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if os.path.isdir(path)]
+    return spark[worker % len(spark)] if spark else tempfile.gettempdir()
+
+
+def regroup(pieces: Iterable[Arrays], rows: int) -> Iterator[Arrays]:
+    """The same rows in pieces of exactly `rows`, but for the last. Copies only where pieces are not neighbors."""
+    held: list[Arrays] = []
+    missing = rows
+    for piece in pieces:
+        first, end = 0, len(piece[0])
+        while end - first >= missing:
+            held.append(tuple(array[first : first + missing] for array in piece))
+            yield _join(held)
+            first += missing
+            held, missing = [], rows
+        if first < end:
+            held.append(tuple(array[first:] for array in piece))
+            missing -= end - first
+    if held:
+        yield _join(held)
+
+
+def _join(pieces: list[Arrays]) -> Arrays:
+    return pieces[0] if len(pieces) == 1 else tuple(map(_joined, zip(*pieces, strict=True)))
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows that follow each other in one array, as in the spool, become one view of it; others are copied."""
+    base = parts[0].base
+    if not isinstance(base, np.ndarray) or not all(part.base is base for part in parts):
+        return np.concatenate(parts)
+    if not base.flags.c_contiguous or (base.shape[1:], base.dtype) != (parts[0].shape[1:], parts[0].dtype):
+        return np.concatenate(parts)
+    start, row = base.__array_interface__["data"][0], base.strides[0]
+    firsts = [(part.__array_interface__["data"][0] - start) // row for part in parts]
+    if any(first + len(part) != after for first, part, after in zip(firsts, parts, firsts[1:], strict=False)):
+        return np.concatenate(parts)
+    return base[firsts[0] : firsts[-1] + len(parts[-1])]

@@ -1,0 +1,133 @@
+"""How a worker rebuilds the driver's model: the backend, custom objects, and the arguments of ``compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distkeras.keras_model.archive import CustomObjects, custom_objects, ensure_backend, from_bytes
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class _Config:
+    """A Keras object as its configuration: objects that have been used hold tensors, and do not travel."""
+
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a model needs beside its file. Travels in Spark's own task closure.
+
+    The arguments of ``compile`` hold names, plain functions, and configurations of Keras objects; functions may come
+    from a notebook.
+    """
+
+    backend: str
+    objects: CustomObjects
+    arguments: Mapping[str, Any]
+
+    def build(self, model_file: bytes) -> keras.Model:
+        """The compiled model in this process.
+
+        Raises:
+            ConfigurationError: Keras already runs on another backend here, or a part cannot be rebuilt.
+        """
+        ensure_backend(self.backend)
+        import keras
+
+        with keras.saving.custom_object_scope(self.objects) if self.objects else nullcontext():
+            model = from_bytes(model_file, self.objects)
+            arguments = {name: _unpack(value) for name, value in self.arguments.items()}
+            try:
+                model.compile(**arguments)
+            except (TypeError, ValueError, KeyError) as error:
+                raise ConfigurationError(
+                    "optimizer, loss and metrics must be what Keras compiles a model with. "
+                    f"Received: {arguments}; Keras said: {error}"
+                ) from error
+        return model
+
+
+def recipe_of(
+    model: keras.Model,
+    model_file: bytes,
+    *,
+    optimizer: Any,
+    loss: Any,
+    metrics: Any,
+    loss_weights: Any,
+    weighted_metrics: Any,
+    objects: Mapping[str, Any] | None,
+) -> Recipe:
+    """The recipe for ``model``; an argument that is None is taken from how the model itself was compiled.
+
+    Raises:
+        ConfigurationError: no loss, neither given nor compiled in, or an argument that has no configuration.
+    """
+    import keras
+
+    given = {
+        "optimizer": optimizer,
+        "loss": loss,
+        "metrics": list(metrics) if isinstance(metrics, tuple) else metrics,
+        "loss_weights": loss_weights,
+        "weighted_metrics": weighted_metrics,
+    }
+    compiled = _compiled_arguments(model)
+    arguments = {name: compiled.get(name) if value is None else value for name, value in given.items()}
+    arguments["optimizer"] = arguments["optimizer"] or "sgd"
+    if arguments["loss"] is None:
+        raise ConfigurationError(
+            "`loss` must be given, or the model be compiled with one. Received: loss=None and "
+            f"model={model.name!r}, compiled={model.compiled}"
+        )
+    found = custom_objects(model_file)
+    found.update(objects or {})
+    packed = {name: _pack(value, name) for name, value in arguments.items() if value is not None}
+    return Recipe(keras.config.backend(), found, packed)
+
+
+def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
+    """What the model was compiled with, as it was given; Keras keeps it to save it with the model."""
+    if not model.compiled:
+        return {}
+    configured = getattr(model, "_compile_config", None)
+    arguments = dict(configured.config) if configured is not None else {}
+    if model.optimizer is not None:
+        arguments["optimizer"] = model.optimizer
+    return arguments
+
+
+def _pack(value: Any, name: str) -> Any:
+    import keras
+
+    if isinstance(value, Mapping):
+        return {key: _pack(part, name) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_pack(part, name) for part in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if hasattr(value, "get_config"):
+        return _Config(keras.saving.serialize_keras_object(value))
+    if callable(value):
+        return value
+    raise ConfigurationError(f"`{name}` must be a name, a function or a Keras object. Received: {name}={value!r}")
+
+
+def _unpack(value: Any) -> Any:
+    import keras
+
+    if isinstance(value, _Config):
+        return keras.saving.deserialize_keras_object(value.config)
+    if isinstance(value, Mapping):
+        return {key: _unpack(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_unpack(part) for part in value]
+    return value

@@ -1,0 +1,90 @@
+"""Between numpy arrays and TensorFlow, with no copy more than it takes, and updates that copy nothing.
+
+Only for TensorFlow, which the functions import: loading this module does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from distkeras.data.memory import ALIGNMENT, aligned
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> tf.Tensor:
+    """A tensor ``(len(arrays), *shape)`` from arrays of one shape and dtype, to be read while they are unchanged.
+
+    Their bytes are copied once, or not at all where they lie one after the other in `aligned` memory.
+    """
+    import tensorflow as tf
+
+    joined = _side_by_side(arrays)
+    if joined is None:
+        joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
+        np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
+    # The tensor takes `joined` over; `tf.convert_to_tensor` would copy it, twice where it is not aligned.
+    return tf.raw_ops.Identity(input=joined)
+
+
+def _side_by_side(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The same memory as one array, if each begins where the one before it ends."""
+    first = arrays[0]
+    if len(arrays) > 1 and first.base is None:
+        return None
+    end = first.__array_interface__["data"][0]
+    if end % ALIGNMENT:
+        return None
+    for array in arrays:
+        if not array.flags.c_contiguous or array.base is not first.base or array.__array_interface__["data"][0] != end:
+            return None
+        end += array.nbytes
+    if len(arrays) == 1:
+        return first[None]
+    return as_strided(first, (len(arrays), *first.shape), (first.nbytes, *first.strides), writeable=False)
+
+
+def assign(handle: tf.Tensor, values: np.ndarray) -> None:
+    """Sets the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
+    import tensorflow as tf
+
+    given = aligned(values.shape, np.dtype(np.float32))
+    given[...] = values
+    tf.raw_ops.AssignVariableOp(resource=handle, value=given)
+
+
+def peek(handle: tf.Tensor) -> np.ndarray:
+    """The memory of the float32 variable behind ``handle``, to be read before the variable changes."""
+    import tensorflow as tf
+
+    return np.asarray(memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)))
+
+
+@contextmanager
+def updates_last(optimizer: Any) -> Iterator[None]:
+    """While a step is traced: has a Keras optimizer wait for all gradients before it moves the first variable.
+
+    TensorFlow copies a variable that is to be moved while an operation still reads it. A layer's kernel is read once
+    more for the gradient of the layer below, so without this most of a model is copied in every step.
+    """
+    import tensorflow as tf
+
+    apply = optimizer.apply
+
+    def apply_after_all(gradients: Any, *args: Any, **options: Any) -> Any:
+        gradients = list(gradients)
+        parts = tf.nest.flatten(gradients, expand_composites=True)
+        with tf.control_dependencies([part for part in parts if part is not None]):
+            return apply(gradients, *args, **options)
+
+    optimizer.apply = apply_after_all
+    try:
+        yield
+    finally:
+        del optimizer.apply

@@ -1,0 +1,1 @@
+"""What a job leaves behind: tables of history, commits and events."""

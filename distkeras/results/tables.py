@@ -1,0 +1,194 @@
+"""The server's records as tables: what happened in each step, and in each commit."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.ps.center.commit_log import COMMIT, FIXED_HISTORY
+from distkeras.ps.errors import LedgerError
+from distkeras.ps.events import Event
+from distkeras.ps.transport.driver_client import DriverClient
+
+log = logging.getLogger(__name__)
+
+_INTS = {"worker": pa.int32(), "epoch": pa.int32(), "steps": pa.int32()}
+_LEDGER = ("worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation")
+_COMMITS = (
+    "clock",
+    "worker",
+    "timestamp",
+    "staleness",
+    "gap",
+    "scale",
+    "bytes",
+    "wait",
+    "attempt",
+    "sequence",
+    "epoch",
+    "first_batch",
+    "last_batch",
+    "steps",
+    "learning_rate",
+)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a job went on with an earlier one.
+
+    Args:
+        clock: commits before it.
+        exact: each partition went on where it had stopped. Else the number of workers was another one, and all began
+            with ``epoch``; rows of it that had been committed before count once more.
+        epoch: the first epoch of this job; 0 where ``exact``.
+    """
+
+    clock: int
+    exact: bool
+    epoch: int
+
+    @classmethod
+    def of(cls, facts: dict[str, Any] | None) -> Resumed | None:
+        """From what the server's process tells; says in the log what it is."""
+        if facts is None:
+            return None
+        resumed = cls(facts["clock"], facts["exact"], facts["epoch"])
+        if resumed.exact:
+            log.info("the job goes on at clock %d, exactly where it stopped", resumed.clock)
+        else:
+            log.warning(
+                "the job goes on at clock %d with another number of workers, from the beginning of epoch %d: "
+                "rows of it that were committed before count once more",
+                resumed.clock,
+                resumed.epoch,
+            )
+        return resumed
+
+
+class Records:
+    """All commits of a job with their history, in clock order, as the server told them.
+
+    Args:
+        commits: rows of `ps.records.COMMIT`.
+        steps: float64 ``(mini-batches, 2 + metrics)``: timestamp, samples, then the metrics.
+        metrics: their names, loss first.
+    """
+
+    def __init__(self, commits: np.ndarray, steps: np.ndarray, metrics: tuple[str, ...]) -> None:
+        self.commits_array = commits
+        self.steps_array = steps
+        self.metrics = metrics
+
+    @classmethod
+    def drain(cls, driver: DriverClient) -> Records:
+        """Everything that the server has."""
+        commits, steps, names, start = [], [], "", 0
+        while True:
+            records = driver.drain(start)
+            names = records.metrics
+            commits.append(records.commits.view(COMMIT))
+            steps.append(records.history)
+            start += len(commits[-1])
+            if start >= records.total:
+                break
+        metrics = tuple(names.split("\n")) if names else ("loss",)
+        rows = np.concatenate(steps).reshape(-1, len(FIXED_HISTORY) + len(metrics))
+        return cls(np.concatenate(commits), rows, metrics)
+
+    def commits(self) -> pa.Table:
+        """One row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), scale, bytes …"""
+        return self._table(_COMMITS, self.commits_array[self.commits_array["skipped"] == 0])
+
+    def ledger(self) -> pa.Table:
+        """One row a commit: which mini-batches of which partition it stood for, of which attempt, and whether it was
+        applied or skipped."""
+        table = self._table(_LEDGER, self.commits_array)
+        return table.append_column("applied", pa.array(self.commits_array["skipped"] == 0))
+
+    def history(self) -> pa.Table:
+        """One row a mini-batch: worker, epoch, iteration, timestamp, loss, each metric, samples; ordered by worker."""
+        commits, steps = self.commits_array, self.steps_array
+        counts = commits["steps"]
+        starts = np.cumsum(counts) - counts
+        batch = np.arange(len(steps)) - np.repeat(starts, counts) + np.repeat(commits["first_batch"], counts)
+        worker, epoch = (np.repeat(commits[name], counts) for name in ("worker", "epoch"))
+        order = np.lexsort((batch, epoch, worker))
+        worker, epoch, steps = worker[order], epoch[order], steps[order]
+        first_of_worker = np.searchsorted(worker, worker)
+        columns = {
+            "worker": pa.array(worker, pa.int32()),
+            "epoch": pa.array(epoch, pa.int32()),
+            "iteration": pa.array(np.arange(len(worker)) - first_of_worker, pa.int64()),
+            "timestamp": _timestamps(steps[:, 0]),
+            **{
+                name: pa.array(steps[:, number], pa.float64())
+                for number, name in enumerate(self.metrics, start=len(FIXED_HISTORY))
+            },
+            "samples": pa.array(steps[:, 1].astype(np.int64)),
+        }
+        return pa.table(columns)
+
+    def check_exactly_once(
+        self, batches: dict[int, int], epochs: int, resumed: Resumed | None = None, *, stopped: bool = False
+    ) -> None:
+        """Each mini-batch of each partition and epoch is committed once: applied, or skipped for its numbers.
+
+        Args:
+            batches: mini-batches an epoch of each worker, as far as known; -1 where not.
+            epochs: of the job.
+            resumed: where it went on with an earlier one: other partitions' commits do not count.
+            stopped: the job ended early: those of each partition are the first ones of all that were due.
+
+        Raises:
+            LedgerError: one is missing or counted twice.
+        """
+        commits, first_epoch = self.commits_array, 0
+        if resumed is not None and not resumed.exact:
+            commits, first_epoch = commits[commits["clock"] >= resumed.clock], resumed.epoch
+        for worker, expected in batches.items():
+            own = commits[commits["worker"] == worker]
+            counted, reached = 0, epochs - 1
+            if stopped:
+                reached = int(own["epoch"].max(initial=first_epoch))
+            for epoch in range(first_epoch, epochs):
+                ranges = np.sort(own[own["epoch"] == epoch][["first_batch", "last_batch"]], order="first_batch")
+                firsts, lasts = ranges["first_batch"], ranges["last_batch"]
+                if epoch > reached:
+                    break
+                whole = not len(ranges) or (firsts[0] == 0 and np.array_equal(firsts[1:], lasts[:-1] + 1))
+                counted = int(lasts[-1]) + 1 if len(ranges) else 0
+                expected = counted if expected < 0 else expected
+                short = stopped and epoch == reached and counted <= expected
+                if not whole or (counted != expected and not short):
+                    raise LedgerError(
+                        f"every mini-batch must be committed exactly once: 0 to {expected - 1} in epoch {epoch}. "
+                        f"Received: {list(zip(firsts.tolist(), lasts.tolist(), strict=True))}",
+                        worker=worker,
+                    )
+
+    def _table(self, names: tuple[str, ...], commits: np.ndarray) -> pa.Table:
+        return pa.table({name: self._column(name, commits[name]) for name in names})
+
+    def _column(self, name: str, values: np.ndarray) -> pa.Array:
+        if name == "timestamp":
+            return _timestamps(values)
+        if name == "gap":
+            return pa.array(values, pa.float64(), mask=np.isnan(values))
+        return pa.array(np.ascontiguousarray(values), _INTS.get(name))
+
+
+def event_table(events: list[Event]) -> pa.Table:
+    """One row an event: timestamp, source, kind, worker, attempt, text."""
+    columns = list(zip(*events, strict=True)) or [()] * len(Event._fields)
+    kinds = (pa.float64(), pa.string(), pa.string(), pa.int32(), pa.int64(), pa.string())
+    table = {name: pa.array(*column) for name, *column in zip(Event._fields, columns, kinds, strict=True)}
+    return pa.table(table | {"timestamp": _timestamps(np.array(columns[0], np.float64))})
+
+
+def _timestamps(seconds: np.ndarray) -> pa.Array:
+    return pa.array((seconds * 1e6).astype(np.int64), pa.timestamp("us", tz="UTC"))

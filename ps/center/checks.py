@@ -1,0 +1,72 @@
+"""What a commit must be before anything is done with it; outside of the center's lock, for it reads every number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.errors import NonFiniteError, ShapeError
+from distkeras.ps.protocol.compression import Codec
+from distkeras.ps.protocol.layout import Layout
+from distkeras.ps.protocol.messages import Commit
+
+
+def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
+    """Whether payload, statistics and history have the sizes that they must have.
+
+    Args:
+        center: what the commit is for.
+        commit: as it came.
+        codec: of the parts that are packed; None: none may be.
+
+    Raises:
+        ShapeError: they have not.
+    """
+    sizes, packed = [part.size for part in commit.parts], [data.size for data in commit.packed]
+    parts = center.traits.parts
+    good = (sizes, packed) == (([center.size] * parts, []) if codec is None else ([], [codec.nbytes] * parts))
+    if not good or commit.statistics.size != center.statistics.size:
+        expected = f"{center.size} elements" if codec is None else f"{codec.nbytes} bytes"
+        raise ShapeError(
+            f"a commit must have {parts} parts of {expected} and {center.statistics.size} statistics. "
+            f"Received: {sizes} elements, {packed} bytes and {commit.statistics.size}",
+            worker=commit.worker,
+            step=commit.first,
+        )
+    if commit.steps < 1 or commit.history.size % commit.steps:
+        raise ShapeError(
+            f"a commit must have a row of history for each of its {commit.steps} steps. "
+            f"Received: {commit.history.size} numbers",
+            worker=commit.worker,
+            step=commit.first,
+        )
+
+
+def not_finite(commit: Commit, layouts: Sequence[Layout] = ()) -> NonFiniteError | None:
+    """What is wrong with the numbers; None if each is finite.
+
+    Args:
+        commit: of the right shapes.
+        layouts: of the center and the statistics; none: no name is told.
+    """
+    for part in (*commit.parts, commit.statistics):
+        # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.
+        with np.errstate(over="ignore"):
+            suspicious = part.size > 0 and not math.isfinite(float(np.dot(part, part)))
+        if suspicious:
+            bad = np.flatnonzero(~np.isfinite(part))
+            if bad.size:
+                where = f"element {bad[0]}"
+                if layouts:
+                    layout = layouts[part is commit.statistics]
+                    where = f"{layout.locate(int(bad[0]))} ({where})"
+                return NonFiniteError(
+                    f"a commit must hold finite numbers. Received: {part[bad[0]]} in {where} "
+                    f"({bad.size} such) in mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}",
+                    worker=commit.worker,
+                    step=commit.first,
+                )
+    return None

@@ -1,0 +1,1 @@
+"""Snapshots of the center, and where they are stored."""

@@ -1,0 +1,203 @@
+"""What vectors look like on the wire where they are not sent as they are: float32 numbers to fewer bytes, and back.
+
+A codec is one connection's own: it has scratch memory of one block. Vectors are float32 of shape ``(size,)``, encoded
+ones uint8 of shape ``(nbytes,)``; all of them the caller's. A number that is not finite is not finite after decoding
+either, and leaves the others finite, so that who checks for it finds it where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.base import BLOCK, Rule, Vector
+
+
+class Codec(ABC):
+    """A wire format: how one block of at most `BLOCK` elements is written and read.
+
+    Args:
+        size: elements of each vector.
+    """
+
+    #: Whether it is too coarse without error feedback: a worker then adds to each commit the quantization residual
+    #: of the commits before; a reply to a commit holds the change since the reply before.
+    needs_error_feedback: ClassVar[bool] = False
+    #: Bytes before the elements of a block, and of each element.
+    _head: ClassVar[int] = 0
+    _width: ClassVar[int]
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        #: Bytes of an encoded vector.
+        self.nbytes = self._head * -(-size // BLOCK) + self._width * size
+        self._scratch = np.empty(min(size, BLOCK), np.float32)
+
+    @abstractmethod
+    def _encode(self, block: Vector, data: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _decode(self, data: np.ndarray, out: Vector) -> None: ...
+
+    def encode(self, vector: Vector, out: np.ndarray) -> None:
+        """Writes ``vector``."""
+        with _quiet():
+            for stretch, data in self._blocks(out):
+                self._encode(vector[stretch], data)
+
+    def decode(self, data: np.ndarray, out: Vector) -> None:
+        """Reads what `encode` wrote; any bytes are something."""
+        with _quiet():
+            for stretch, piece in self._blocks(data):
+                self._decode(piece, out[stretch])
+
+    def encode_with_residual(self, vector: Vector, rest: Vector, out: np.ndarray) -> None:
+        """Writes ``vector + rest`` and leaves in ``rest`` what is rounded off: what was read adds up to what was meant.
+
+        Of a number that is not finite no rest is kept.
+        """
+        with _quiet():
+            for stretch, data in self._blocks(out):
+                kept = rest[stretch]
+                read = self._scratch[: kept.size]
+                kept += vector[stretch]
+                self._encode(kept, data)
+                self._decode(data, read)
+                kept -= read
+                finite = np.isfinite(kept)
+                if not finite.all():
+                    kept[~finite] = 0.0
+
+    def encode_change(self, vector: Vector, known: Vector, out: np.ndarray) -> None:
+        """Writes ``vector - known``, and moves ``known`` to what `decode_change` gives the reader, to the bit.
+
+        What is rounded off is part of the next change, so that it does not add up.
+        """
+        with _quiet():
+            for stretch, data in self._blocks(out):
+                there = known[stretch]
+                change = self._scratch[: there.size]
+                np.subtract(vector[stretch], there, out=change)
+                self._encode(change, data)
+                self._decode(data, change)
+                there += change
+
+    def decode_change(self, data: np.ndarray, known: Vector, out: Vector) -> None:
+        """Reads what `encode_change` wrote, for a reader that has ``known``, which stays as it is."""
+        with _quiet():
+            for stretch, piece in self._blocks(data):
+                self._decode(piece, out[stretch])
+                out[stretch] += known[stretch]
+
+    def _blocks(self, data: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Where each block's elements are, and its bytes of ``data``."""
+        step = self._head + self._width * BLOCK
+        for number, start in enumerate(range(0, self.size, BLOCK)):
+            yield slice(start, start + BLOCK), data[number * step : (number + 1) * step]
+
+
+class BFloat16(Codec):
+    """The upper half of each float32, rounded to nearest, ties to even; 2 bytes an element.
+
+    An element is off by at most 2^-8 of itself, or 2^-134 where that is more. Finite numbers from
+    (2 - 2^-8) * 2^127 = 3.396e38 on become infinite.
+    """
+
+    _width = 2
+
+    def _encode(self, block: Vector, data: np.ndarray) -> None:
+        data.view(bfloat16)[...] = block
+
+    def _decode(self, data: np.ndarray, out: Vector) -> None:
+        out[...] = data.view(bfloat16)
+
+
+class Int8(Codec):
+    """Each block as a float32 (little-endian) ``scale = max(max|x| / 127, 2^-126)``, and integers ``x / scale``.
+
+    They are rounded to nearest, ties to even, and take 1 byte an element. An element is off by at most
+    (1/2 + 2^-16) scale: 1/254 of the block's largest, where that is above 127 * 2^-126. A zero stays one. Numbers as
+    large as float32 has them, within 2^-22 of themselves, may become infinite.
+
+    In a block with a number that is not finite, scale is NaN; there 1 stands for such a number, which is read as NaN,
+    and 0 for any other, which is read as 0.
+    """
+
+    needs_error_feedback = True
+    _head = 4
+    _width = 1
+    _SMALLEST: ClassVar[float] = 2.0**-126  # a smaller scale would be a subnormal one, and not exact enough
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._quotients = np.empty_like(self._scratch)
+
+    def _encode(self, block: Vector, data: np.ndarray) -> None:
+        largest = max(float(block.max()), -float(block.min()))  # NaN if one is
+        codes = data[4:].view(np.int8)
+        if math.isfinite(largest):
+            scale = np.float32(max(largest / 127, self._SMALLEST))
+            quotients = np.divide(block, scale, out=self._quotients[: block.size])
+            np.rint(quotients, out=quotients)
+        else:
+            scale = np.float32(math.nan)
+            quotients = ~np.isfinite(block)
+        codes[...] = quotients
+        data[:4].view("<f4")[0] = scale
+
+    def _decode(self, data: np.ndarray, out: Vector) -> None:
+        scale = data[:4].view("<f4")[0]
+        codes = data[4:].view(np.int8)
+        np.multiply(codes, scale, out=out, dtype=np.float32)
+        if not math.isfinite(scale):
+            out[codes == 0] = 0.0
+
+
+def _quiet() -> np.errstate:
+    """Overflow, infinity and NaN are looked for where vectors are checked."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
+_CODECS: dict[str, type[Codec] | None] = {"float32": None, "bfloat16": BFloat16, "int8": Int8}
+#: The names of the wire formats; the first one is the vector as it is.
+FORMATS = tuple(_CODECS)
+
+
+def codec_of(wire_format: str, size: int) -> Codec | None:
+    """The codec of a wire format for vectors of ``size`` elements; None for vectors as they are.
+
+    Raises:
+        ConfigurationError: no such format.
+    """
+    if wire_format not in FORMATS:
+        names = ", ".join(map(repr, FORMATS))
+        raise ConfigurationError(f"`wire_format` must be one of {names}. Received: wire_format={wire_format!r}")
+    kind = _CODECS[wire_format]
+    return None if kind is None else kind(size)
+
+
+def require_format(wire_format: str, rule: Rule) -> None:
+    """Whether ``rule`` goes with a wire format.
+
+    Raises:
+        ConfigurationError: it does not, or there is no such format.
+    """
+    if codec_of(wire_format, 0) is None:
+        return
+    if rule.traits.keeps_sent:
+        why = "reads at the server exactly what a worker was sent"
+    elif rule.traits.keeps_replica:
+        why = "takes from a worker exactly what it gives to the center"
+    elif _CODECS[wire_format] is Int8 and rule.card.family == "averaging":
+        why = "sends parameters, whose small ones a coarse format loses"
+    else:
+        return
+    raise ConfigurationError(
+        f"`wire_format` must be 'float32': rule {rule.name!r} {why}. Received: wire_format={wire_format!r}"
+    )

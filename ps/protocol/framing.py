@@ -1,0 +1,429 @@
+"""The protocol without I/O: bytes in, messages out, and back.
+
+A frame is a fixed header, the message's fields, a table of its arrays, and the arrays' raw bytes::
+
+    magic 4 | version 1 | code 1 | arrays 2 | fields 4 | body 8      (big-endian)
+    fields:  every number as 8 bytes, every string as length 4 + UTF-8, the number of vectors of each tuple as 8 bytes
+    table:   for each array: dtype 1, elements 8
+    body:    the arrays, little-endian, one after the other
+
+Rules:
+
+1. Every length is checked against its bound before anything is allocated for it.
+2. Nothing but the handshake is read from a peer that has not proved that it holds the job's key (HMAC-SHA256 over
+   both nonces, compared in constant time); its frames are bounded to a few hundred bytes.
+3. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
+4. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
+5. A peer waits for the answer before it sends on: one frame at a time, each way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol.messages import MESSAGES, Answer, Challenge, Message, Proof
+
+MAGIC = b"DKPS"
+VERSION = 3
+KEY_BYTES = 32
+NONCE_BYTES = 32
+#: Bytes that are read along with a header, for a system call less: a commit's fields, and some.
+AHEAD = 256
+
+_HEADER = struct.Struct(">4sBBHIQ")
+_ENTRY = struct.Struct(">BQ")
+_LENGTH = struct.Struct(">I")
+_DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"))
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
+_HANDSHAKE = (Challenge, Answer, Proof)
+
+#: Gives the memory for an array that is about to arrive: message type, dtype, elements.
+Allocate = Callable[[type[Message], np.dtype, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a peer may send in one frame.
+
+    Args:
+        fields: bytes of fields and table together (a traceback travels in a field).
+        body: bytes of all arrays together.
+        arrays: how many arrays.
+    """
+
+    fields: int = 256 * 1024
+    body: int = 1 << 32
+    arrays: int = 8
+
+
+#: In force until the peer is authenticated.
+HANDSHAKE_LIMITS = Limits(fields=128, body=NONCE_BYTES + hashlib.sha256().digest_size, arrays=2)
+
+
+@dataclass(frozen=True)
+class EndOfStream:
+    """The peer closed the connection, between two frames."""
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """How one message type is laid out: its numbers in one struct, then its strings; its arrays in field order."""
+
+    kind: type[Message]
+    numbers: tuple[str, ...]
+    packer: struct.Struct
+    booleans: tuple[str, ...]
+    strings: tuple[str, ...]
+    #: Name, dtype code, whether the field is a tuple of them.
+    arrays: tuple[tuple[str, int, bool], ...]
+
+
+def _schema_of(kind: type[Message]) -> _Schema:
+    numbers: list[str] = []
+    codes: list[str] = []
+    strings: list[str] = []
+    arrays: list[tuple[str, int, bool]] = []
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        several = typing.get_origin(hint) is tuple
+        kept = typing.get_args(hint)[0] if several else hint
+        if typing.get_origin(kept) is typing.Annotated:
+            arrays.append((name, _CODES[typing.get_args(kept)[1]], several))
+            if not several:
+                continue
+            numbers.append(name)
+            codes.append("q")
+        elif hint is str:
+            strings.append(name)
+        else:
+            numbers.append(name)
+            codes.append({int: "q", bool: "q", float: "d"}[hint])
+    return _Schema(
+        kind=kind,
+        numbers=tuple(numbers),
+        packer=struct.Struct(">" + "".join(codes)),
+        booleans=tuple(name for name, hint in hints.items() if hint is bool),
+        strings=tuple(strings),
+        arrays=tuple(arrays),
+    )
+
+
+_SCHEMAS = {kind: _schema_of(kind) for kind in MESSAGES}
+
+
+def encode(message: Message) -> list[bytes | memoryview]:
+    """The frame of ``message`` as buffers to be sent one after the other; arrays are not copied.
+
+    Raises:
+        LocalProtocolError: not a message, or an array of a dtype that does not travel.
+    """
+    kind = type(message)
+    schema = _SCHEMAS.get(kind)
+    if schema is None:
+        raise LocalProtocolError(f"`message` must be one of the protocol's. Received: {kind.__name__}")
+    arrays: list[tuple[np.ndarray, int]] = []
+    counts: dict[str, int] = {}
+    for name, code, several in schema.arrays:
+        value = getattr(message, name)
+        arrays.extend([(array, code) for array in (value if several else (value,))])
+        if several:
+            counts[name] = len(value)
+    values = [counts[name] if name in counts else getattr(message, name) for name in schema.numbers]
+    fields = [schema.packer.pack(*values)]
+    for name in schema.strings:
+        text = getattr(message, name).encode(errors="backslashreplace")  # half a surrogate pair, from a file's name
+        fields += (_LENGTH.pack(len(text)), text)
+    body = 0
+    for array, code in arrays:
+        if array.dtype != _DTYPES[code] or not array.flags.c_contiguous:
+            raise LocalProtocolError(f"arrays must be contiguous, here of {_DTYPES[code]}. Received: {array.dtype}")
+        fields.append(_ENTRY.pack(code, array.size))
+        body += array.nbytes
+    head = b"".join(fields)
+    header = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body)
+    return [header + head, *(array.data.cast("B") for array, _ in arrays if array.size)]
+
+
+class Reader:
+    """Parses frames out of a byte stream. Ask `space` where the next bytes go, then say how many came: `received`.
+
+    Args:
+        limits: bounds on a frame; may be replaced between two frames.
+        allocate: memory for arrays.
+    """
+
+    def __init__(self, limits: Limits, allocate: Allocate | None = None) -> None:
+        self.limits = limits
+        self.accepts: tuple[type[Message], ...] = MESSAGES
+        self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
+        self._header = bytearray(_HEADER.size)
+        #: What came along with a header: its fields and perhaps the first bytes of its arrays.
+        self._ahead = memoryview(bytearray(AHEAD))
+        self._expect_header()
+
+    def _expect_header(self) -> None:
+        self._stage: Callable[[], Message | None] = self._on_header
+        self._spaces = [memoryview(self._header), self._ahead]
+
+    def space(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return self._spaces[0]
+
+    def spaces(self) -> list[memoryview]:
+        """`space`, and where the bytes after those go, as far as that is known. To be read only.
+
+        After a header, some bytes are taken in before it is known what they are.
+        """
+        return self._spaces
+
+    def received(self, count: int) -> Message | EndOfStream | None:
+        """Takes in ``count`` bytes written to `spaces`; 0 is the end of the stream.
+
+        Returns:
+            A message if one is complete, None if not.
+
+        Raises:
+            RemoteProtocolError: the bytes are not the protocol's, exceed a bound, or end within a frame.
+        """
+        spaces = self._spaces
+        if count == 0:
+            if self._stage == self._on_header and len(spaces[0]) == _HEADER.size:
+                return EndOfStream()
+            raise RemoteProtocolError("the stream must end between two frames. Received: its end within one")
+        if self._stage == self._on_header:
+            if count < len(spaces[0]):
+                spaces[0] = spaces[0][count:]
+                return None
+            return self._take(self._ahead[: count - len(spaces[0])], self._on_header())
+        return self._filled(count)
+
+    def _filled(self, count: int) -> Message | None:
+        spaces = self._spaces
+        while count >= len(spaces[0]):
+            count -= len(spaces.pop(0))
+            if not spaces:
+                return self._stage()
+        spaces[0] = spaces[0][count:]
+        return None
+
+    def _take(self, ahead: memoryview, event: Message | None) -> Message | None:
+        """What came along with a header goes where it belongs."""
+        while ahead:
+            if event is not None:
+                name = type(event).__name__
+                raise RemoteProtocolError(f"a peer must wait for the answer. Received: more after a {name}")
+            space = self._spaces[0]
+            size = min(len(space), len(ahead))
+            space[:size], ahead = ahead[:size], ahead[size:]
+            event = self._filled(size)
+        return event
+
+    def _on_header(self) -> Message | None:
+        magic, version, code, arrays, fields, body = _HEADER.unpack(self._header)
+        if magic != MAGIC:
+            raise RemoteProtocolError(f"a frame must begin with {MAGIC!r}. Received: {bytes(magic)!r}")
+        if version != VERSION:
+            raise RemoteProtocolError(f"the protocol version must be {VERSION}. Received: {version}")
+        if code >= len(MESSAGES) or MESSAGES[code] not in self.accepts:
+            names = ", ".join(kind.__name__ for kind in self.accepts)
+            raise RemoteProtocolError(f"a message must be one of {names}. Received: code {code}")
+        limits = self.limits
+        if arrays > limits.arrays or fields > limits.fields or body > limits.body:
+            raise RemoteProtocolError(
+                f"a frame must have at most {limits.arrays} arrays, {limits.fields} bytes of fields and "
+                f"{limits.body} of arrays. Received: {arrays}, {fields}, {body}"
+            )
+        schema = _SCHEMAS[MESSAGES[code]]
+        if fields < schema.packer.size + _LENGTH.size * len(schema.strings) + _ENTRY.size * arrays:
+            raise RemoteProtocolError(f"{schema.kind.__name__} has more fields. Received: {fields} bytes of them")
+        self._schema, self._arrays, self._body = schema, arrays, body
+        self._fields = bytearray(fields)
+        if fields == 0:
+            return self._on_fields()
+        self._stage, self._spaces = self._on_fields, [memoryview(self._fields)]
+        return None
+
+    def _on_fields(self) -> Message | None:
+        schema, fields = self._schema, self._fields
+        values = self._values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
+        at = schema.packer.size
+        table = len(fields) - _ENTRY.size * self._arrays
+        for name in schema.strings:
+            # The strings before it may have taken the room of its length.
+            length = _LENGTH.unpack_from(fields, at)[0] if at + _LENGTH.size <= table else table
+            at += _LENGTH.size
+            if at + length > table:
+                raise RemoteProtocolError(f"`{name}` must end within the fields. Received: {length} bytes of it")
+            try:
+                values[name] = fields[at : at + length].decode()
+            except UnicodeDecodeError as error:
+                raise RemoteProtocolError(f"`{name}` must be UTF-8. Received: {error}") from None
+            at += length
+        if at != table:
+            raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
+        entries = list(_ENTRY.iter_unpack(memoryview(fields)[table:]))
+        self._check(entries)
+        self._done = [self._allocate(schema.kind, _DTYPES[code], size) for code, size in entries]
+        # One system call may fill them all.
+        self._stage, self._spaces = self._finish, [array.data.cast("B") for array in self._done if array.size]
+        return None if self._spaces else self._finish()
+
+    def _check(self, entries: list[tuple[int, int]]) -> None:
+        """Before anything is allocated for them."""
+        name, codes, body = self._schema.kind.__name__, [], 0
+        for field, code, several in self._schema.arrays:
+            count = self._values[field] if several else 1
+            if not 0 <= count <= len(entries):
+                raise RemoteProtocolError(f"{name} has {count} arrays in `{field}`. Received: {len(entries)} in all")
+            codes += [code] * count
+        if len(codes) != len(entries):
+            raise RemoteProtocolError(f"{name} has {len(codes)} arrays. Received: {len(entries)}")
+        for (code, size), expected in zip(entries, codes, strict=True):
+            if code != expected:
+                raise RemoteProtocolError(f"{name} has arrays of dtypes {codes}. Received: {entries}")
+            body += _DTYPES[code].itemsize * size
+        if body != self._body:
+            raise RemoteProtocolError(f"the arrays must fill the body of {self._body} bytes. Received: {entries}")
+
+    def _finish(self) -> Message:
+        values, arrays = self._values, self._done
+        at = 0
+        for name, _, several in self._schema.arrays:
+            if several:
+                values[name] = tuple(arrays[at : at + values[name]])
+                at += len(values[name])
+            else:
+                values[name] = arrays[at]
+                at += 1
+        for name in self._schema.booleans:
+            values[name] = bool(values[name])
+        self._values, self._done = {}, []  # the message's arrays are its owner's now
+        self._expect_header()
+        return self._schema.kind(**values)
+
+
+class Connection:
+    """One end of a connection: the handshake, then messages.
+
+    Args:
+        server: which end this is.
+        key: the job's key, 32 bytes.
+        limits: bounds on a frame once the peer is authenticated.
+        allocate: memory for arrays, once the peer is authenticated.
+
+    Raises:
+        ConfigurationError: a key of another length.
+    """
+
+    def __init__(
+        self, *, server: bool, key: bytes, limits: Limits | None = None, allocate: Allocate | None = None
+    ) -> None:
+        if len(key) != KEY_BYTES:
+            raise ConfigurationError(f"`key` must have {KEY_BYTES} bytes. Received: {len(key)}")
+        self.server = server
+        self.authenticated = False
+        self.limits = limits or Limits()
+        self._key = key
+        self._nonce = np.frombuffer(secrets.token_bytes(NONCE_BYTES), np.uint8)
+        self._reader = Reader(HANDSHAKE_LIMITS, self._allocate)
+        self._reader.accepts = (Answer,) if server else (Challenge,)
+        self._give = allocate
+
+    def __repr__(self) -> str:
+        return f"Connection(server={self.server}, authenticated={self.authenticated})"
+
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        if self._give is None or kind in _HANDSHAKE:
+            return np.empty(size, dtype)
+        return self._give(kind, dtype, size)
+
+    def _proof(self, role: bytes, server_nonce: np.ndarray, client_nonce: np.ndarray) -> np.ndarray:
+        text = MAGIC + bytes([VERSION]) + role + server_nonce.tobytes() + client_nonce.tobytes()
+        return np.frombuffer(hmac.new(self._key, text, hashlib.sha256).digest(), np.uint8)
+
+    def start(self) -> list[bytes | memoryview]:
+        """What to send before anything is read: the server's challenge, nothing from a client."""
+        return encode(Challenge(self._nonce)) if self.server else []
+
+    def refusal(self) -> list[bytes | memoryview]:
+        """What a server sends to a client whose proof is wrong: a proof that is wrong too. Nothing from a client."""
+        return encode(Proof(np.zeros(hashlib.sha256().digest_size, np.uint8))) if self.server else []
+
+    def send(self, message: Message) -> list[bytes | memoryview]:
+        """The bytes of ``message``.
+
+        Raises:
+            LocalProtocolError: before the handshake is over.
+        """
+        if not self.authenticated:
+            raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
+        return encode(message)
+
+    def space(self) -> memoryview:
+        """Where the next bytes of the peer go."""
+        return self._reader.space()
+
+    def spaces(self) -> list[memoryview]:
+        """See `Reader.spaces`."""
+        return self._reader.spaces()
+
+    def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:
+        """Takes in ``count`` bytes written to `space`; 0 is the end of the stream.
+
+        Returns:
+            A message for the application if one is complete, and what the handshake wants sent now.
+
+        Raises:
+            AuthenticationError: the peer does not hold the key.
+            RemoteProtocolError: see `Reader.received`.
+        """
+        event = self._reader.received(count)
+        if isinstance(event, _HANDSHAKE):
+            return None, self._handshake(event)
+        return event, []
+
+    def _handshake(self, message: Message) -> list[bytes | memoryview]:
+        if isinstance(message, Challenge):
+            self._require_nonce(message.nonce)
+            self._theirs = message.nonce
+            self._reader.accepts = (Proof,)
+            return encode(Answer(self._nonce, self._proof(b"client", message.nonce, self._nonce)))
+        if isinstance(message, Answer):
+            self._require_nonce(message.nonce)
+            self._check(message.proof, self._proof(b"client", self._nonce, message.nonce))
+            self._welcome_peer()
+            return encode(Proof(self._proof(b"server", self._nonce, message.nonce)))
+        assert isinstance(message, Proof)
+        self._check(message.proof, self._proof(b"server", self._theirs, self._nonce))
+        self._welcome_peer()
+        return []
+
+    def _require_nonce(self, nonce: np.ndarray) -> None:
+        if nonce.nbytes != NONCE_BYTES:
+            raise RemoteProtocolError(f"a nonce must have {NONCE_BYTES} bytes. Received: {nonce.nbytes}")
+
+    def _check(self, received: np.ndarray, expected: np.ndarray) -> None:
+        if not hmac.compare_digest(received.tobytes(), expected.tobytes()):
+            peer = "client" if self.server else "server"
+            raise AuthenticationError(f"the {peer} must hold this job's key. Received: a proof made with another")
+
+    def _welcome_peer(self) -> None:
+        self.authenticated = True
+        self._reader.limits = self.limits
+        self._reader.accepts = tuple(kind for kind in MESSAGES if kind not in _HANDSHAKE)
+
+    def bound(self, limits: Limits) -> None:
+        """Replaces the bounds on the peer's frames, between two of them."""
+        self.limits = limits
+        if self.authenticated:
+            self._reader.limits = limits

@@ -1,0 +1,359 @@
+"""What travels: frozen message types. `wire` turns them into bytes and back.
+
+Numbers are 64-bit on the wire, strings UTF-8, arrays raw little-endian segments behind the fields. A worker's
+identity is its partition; ``attempt`` is Spark's task attempt id, which rises with every attempt and fences the
+older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "none yet".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+
+#: Arrays of any length. One of another dtype is refused by both ends.
+Bytes = Annotated[np.ndarray, np.dtype("u1")]
+Floats = Annotated[np.ndarray, np.dtype("<f4")]
+Doubles = Annotated[np.ndarray, np.dtype("<f8")]
+
+NO_FLOATS = np.empty(0, np.float32)
+NO_DOUBLES = np.empty(0, np.float64)
+NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """Base of all messages."""
+
+
+# ---- handshake: the only messages read before the peer has proved that it holds the job's key
+
+
+@dataclass(frozen=True, eq=False)
+class Challenge(Message):
+    """Server → client: prove the key over this nonce (32 bytes)."""
+
+    nonce: Bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Message):
+    """Client → server: the proof, and a nonce for the server's own."""
+
+    nonce: Bytes
+    proof: Bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Proof(Message):
+    """Server → client: this server holds the key too."""
+
+    proof: Bytes
+
+
+# ---- worker → server
+
+
+@dataclass(frozen=True, eq=False)
+class Hello(Message):
+    """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
+
+    ``wire_format`` is what the vectors of commits and replies look like on this connection: a name in `codecs`.
+    """
+
+    worker: int
+    attempt: int
+    size: int
+    statistics: int
+    metrics: str = ""
+    wire_format: str = "float32"
+
+
+@dataclass(frozen=True, eq=False)
+class Pull(Message):
+    """Asks for the center."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+
+
+@dataclass(frozen=True, eq=False)
+class Commit(Message):
+    """A payload, with the mini-batches ``first``…``last`` of ``epoch`` that stand behind it.
+
+    ``history`` has one row per mini-batch: timestamp (seconds since the epoch, UTC), samples, then each metric;
+    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``scale`` the mean
+    scale factor that the worker's half applied; ``checksum`` stands for the rows up to the last mini-batch.
+    ``overlapped``: the mini-batches were computed while the commit before this one travelled, from what its
+    predecessor's reply carried. ``packed`` are the parts, and ``parts`` empty, where the wire format is not float32.
+    """
+
+    worker: int
+    attempt: int
+    incarnation: int
+    sequence: int
+    epoch: int
+    first: int
+    last: int
+    epoch_end: bool
+    wants_center: bool
+    learning_rate: float
+    scale: float
+    waited: float
+    parts: tuple[Floats, ...]
+    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    history: Doubles = field(default_factory=lambda: NO_DOUBLES)
+    checksum: int = 0
+    overlapped: bool = False
+    packed: tuple[Bytes, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Local steps behind the payload."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Probe(Message):
+    """Asks whether commits of other workers are being incorporated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leave(Message):
+    """The partition's data has ended; everything is committed."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+
+
+# ---- server → worker
+
+
+@dataclass(frozen=True, eq=False)
+class Welcome(Message):
+    """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
+
+    ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
+    ``held`` says that this attempt had the lease already, and nobody else since. Where the partition has ``finished``,
+    nobody holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
+    ``stopping`` that the job ends early, and what is left of the data is not trained on.
+    """
+
+    incarnation: int
+    clock: int
+    sequence: int
+    durable: int
+    epoch: int
+    batch: int
+    finished: bool
+    held: bool = False
+    checksum: int = -1
+    skipped: bool = False
+    stopping: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Parked(Message):
+    """Another attempt holds the partition's lease and is alive: ask again."""
+
+
+@dataclass(frozen=True, eq=False)
+class CenterReply(Message):
+    """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules).
+
+    ``stopping`` asks the worker to leave now that its commit is applied.
+
+    Where the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with one that needs
+    error feedback (int8) its change since the reply before, on the same connection. The first reply is then ``center``
+    itself, and so is the answer to a `Pull`.
+    """
+
+    incarnation: int
+    clock: int
+    sequence: int
+    durable: int
+    learning_rate: float
+    center: Floats
+    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    stopping: bool = False
+    packed: Bytes = field(default_factory=lambda: NO_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class Ack(Message):
+    """Commit ``sequence`` is applied (or a Leave noted); no vector.
+
+    ``skipped``: it was left out for its numbers, wherever it wanted the center: begin again with a pull.
+    """
+
+    incarnation: int
+    clock: int
+    sequence: int
+    durable: int
+    skipped: bool = False
+    stopping: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Occupancy(Message):
+    """Whether the server holds commits of others that it has received and not yet applied."""
+
+    occupied: bool
+
+
+# ---- driver ↔ server
+
+
+@dataclass(frozen=True, eq=False)
+class Publish(Message):
+    """Driver → server: the job's initial center, its statistics, and the model file that workers ask for.
+
+    A server that went on from a snapshot takes the model file only. ``names`` says which arrays they consist of, for
+    the texts of errors: `layout.encode`.
+    """
+
+    center: Floats
+    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    model: Bytes = field(default_factory=lambda: NO_BYTES)
+    names: Bytes = field(default_factory=lambda: NO_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class FetchModel(Message):
+    """Worker → server: send the model file."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile(Message):
+    """Server → worker: the model file of `Publish`."""
+
+    model: Bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Observe(Message):
+    """Driver → server: tell me when more than ``clock`` commits are applied, or after ``patience`` seconds."""
+
+    clock: int
+    patience: float
+
+
+@dataclass(frozen=True, eq=False)
+class Status(Message):
+    """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
+
+    ``epochs`` is the mean over the partitions of the epochs that each has ended.
+    """
+
+    clock: int
+    joined: int
+    finished: int
+    batches: int
+    samples: int
+    loss: float
+    staleness: float
+    epochs: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Inspect(Message):
+    """Driver → server: send the center as it is now, for nobody's account."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drain(Message):
+    """Driver → server: send the commit records from number ``start`` on, at most ``count``."""
+
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Records(Message):
+    """Server → driver: commit records (bytes of `records.COMMIT`) with the history rows behind them, in order.
+
+    ``metrics`` are the history's column names; ``total`` is how many commit records there are.
+    """
+
+    total: int
+    metrics: str
+    commits: Bytes
+    history: Doubles
+
+
+@dataclass(frozen=True, eq=False)
+class Abort(Message):
+    """Driver → server: end the job; every worker's next request is answered by a `Fault`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class EndEarly(Message):
+    """Driver → server: enough. Every worker is asked, with the next reply, to leave; nothing fails."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class ListWorkers(Message):
+    """Driver → server: who has been silent for how long?"""
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerTable(Message):
+    """Server → driver: one row of four for each partition that has joined and has data left.
+
+    Worker, attempt, last commit, and seconds since that commit, or since the attempt joined; 0 while an answer is owed.
+    """
+
+    rows: Doubles
+
+
+# ---- either way
+
+
+@dataclass(frozen=True, eq=False)
+class Fault(Message):
+    """An error, as its position in `errors.ERRORS`. From a worker it ends the job; -1 stands for "none" in a number."""
+
+    code: int
+    message: str
+    worker: int = -1
+    column: str = ""
+    step: int = -1
+    traceback: str = ""
+
+
+#: Wire code = position. Append only, and raise `wire.VERSION` when a message changes.
+MESSAGES: tuple[type[Message], ...] = (
+    Challenge,
+    Answer,
+    Proof,
+    Hello,
+    Pull,
+    Commit,
+    Leave,
+    Welcome,
+    CenterReply,
+    Ack,
+    Publish,
+    FetchModel,
+    ModelFile,
+    Observe,
+    Status,
+    Inspect,
+    Drain,
+    Records,
+    Abort,
+    Fault,
+    Probe,
+    Occupancy,
+    Parked,
+    EndEarly,
+    ListWorkers,
+    WorkerTable,
+)

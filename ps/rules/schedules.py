@@ -1,0 +1,153 @@
+"""Learning rates of the server, as functions of its clock (commits applied so far).
+
+Frozen dataclasses of plain numbers, so that they travel to the server's process as JSON. Worker-side rules take
+Keras' own schedules instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import invalid, require_number
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A learning rate for each tick of the clock.
+
+    Args:
+        rate: the full learning rate, above 0.
+    """
+
+    name: ClassVar[str]
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_number("rate", self.rate)
+
+    @abstractmethod
+    def __call__(self, clock: int) -> float:
+        """eta of the commit that finds the clock at ``clock``, at least 0."""
+
+    def config(self) -> dict[str, Any]:
+        """JSON-ready; `schedule_of` takes it back."""
+        return {"schedule": self.name, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate throughout."""
+
+    name = "constant"
+
+    def __call__(self, clock: int) -> float:
+        return self.rate
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """Multiplied by ``factor`` at each boundary.
+
+    Args:
+        boundaries: clocks, rising.
+        factor: above 0. Default 0.1.
+    """
+
+    name = "step"
+
+    boundaries: tuple[int, ...] = ()
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))  # JSON brings a list
+        whole = all(type(boundary) is int and boundary >= 0 for boundary in self.boundaries)
+        if not whole or list(self.boundaries) != sorted(set(self.boundaries)):
+            raise invalid("boundaries", self.boundaries, "rising clocks")
+        require_number("factor", self.factor)
+
+    def __call__(self, clock: int) -> float:
+        return self.rate * self.factor ** sum(clock >= boundary for boundary in self.boundaries)
+
+
+@dataclass(frozen=True)
+class WarmUp(StepDecay):
+    """Rises linearly from ``rate / divisor`` to ``rate`` over ``length`` commits; then decays in steps, if asked to.
+
+    Args:
+        length: commits, at least 1.
+        divisor: the number of workers in the paper, at least 1.
+        boundaries, factor: see `StepDecay`.
+
+    Reference: Hakimi et al. 2019, appendix: from eta / N to eta over the first five epochs.
+    """
+
+    name = "warm_up"
+
+    length: int = 1
+    divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.length) is not int or self.length < 1:
+            raise invalid("length", self.length, "a positive integer")
+        require_number("divisor", self.divisor, 1.0, inclusive=True)
+
+    def __call__(self, clock: int) -> float:
+        start = 1 / self.divisor
+        return super().__call__(clock) * (start + (1 - start) * min(1.0, clock / self.length))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from ``rate`` down to ``least`` over ``length`` commits, and ``least`` from there on.
+
+    Args:
+        length: commits, at least 1.
+        least: at least 0, at most ``rate``. Default 0.
+    """
+
+    name = "cosine"
+
+    length: int = 1
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.length) is not int or self.length < 1:
+            raise invalid("length", self.length, "a positive integer")
+        require_number("least", self.least, inclusive=True)
+        if self.least > self.rate:
+            raise invalid("least", self.least, f"at most the rate, {self.rate:g}")
+
+    def __call__(self, clock: int) -> float:
+        part = min(1.0, clock / self.length)
+        return self.least + (self.rate - self.least) * (1 + math.cos(math.pi * part)) / 2
+
+
+_KINDS: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, StepDecay, WarmUp, Cosine)}
+
+
+def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
+    """A number is a constant rate; a dictionary is `Schedule.config`'s.
+
+    Raises:
+        ConfigurationError: neither, or an argument that cannot work.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, dict):
+        arguments = dict(value)
+        kind = _KINDS.get(str(arguments.pop("schedule", "")))
+        if kind is None or not {"rate"} <= set(arguments) <= {field.name for field in dataclasses.fields(kind)}:
+            raise ConfigurationError(
+                f"`learning_rate` must be a number or a schedule of {', '.join(_KINDS)}. Received: {value}"
+            )
+        return kind(**arguments)
+    return Constant(value)

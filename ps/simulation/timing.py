@@ -1,0 +1,145 @@
+"""How long virtual workers take: execution times, and what an exchange costs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.validate import invalid, require_choice, require_number
+
+#: ``draw(worker, steps)``: seconds that ``worker`` takes for ``steps`` local steps, each drawn anew.
+Draw = Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class Timing(ABC):
+    """Execution times of local steps.
+
+    Args:
+        mean: mean time of one step, above 0; the papers take the batch size, 128.
+    """
+
+    mean: float = 128.0
+
+    def __post_init__(self) -> None:
+        require_number("mean", self.mean)
+
+    @abstractmethod
+    def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        """A source of times for ``workers`` workers, fed by ``rng``."""
+
+
+@dataclass(frozen=True)
+class Gamma(Timing):
+    r"""Gamma-distributed times.
+
+    With :math:`\alpha = 1/V^2`, shape :math:`\alpha` and scale mean / :math:`\alpha`:
+
+    * homogeneous: one q of V_task is drawn for the whole run, and each time is of mean q and V_machine;
+    * heterogeneous: a p of V_machine is drawn for each machine, and each of its times is of mean p and V_task.
+
+    The paper prints mean = B V^2; its figure (mean 128, 1 % and 27.9 % above 1.25 times it) fits mean = B.
+
+    Args:
+        heterogeneous: which of the two. Default False.
+        v_task, v_machine: coefficients of variation. Default 0.1, and 0.1 or, heterogeneous, 0.6.
+
+    Reference: Hakimi et al. 2019, Appendix A.4, Algorithms 11 and 12.
+    """
+
+    heterogeneous: bool = False
+    v_task: float = 0.1
+    v_machine: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("heterogeneous", self.heterogeneous, (True, False))
+        require_number("v_task", self.v_task)
+        if self.v_machine is not None:
+            require_number("v_machine", self.v_machine)
+
+    def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        v_machine = (0.6 if self.heterogeneous else 0.1) if self.v_machine is None else self.v_machine
+        once, each = (v_machine, self.v_task) if self.heterogeneous else (self.v_task, v_machine)
+        alpha_once, alpha = once**-2, each**-2
+        means = rng.gamma(alpha_once, self.mean / alpha_once, workers if self.heterogeneous else 1)
+        return _gammas(rng, alpha, np.broadcast_to(means, workers))
+
+
+@dataclass(frozen=True)
+class Memoryless(Timing):
+    """Exponentially distributed times: who commits next does not depend on the past."""
+
+    def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        return lambda worker, steps: float(rng.exponential(self.mean, steps).sum())
+
+
+@dataclass(frozen=True)
+class SlowWorkers(Timing):
+    """A few workers are slower than the rest; times are gamma-distributed around each one's mean.
+
+    Args:
+        share: of slow workers, in [0, 1]; rounded up to whole ones. Default 1/16.
+        factor: how much longer their steps take. Default 10.
+        variation: coefficient of variation of each time. Default 0.1.
+
+    Reference: Shi et al. 2024, Section 4 ("average computation time 10 times longer", one worker of sixteen).
+    """
+
+    share: float = 1 / 16
+    factor: float = 10.0
+    variation: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("share", self.share, inclusive=True)
+        if self.share > 1:
+            raise invalid("share", self.share, "at most 1")
+        require_number("factor", self.factor)
+        require_number("variation", self.variation)
+
+    def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        slow = int(np.ceil(self.share * workers))
+        alpha = self.variation**-2
+        means = np.where(np.arange(workers) < slow, self.factor, 1.0) * self.mean
+        return _gammas(rng, alpha, means)
+
+
+def _gammas(rng: np.random.Generator, alpha: float, means: np.ndarray) -> Draw:
+    """Sums of gamma-distributed times of shape ``alpha`` around each worker's mean."""
+    scales = (means / alpha).tolist()
+
+    def draw(worker: int, steps: int) -> float:
+        if steps == 1:  # the same stream of numbers, without an array
+            return rng.gamma(alpha, scales[worker])
+        return float(rng.gamma(alpha, scales[worker], steps).sum())
+
+    return draw
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What an exchange costs beside the computation.
+
+    Args:
+        latency: seconds for a message to arrive, however small.
+        bandwidth: bytes per second of a worker's link; infinite by default.
+        service: seconds that the server, one request at a time, spends on each exchange.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+    service: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("latency", self.latency, inclusive=True)
+        require_number("service", self.service, inclusive=True)
+        if type(self.bandwidth) not in (int, float) or not self.bandwidth > 0:
+            raise invalid("bandwidth", self.bandwidth, "a number above 0")
+
+    def transfer(self, size: int) -> float:
+        """Seconds for ``size`` bytes one way."""
+        return self.latency + size / self.bandwidth

@@ -1,0 +1,1 @@
+"""Sockets: channels with deadlines, TLS, and the clients' common part."""

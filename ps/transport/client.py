@@ -1,0 +1,100 @@
+"""Request and reply over one connection to the parameter server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from distkeras.ps.errors import DeadlineError, DistkerasError, RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol.faults import error_of
+from distkeras.ps.protocol.framing import EndOfStream
+from distkeras.ps.protocol.messages import Fault, Message
+from distkeras.ps.transport.channel import Channel, dial
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.tls import client_context
+
+_M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and the key to it. Travels inside Spark's own task closure; the key stays out of its repr.
+
+    Args:
+        host, port: where.
+        key: the job's, 32 bytes.
+        certificate: the one that the server must have, PEM; empty: the connection is not encrypted.
+    """
+
+    host: str
+    port: int
+    key: bytes
+    certificate: str = ""
+
+    def __repr__(self) -> str:
+        return f"Address(host={self.host!r}, port={self.port}, tls={bool(self.certificate)})"
+
+
+class Caller:
+    """Request and reply over one channel."""
+
+    def __init__(self, address: Address, deadlines: Deadlines | None = None) -> None:
+        self.address = address
+        self.deadlines = deadlines or Deadlines()
+        self.channel: Channel | None = None
+
+    @property
+    def _patience(self) -> float:
+        """The server's own longest wait and some: its error says more than a silence of its."""
+        return max(self.deadlines.reply, self.deadlines.gather) + 10.0
+
+    def _connect(self) -> Channel:
+        where, certificate = (self.address.host, self.address.port), self.address.certificate
+        context = client_context(certificate) if certificate else None
+        try:
+            self.channel = dial(where, self.address.key, self.deadlines, allocate=self._allocate, context=context)
+        except DeadlineError as error:  # its system takes calls for a server that stands still
+            raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
+        return self.channel
+
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        return np.empty(size, dtype)
+
+    def _call(self, message: Message, expected: type[_M] | tuple[type[_M], ...], timeout: float | None = None) -> _M:
+        """Sends ``message`` and returns the reply, which must be one of ``expected``.
+
+        Raises:
+            DistkerasError: the server answered with a fault: that very error.
+            ServerLostError: the connection is gone.
+            DeadlineError: no answer in time.
+        """
+        channel = self.channel or self._connect()
+        what = f"the server's answer to {type(message).__name__}"
+        try:
+            channel.send(message)
+            answer = channel.receive(self._patience if timeout is None else timeout, what)
+        except DistkerasError:
+            self.close()  # what comes next in this stream answers another question
+            raise
+        except OSError as error:
+            self.close()
+            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: {error}") from error
+        if isinstance(answer, EndOfStream):
+            self.close()
+            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
+        if isinstance(answer, Fault):
+            raise error_of(answer)
+        if not isinstance(answer, expected):
+            names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
+            raise RemoteProtocolError(
+                f"the answer to {type(message).__name__} must be {names}. Received: {type(answer).__name__}"
+            )
+        return answer
+
+    def close(self) -> None:
+        """Hangs up."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None

@@ -1,0 +1,79 @@
+"""The driver's end of a connection to the parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from distkeras.ps.protocol.layout import Layout, encode
+from distkeras.ps.protocol.messages import (
+    NO_BYTES,
+    NO_FLOATS,
+    Abort,
+    Ack,
+    CenterReply,
+    Drain,
+    EndEarly,
+    Inspect,
+    ListWorkers,
+    Observe,
+    Publish,
+    Records,
+    Status,
+    WorkerTable,
+)
+from distkeras.ps.rules.base import Vector
+from distkeras.ps.transport.client import Caller
+
+
+class DriverClient(Caller):
+    """The driver's connection: publishes, observes, fetches.
+
+    Args:
+        address: the server's.
+        deadlines: of every wait.
+    """
+
+    def publish(
+        self,
+        center: Vector,
+        statistics: np.ndarray = NO_FLOATS,
+        model: bytes = b"",
+        layouts: Sequence[Layout] = (),
+    ) -> None:
+        """Hands over the initial center (float32), the moving statistics and the model file.
+
+        ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
+        """
+        blobs = (model, encode(layouts) if layouts else b"")
+        arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
+        self._call(Publish(center, statistics, *arrays), Ack)
+
+    def observe(self, clock: int, patience: float) -> Status:
+        """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
+
+        Raises:
+            DistkerasError: the job has failed: what the worker reported.
+        """
+        return self._call(Observe(clock, patience), Status, patience + self.deadlines.frame)
+
+    def center(self) -> CenterReply:
+        """The center as it is now."""
+        return self._call(Inspect(), CenterReply)
+
+    def drain(self, start: int = 0, count: int = 4096) -> Records:
+        """Commit records from number ``start`` on, with their history."""
+        return self._call(Drain(start, count), Records)
+
+    def finish(self, reason: str) -> None:
+        """Ends the job early, and well: every worker commits what it has computed, and leaves."""
+        self._call(EndEarly(reason), Ack, self.deadlines.handshake)
+
+    def list_workers(self) -> np.ndarray:
+        """Who is silent: float64 rows of worker, attempt, last commit, and seconds since: `messages.WorkerTable`."""
+        return self._call(ListWorkers(), WorkerTable, self.deadlines.frame).rows.reshape(-1, 4)
+
+    def stop(self, reason: str) -> None:
+        """Ends the job: every worker's next request fails."""
+        self._call(Abort(reason), Ack, self.deadlines.handshake)

@@ -1,0 +1,1 @@
+"""What every worker does, under any rule."""

@@ -1,0 +1,252 @@
+"""The worker's loop, once, for every rule: a generator that yields requests and is sent the replies.
+
+It opens no socket and reads no clock that matters to the result; a socket client or a simulation drives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from distkeras.ps.protocol.messages import NO_DOUBLES, NO_FLOATS
+from distkeras.ps.rules.base import Replica, Rule, Vector, WorkerState
+from distkeras.ps.worker.auto_window import AutoWindow
+
+
+class BatchLike(Protocol):
+    """What the loop needs to know of a mini-batch; the rest is the replica's business."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def last(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PullRequest:
+    """Wants a `Reply` with the center."""
+
+
+class CommitRequest(NamedTuple):
+    """Wants its payload applied, and a `Reply` (with the center if ``wants_center``)."""
+
+    epoch: int
+    first: int
+    last: int
+    epoch_end: bool
+    wants_center: bool
+    learning_rate: float
+    scale: float
+    parts: tuple[Vector, ...]
+    statistics: np.ndarray
+    history: np.ndarray
+    checksum: int = 0
+    overlapped: bool = False
+
+
+class PostRequest(NamedTuple):
+    """Wants ``commit`` under way, and to go on at once; a `CollectRequest` gets its reply."""
+
+    commit: CommitRequest
+
+
+@dataclass(frozen=True, eq=False)
+class CollectRequest:
+    """Wants the `Reply` to the commit that was posted last."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeRequest:
+    """Wants to know, in a `Reply`, whether the server is occupied."""
+
+
+class Compute(NamedTuple):
+    """``steps`` local steps are about to be taken; wants to go on. A simulation lets their time pass first."""
+
+    steps: int
+
+
+class Reply(NamedTuple):
+    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise.
+
+    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
+    """
+
+    learning_rate: float = 0.0
+    center: Vector | None = None
+    statistics: np.ndarray = NO_FLOATS
+    occupied: bool = False
+    stopping: bool = False
+
+
+Request = PullRequest | CommitRequest | PostRequest | CollectRequest | ProbeRequest | Compute
+Loop = Generator[Request, Reply | None, None]
+
+
+class WorkerReplica(Replica, Protocol):
+    """A `Replica` whose model may carry moving statistics."""
+
+    def load_statistics(self, vector: np.ndarray) -> None: ...
+    def read_statistics(self, out: np.ndarray) -> None: ...
+
+
+def work(
+    rule: Rule,
+    replica: WorkerReplica,
+    batches: Iterator[BatchLike],
+    payload: Callable[[], tuple[Vector, ...]],
+    *,
+    statistics: int = 0,
+    overlap: bool = False,
+    windows: AutoWindow | None = None,
+    now: Callable[[], float] | None = time.time,
+) -> Loop:
+    """Trains on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
+
+    Args:
+        rule: the update rule; its worker half runs here.
+        replica: the model.
+        batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
+        payload: gives the buffers that the next commit ships.
+        statistics: size of the moving statistics, 0 for none.
+        overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). What a
+            worker is sent is then one window older, and so counted in the staleness; it keeps its own moving
+            statistics, for those of the reply lack its latest window's. One commit is under way at a time.
+        windows: chooses the rule's window from what the first ones take; None: it is the rule's.
+        now: stamps the history, seconds since the epoch; None: no history is kept.
+
+    Yields:
+        `PullRequest`, `CommitRequest`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
+        `PostRequest` and `Compute`.
+    """
+    rule = rule if windows is None else windows.rule
+    traits = rule.traits
+    pull_first, gradient, probes = traits.pull_first, traits.gradient, traits.probes
+    reply = yield PullRequest()
+    center, stopping = _center(reply), _answered(reply).stopping
+    if stopping:
+        return
+    local = rule.start(replica, center)
+    local.learning_rate = local.previous_learning_rate = _answered(reply).learning_rate
+    if _answered(reply).statistics.size:
+        replica.load_statistics(_answered(reply).statistics)
+    rows: list[np.ndarray] = []
+    first, posted = 0, False
+
+    def limit() -> int:
+        return rule.burst(local)
+
+    for burst in _bursts(batches, limit):
+        yield Compute(len(burst))
+        if local.steps == 0:
+            first, local.payload = burst[0].index, payload()
+        if windows is not None:
+            windows.start()
+        metrics = rule.compute(replica, local, burst)
+        local.steps += len(burst)
+        if windows is not None:
+            windows.computed(len(burst))
+        if now is not None:
+            stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
+            rows.append(np.concatenate([stamps, metrics], axis=1))
+        end = burst[-1]
+        due = end.last or rule.due(local)
+        if probes and not due:
+            local.occupied = _answered((yield ProbeRequest())).occupied
+            due = rule.due(local)
+        if not due:
+            continue
+        if windows is not None:
+            windows.start()
+        measured = NO_FLOATS
+        if statistics:
+            measured = np.empty(statistics, np.float32)
+            replica.read_statistics(measured)
+        if pull_first:
+            reply = yield PullRequest()
+            rule.elastic_exchange(replica, local, _center(reply))
+            _take_in(rule, replica, local, reply)
+        else:
+            if posted:
+                reply = yield CollectRequest()
+                center, stopping = _center(reply), _answered(reply).stopping
+            rule.fill_payload(replica, local)
+        commit = CommitRequest(
+            epoch=end.epoch,
+            first=first,
+            last=end.index,
+            epoch_end=end.last,
+            wants_center=not pull_first,
+            learning_rate=0.0 if gradient else replica.learning_rate,
+            scale=local.scale,
+            parts=local.payload,
+            statistics=measured,
+            history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
+            checksum=end.checksum,
+            overlapped=posted,
+        )
+        if overlap and (windows is None or windows.chosen):
+            yield PostRequest(commit)
+            posted = True
+            if stopping:
+                break
+            rule.begin_overlapped_window(replica, local, center)
+            _take_rate(local, reply)
+        else:
+            reply = yield commit
+            if _answered(reply).stopping:
+                return
+            if not pull_first:
+                center = _center(reply)
+                rule.receive(replica, local, center)
+                _take_in(rule, replica, local, reply)
+            if windows is not None:
+                rule = windows.exchanged()
+        rows.clear()
+        local.steps, local.due_early, local.occupied, local.payload = 0, False, True, ()
+    if posted:
+        yield CollectRequest()
+
+
+def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
+    """Consecutive batches of one epoch, at most ``limit()`` at a time."""
+    for head in batches:
+        burst = [head]
+        for batch in () if head.last else islice(batches, limit() - 1):
+            burst.append(batch)
+            if batch.last:
+                break
+        yield burst
+
+
+def _answered(reply: Reply | None) -> Reply:
+    assert reply is not None, "the driver of the loop must answer a request"
+    return reply
+
+
+def _center(reply: Reply | None) -> Vector:
+    center = _answered(reply).center
+    assert center is not None, "the driver of the loop must answer a pull with the center"
+    return center
+
+
+def _take_in(rule: Rule, replica: WorkerReplica, local: WorkerState, reply: Reply | None) -> None:
+    _take_rate(local, reply)
+    statistics = _answered(reply).statistics
+    if statistics.size and not rule.traits.keeps_replica:
+        replica.load_statistics(statistics)
+
+
+def _take_rate(local: WorkerState, reply: Reply | None) -> None:
+    local.previous_learning_rate, local.learning_rate = local.learning_rate, _answered(reply).learning_rate

@@ -1,0 +1,221 @@
+"""Every number here is worked out by hand in the comments."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from distkeras.analysis import metrics
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
+from distkeras.ps.rules import make
+from distkeras.ps.simulation.simulate import simulate
+
+START = pd.Timestamp("2026-01-01 12:00:00")
+
+
+def history(*rows: tuple[float, int, float], epoch=None, samples=None) -> pd.DataFrame:
+    """(seconds, worker, accuracy) a step, in any order."""
+    frame = pd.DataFrame(rows, columns=["at", "worker", "accuracy"])
+    frame["timestamp"] = START + pd.to_timedelta(frame.pop("at"), unit="s")
+    frame["iteration"] = frame.groupby("worker").cumcount()
+    frame["epoch"] = 0 if epoch is None else epoch
+    frame["samples"] = 10 if samples is None else samples
+    frame["loss"] = 1 - frame["accuracy"]
+    return frame
+
+
+def commits(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
+    """(worker, sequence, steps, staleness) a commit, in clock order."""
+    frame = pd.DataFrame(rows, columns=["worker", "sequence", "steps", "staleness"])
+    frame["clock"] = range(len(rows))
+    return frame
+
+
+def test_per_worker_orders_and_counts_seconds_from_the_first_step_of_all():
+    frame = metrics.per_worker(history((2.0, 1, 0.5), (0.0, 0, 0.1), (5.0, 1, 0.6), (3.0, 0, 0.2)))
+    assert list(frame["worker"]) == [0, 0, 1, 1]
+    assert list(frame["seconds"]) == [0.0, 3.0, 2.0, 5.0]
+    assert list(frame["accuracy"]) == [0.1, 0.2, 0.5, 0.6]
+
+
+def test_averaged_weighs_by_samples_and_skips_empty_spans():
+    # Span [0, 2): (.1 * 10 + .4 * 20) / 30 = .3 at (0 + 1) / 2 s. Span [2, 4): empty. Span [4, 6): .8 at 5 s.
+    frame = metrics.averaged(history((0, 0, 0.1), (1, 1, 0.4), (5, 0, 0.8), samples=[10, 20, 30]), every=2)
+    assert list(frame["seconds"]) == [0.5, 5.0]
+    assert list(frame["accuracy"]) == pytest.approx([0.3, 0.8])
+    assert list(frame["loss"]) == pytest.approx([0.7, 0.2])
+    assert list(frame["samples"]) == [30, 30]
+    assert list(frame["steps"]) == [2, 1]
+    with pytest.raises(ConfigurationError, match="every"):
+        metrics.averaged(frame, every=0)
+
+
+def test_temporal_efficiency_stops_at_the_earlier_end():
+    # a: 0 -> 1 in 4 s. b: .5 throughout, ends at 2 s. m = 2: a's triangle 2 * .5 / 2 = .5, b's rectangle 2 * .5 = 1.
+    a, b = history((0, 0, 0.0), (4, 0, 1.0)), history((0, 0, 0.5), (2, 0, 0.5))
+    assert metrics.temporal_efficiency(a, b) == pytest.approx(0.5)
+    assert metrics.temporal_efficiency(b, a) == pytest.approx(2.0)
+    # As steps, a is 0 until 4 s.
+    assert metrics.temporal_efficiency(a, b, how="step") == 0.0
+    assert metrics.temporal_efficiency(b, a, how="step") == math.inf
+    assert metrics.temporal_efficiency(a, a) == 1.0
+
+
+def test_temporal_efficiency_merges_workers_and_moments():
+    # Knots (0, .2), (1, .6), (3, .4 = mean of .3 and .5): 1 * (.2 + .6) / 2 + 2 * (.6 + .4) / 2 = .4 + 1 = 1.4.
+    a = history((1, 1, 0.6), (0, 0, 0.2), (3, 0, 0.3), (3, 1, 0.5))
+    b = history((0, 0, 1.0), (10, 0, 1.0))
+    assert metrics.temporal_efficiency(a, b) == pytest.approx(1.4 / 3)
+    # Steps: 1 * .2 + 2 * .6 = 1.4 as well, by chance of the numbers; the loss has 1 * .8 + 2 * .4 = 1.6.
+    assert metrics.temporal_efficiency(a, b, how="step") == pytest.approx(1.4 / 3)
+    assert metrics.temporal_efficiency(a, a.assign(loss=1.0), "loss", how="step") == pytest.approx(1.6 / 3)
+
+
+def test_temporal_efficiency_refuses_what_has_no_area():
+    a = history((0, 0, 0.5), (1, 0, 0.5))
+    with pytest.raises(ConfigurationError, match="span"):
+        metrics.temporal_efficiency(a, history((0, 0, 0.5)))
+    with pytest.raises(ConfigurationError, match="how"):
+        metrics.temporal_efficiency(a, a, how="spline")
+    with pytest.raises(MissingColumnError) as caught:
+        metrics.temporal_efficiency(a, a, "precision")
+    assert caught.value.column == "precision"
+    with pytest.raises(EmptyDataError):
+        metrics.temporal_efficiency(a, a[:0])
+
+
+def test_updates_to_target_follow_commits_not_clocks():
+    # Worker 0 commits its steps as {0, 1}, {2}; worker 1 as {0, 1}. Clock order: w0, w1, w0.
+    # Worker 1's clock is an hour ahead, which must not matter: its .9 is in the second update.
+    run = history((0, 0, 0.1), (1, 0, 0.2), (2, 0, 0.95), (3600, 1, 0.3), (3601, 1, 0.9))
+    log = commits((0, 0, 2, 0), (1, 0, 2, 1), (0, 1, 1, 1))
+    assert metrics.updates_to_target(run, log, "accuracy", 0.2) == 1
+    assert metrics.updates_to_target(run, log, "accuracy", 0.9) == 2
+    assert metrics.updates_to_target(run, log, "accuracy", 0.95) == 3
+    assert metrics.updates_to_target(run, log, "accuracy", 0.99) is None
+    # Trailing means of three: (.1 + .2 + .3) / 3 = .2, (.2 + .3 + .9) / 3 = .467, (.3 + .9 + .95) / 3 = .717.
+    assert metrics.updates_to_target(run, log, "accuracy", 0.4, window=3) == 2
+    assert metrics.updates_to_target(run, log, "accuracy", 0.7, window=3) == 3
+    # Loss .9, .8 in the first update.
+    assert metrics.updates_to_target(run, log, "loss", 0.8, mode="min") == 1
+    # A step that no commit carried counts nowhere.
+    assert metrics.updates_to_target(run, log[:2], "accuracy", 0.95) is None
+    for wrong in ({"window": 0}, {"mode": "up"}):
+        with pytest.raises(ConfigurationError):
+            metrics.updates_to_target(run, log, "accuracy", 0.9, **wrong)
+
+
+def test_statistical_efficiency_is_baseline_over_run():
+    fast = history((0, 0, 0.5), (1, 0, 0.9)), commits((0, 0, 2, 0))
+    slow = history((0, 0, 0.2), (1, 0, 0.4), (2, 0, 0.6), (3, 0, 0.9)), commits(*((0, s, 1, 0) for s in range(4)))
+    never = history((0, 0, 0.1)), commits((0, 0, 1, 0))
+    assert metrics.statistical_efficiency(fast, slow, "accuracy", 0.9) == 4.0
+    assert metrics.statistical_efficiency(slow, fast, "accuracy", 0.9) == 0.25
+    assert metrics.statistical_efficiency(never, fast, "accuracy", 0.9) == 0.0
+    assert metrics.statistical_efficiency(fast, never, "accuracy", 0.9) == math.inf
+    assert math.isnan(metrics.statistical_efficiency(never, never, "accuracy", 0.9))
+
+
+def test_hardware_efficiency_is_seconds_an_epoch():
+    run = history((0, 0, 0), (3, 1, 0), (4, 0, 0), (9, 1, 0), epoch=[0, 0, 1, 1])
+    assert metrics.hardware_efficiency(run) == pytest.approx(4.5)
+
+
+def test_staleness_histogram_has_no_gaps():
+    log = commits((0, 0, 1, 0), (1, 0, 1, 3), (0, 1, 1, 1), (1, 1, 1, 3))
+    counts = metrics.staleness_histogram(log)
+    assert list(counts.index) == [0, 1, 2, 3]
+    assert list(counts[0]) == [1, 1, 0, 0]
+    assert list(counts[1]) == [0, 0, 0, 2]
+    assert list(metrics.staleness_histogram(log, by_worker=False)["commits"]) == [1, 1, 0, 2]
+
+
+def test_efficiencies_are_ratios_to_the_baseline():
+    # base: .5 then .9 in 4 s, reaching .9 with its 2nd update; ahead: the same values in half the time and one update.
+    # Areas up to the earlier end, 2 s: ahead 2 * (.5 + .9) / 2 = 1.4, base 2 * (.5 + .7) / 2 = 1.2.
+    base = history((0, 0, 0.5), (4, 0, 0.9)), commits((0, 0, 1, 0), (0, 1, 1, 0))
+    ahead = history((0, 0, 0.5), (2, 0, 0.9)), commits((0, 0, 2, 0))
+    frame = metrics.efficiencies({"base": base, "ahead": ahead}, "base", "accuracy", 0.9)
+    assert list(frame.index) == ["base", "ahead"]
+    assert frame.loc["base"].tolist() == [1, 1, 1]
+    assert frame.loc["ahead"].tolist() == pytest.approx([2, 2, 1.4 / 1.2])
+    # Losses .5, .1: areas 2 * (.5 + .1) / 2 = .6 and 2 * (.5 + .3) / 2 = .8; less is better.
+    frame = metrics.efficiencies({"base": base, "ahead": ahead}, "base", "loss", 0.1000001, mode="min")
+    assert frame.loc["ahead"].tolist() == pytest.approx([2, 2, 0.8 / 0.6])
+    with pytest.raises(ConfigurationError, match="`baseline` must be one of base"):
+        metrics.efficiencies({"base": base}, "else", "accuracy", 0.9)
+
+
+def trace(name="asgd", **options):
+    """Two workers in turn on a slope of 1 for each of four parameters, eta = .5: each gradient's norm is 2."""
+    options = {"workers": 2, "learning_rate": 0.5, "schedule": [0, 1, 0, 1], "measure_gap": True} | options
+    return simulate(make(name, window=1), np.zeros(4), lambda theta, worker: np.ones(4), **options)
+
+
+def test_values_of_a_trace():
+    # Sent at clock 0; each later commit finds the center one step of .5 from what was sent. Its norm was 2.
+    run = trace()
+    assert metrics.values(run, "staleness").tolist() == [0, 1, 1, 1]
+    assert metrics.values(run, "gap").tolist() == [0, 0.5, 0.5, 0.5]
+    assert metrics.values(run, "normalized_gap").tolist() == [0, 0.25, 0.25, 0.25]
+    assert metrics.values(run, "scale").tolist() == [1, 1, 1, 1]
+    assert metrics.values(trace("dynsgd"), "scale").tolist() == [1, 0.5, 0.5, 0.5]
+    # ADAG, s = 1 / (d^2 / gamma + 1): payloads of -.5 for each. d = 0, so s = 1; then d = .5 with gamma .25: 1 / 2;
+    # then d is what the commit before moved, .5 / 2: 1 / (.0625 / .25 + 1) = .8, then d = .4: 1 / (.16 / .25 + 1).
+    adag = simulate(make("adag", window=1, gamma=0.25), np.zeros(4), lambda theta, worker: np.ones(4), workers=2,
+                    learning_rate=0.5, schedule=[0, 1, 0, 1])  # fmt: skip
+    assert metrics.values(adag, "scale").tolist() == pytest.approx([1, 0.5, 0.8, 1 / 1.64])
+    assert metrics.staleness_histogram(run)[1].tolist() == [0, 2]
+
+
+def test_values_of_commits_go_by_clock():
+    log = commits((0, 0, 1, 0), (1, 0, 1, 3), (0, 1, 1, 1)).assign(gap=[0.0, None, 0.5])[::-1]
+    assert metrics.values(log, "staleness").tolist() == [0, 3, 1]
+    assert metrics.values(log, "gap").dropna().to_dict() == {0: 0.0, 2: 0.5}
+    assert metrics.over_commits(log, "gap")["commit"].tolist() == [0, 2]
+    with pytest.raises(MissingColumnError, match="normalized_gap"):
+        metrics.values(log, "normalized_gap")
+    with pytest.raises(ConfigurationError, match="`measure` must be one of staleness"):
+        metrics.values(log, "wait")
+    with pytest.raises(ConfigurationError, match="measure_gap=True"):
+        metrics.values(log.assign(gap=None), "gap")
+    with pytest.raises(ConfigurationError, match="measure_gap=True"):
+        metrics.values(trace(measure_gap=False), "normalized_gap")
+
+
+def test_over_commits_takes_stretches():
+    # Stretches of 3, 3 and 2. Percentiles of (0, 1, 2): .2 and 1.8; of (5, 5, 8): 5 and 7.4; of (1, 2): 1.1, 1.9.
+    log = commits(*((0, number, 1, value) for number, value in enumerate([0, 1, 2, 5, 8, 5, 1, 2])))
+    frame = metrics.over_commits(log, "staleness", points=3)
+    assert frame["commit"].tolist() == [1, 4, 6.5]
+    assert frame["mean"].tolist() == [1, 6, 1.5]
+    assert frame["low"].tolist() == pytest.approx([0.2, 5, 1.1])
+    assert frame["high"].tolist() == pytest.approx([1.8, 7.4, 1.9])
+    assert len(metrics.over_commits(log, "staleness")) == 8
+    with pytest.raises(ConfigurationError, match="`points`"):
+        metrics.over_commits(log, "staleness", points=0)
+
+
+def test_recorded_schedule():
+    log = commits((0, 0, 1, 0), (2, 0, 1, 1), (1, 0, 1, 2), (2, 1, 1, 1))
+    assert metrics.recorded_schedule(log[::-1]) == [0, 2, 1, 2]
+    assert metrics.recorded_schedule(trace()) == [0, 1, 0, 1]
+    for wrong in (log[1:], log.drop(index=2), pd.concat([log, log[2:3]])):
+        with pytest.raises(LedgerError, match="each clock once"):
+            metrics.recorded_schedule(wrong)
+    for workers in ([0.0, 1, 0, 1], [0, -1, 0, 1]):
+        with pytest.raises(ConfigurationError, match="integers of at least 0"):
+            metrics.recorded_schedule(log.assign(worker=workers))
+    with pytest.raises(EmptyDataError):
+        metrics.recorded_schedule(log[:0])
+
+
+def test_the_input_is_left_as_it_was():
+    run = history((1, 0, 0.1), (0, 1, 0.2))
+    before = run.copy()
+    metrics.per_worker(run)
+    metrics.hardware_efficiency(run)
+    pd.testing.assert_frame_equal(run, before)

@@ -1,0 +1,162 @@
+"""Every wait has a deadline: found by reading the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Calls that wait, by the place of their timeout among the arguments; for `acquire`, it follows `blocking`.
+WAITS = {"wait": 0, "join": 0, "acquire": 1, "get": 1, "result": 0, "exception": 0, "wait_for": 1}
+WAITS |= {"communicate": 1, "select": 3, "poll": 0, "as_completed": 1, "create_connection": 1, "urlopen": 2}
+#: Calls on a socket, which wait as long as its timeout says.
+SOCKETS = {"accept", "connect", "do_handshake", "recv", "recv_into", "recvfrom", "send", "sendall", "sendmsg"}
+#: Waits without a deadline of their own, and what ends them.
+ALLOWED = {
+    "ps/server/server.py: self._listener.accept()": "`close` shuts the listener down, which wakes it",
+    "ps/transport/channel.py: sock.settimeout(None)": (
+        "the kernel keeps the deadline of each call; Python's would cost a fourth"
+    ),
+    "distkeras/data/prefetch.py: self._changed.wait_for(lambda: len(self._ready) < self._most_ready or self._closed)": (
+        "the producer waits for its consumer, each of whose waits has a deadline, and who closes it at its end"
+    ),
+}
+#: Where sockets are used, each call with what is left of a deadline.
+CHANNEL = "ps/transport/channel.py"
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for folder in ("ps", "distkeras", "transformers"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not path.is_relative_to(ROOT / "distkeras/ps") and not path.is_relative_to(
+                ROOT / "distkeras/transformers"
+            ):
+                yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def waits_for_ever(tree: ast.AST, *, sockets_have_deadlines: bool = False) -> Iterator[str]:
+    """Calls in ``tree`` that may wait without a bound, as source text."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        if called == "settimeout":
+            unbounded = [argument for argument in node.args if isinstance(argument, ast.Constant)]
+            if any(argument.value is None for argument in unbounded):
+                yield ast.unparse(node)
+        elif called in SOCKETS:
+            if ("sock" in owner and not sockets_have_deadlines) or "listener" in owner:
+                yield ast.unparse(node)
+        elif called in WAITS and not _returns_at_once(node, called, owner) and not _has_timeout(node, called):
+            yield ast.unparse(node)
+
+
+def _returns_at_once(node: ast.Call, called: str, owner: str) -> bool:
+    """Another's method of that name: a dict's ``get``, a string's ``join`` or the lease's, a frame's ``select``."""
+    match called:
+        case "get":
+            return not owner.endswith(("queue", "news"))
+        case "join":
+            leases = ("self", "center", "self._center", "client")
+            return owner in (*leases, "os.path") or owner.startswith(("'", '"', "b'"))
+        case "poll":
+            return owner.endswith("_process") or owner == "select"
+        case "select":
+            return owner != "select"
+        case "exception":
+            return owner in ("log", "logging")
+    return False
+
+
+def _has_timeout(node: ast.Call, called: str) -> bool:
+    given = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+    given += node.args[WAITS[called] : WAITS[called] + 1]
+    if called == "acquire" and any(
+        isinstance(value, ast.Constant) and value.value is False
+        for value in [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "blocking")]
+    ):
+        return True
+    return any(not (isinstance(value, ast.Constant) and value.value is None) for value in given)
+
+
+def test_every_wait_has_a_deadline():
+    found = {
+        f"{path}: {call}"
+        for path, tree in sources()
+        for call in waits_for_ever(tree, sockets_have_deadlines=path == CHANNEL)
+    }
+    assert found == set(ALLOWED)
+
+
+def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call():
+    """The classes that wrap a socket are called from there only, and set its timeout, or the kernel's, first."""
+    tree = dict(sources())[CHANNEL]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    piped = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("self._pipe.read", "self._pipe.write")]
+    assert len(piped) == 2
+    assert all("_left(deadline, what)" in call for call in piped)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    wrapped = [ast.unparse(function) for function in functions if function.name in ("read", "write")]
+    assert len(wrapped) == 4
+    for text in wrapped:
+        for before in re.split(r"self\._sock\.(?:recv|send)", text.partition("\n")[2])[:-1]:
+            assert "settimeout(timeout)" in before or before.endswith("timeout, lambda: "), text
+    patiently = next(ast.unparse(function) for function in functions if function.name == "_patiently")
+    assert "self._limit(option, timeout)" in patiently.partition("while True")[0]
+    greeting = next(ast.unparse(function) for function in functions if function.name == "_encrypt")
+    assert "settimeout(_left(deadline" in greeting.partition("do_handshake()")[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "event.wait()",
+        "event.wait(None)",
+        "event.wait(timeout=None)",
+        "thread.join()",
+        "lock.acquire()",
+        "lock.acquire(True)",
+        "self._news.get()",
+        "queue.get(True)",
+        "future.result()",
+        "select.select([sock], [], [])",
+        "condition.wait_for(lambda: True)",
+        "process.wait()",
+        "process.communicate()",
+        "process.communicate(b'')",
+        "sock.settimeout(None)",
+        "sock.recv(4)",
+        "sock.sendall(data)",
+        "self._listener.accept()",
+        "socket.create_connection(address)",
+    ],
+)
+def test_the_reader_finds(call):
+    assert list(waits_for_ever(ast.parse(call))) == [ast.unparse(ast.parse(call))]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "event.wait(3)",
+        "thread.join(timeout)",
+        "lock.acquire(timeout=3)",
+        "lock.acquire(blocking=False)",
+        "lock.acquire(False)",
+        "self._news.get(timeout=1)",
+        "settings.get('x')",
+        "', '.join(names)",
+        "condition.wait_for(ready, 3)",
+        "select.select([a], [], [], left)",
+        "frame.select('x')",
+        "sock.settimeout(3)",
+    ],
+)
+def test_the_reader_lets_pass(call):
+    assert list(waits_for_ever(ast.parse(call))) == []

@@ -1,0 +1,171 @@
+"""Who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
+
+#: Imported inside functions, by jobs that have snapshots or encrypt.
+OPTIONAL = {"store.py": {"pyarrow"}, "tls.py": {"cryptography"}}
+#: What an executor imports before Keras' backend is chosen, or `distkeras.ps` alone may be there for.
+LIGHT = [
+    *(f"data/{name}" for name in ("batches", "columns", "memory", "prefetch", "spec", "spool")),
+    *(f"keras_model/{name}" for name in ("archive", "recipe", "replica", "tensorflow")),
+    "job/task",
+]
+#: State machines: whoever drives them has the sockets, the threads and the clock.
+SANS_IO = [
+    *(f"protocol/{name}" for name in ("framing", "messages", "compression", "layout")),
+    *(f"center/{name}" for name in ("center", "schedulers", "commit_log", "checks")),
+    "worker/loop",
+    *(f"simulation/{name}" for name in ("simulate", "daso")),
+]
+
+
+def sources(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not (set(path.relative_to(folder).parts) & {"ps", "transformers"})
+    ]
+
+
+def imports(path: Path, *, everywhere: bool = True) -> Iterator[str]:
+    """Full names that ``path`` imports; without ``everywhere``, only those that importing it executes."""
+
+    def walk(nodes: list[ast.stmt]) -> Iterator[str]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                assert node.module is not None
+                yield node.module
+                # `from distkeras.ps import rules` imports a module, and that is the one that counts.
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            elif everywhere or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for name in ("body", "orelse", "finalbody"):
+                    yield from walk([part for part in getattr(node, name, []) if isinstance(part, ast.stmt)])
+                for handler in getattr(node, "handlers", []):
+                    yield from walk(handler.body)
+
+    yield from walk(ast.parse(path.read_text()).body)
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    """The module's full name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "distkeras" else ("distkeras", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for tree in (CORE, PS, TRANSFORMERS) for path in sources(tree)}
+
+
+def folder_of(module: str) -> str:
+    """The folder that ``module`` lies in; a module at the top of its tree stands for itself."""
+    depth = 3 if module.startswith(("distkeras.ps.", "distkeras.transformers.")) else 2
+    return ".".join(module.split(".")[:depth])
+
+
+def graph(node: Callable[[str], str]) -> dict[str, set[str]]:
+    """Who imports whom, at every depth of the code, ``node`` being what a module counts as."""
+    arrows: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        # A package's own modules name it only on their way to a neighbor.
+        targets = {name for name in imports(path) if name in MODULES and not f"{module}.".startswith(f"{name}.")}
+        arrows.setdefault(node(module), set()).update(node(target) for target in targets)
+    return {source: targets - {source} for source, targets in arrows.items()}
+
+
+@pytest.mark.parametrize("node", [str, folder_of], ids=["modules", "folders"])
+def test_imports_run_one_way(node):
+    list(TopologicalSorter(graph(node)).static_order())  # a CycleError names the circle
+
+
+@pytest.mark.parametrize("package", ["distkeras", "distkeras.ps"])
+def test_the_order_of_the_folders_is_the_documented_one(package):
+    """The package's docstring lists its folders in the order of imports, from the ground up."""
+    arrows = graph(folder_of)
+    docstring = MODULES[package].read_text().split('"""')[1]
+    listed = [f"{package}.{name}" for name in re.findall(r"^    (\w+) {2,}\S", docstring, re.M)]
+    mounted = {"distkeras.ps", "distkeras.transformers", "distkeras.ps.__main__"}
+    assert set(listed) == {name for name in arrows if name.rpartition(".")[0] == package} - mounted
+    for place, name in enumerate(listed):
+        assert not arrows[name] & set(listed[place:]), f"{name} imports what stands above it"
+
+
+@pytest.mark.parametrize("path", sources(PS), ids=ids)
+def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only(path):
+    for name in imports(path):
+        top = name.split(".")[0]
+        own = OPTIONAL.get(path.name, set())
+        assert top in own | {"distkeras", "numpy", "ml_dtypes", "__future__"} or top in sys.stdlib_module_names, name
+        # The bare package is nearly empty; it is there to ask where it lives.
+        assert top != "distkeras" or name == "distkeras" or name.startswith("distkeras.ps"), name
+
+
+@pytest.mark.parametrize("path", sources(PS / "rules"), ids=ids)
+def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center(path):
+    for name in imports(path):
+        top = name.split(".")[0]
+        assert top not in {"socket", "threading", "asyncio", "subprocess"}, name
+        if name.startswith("distkeras"):
+            assert name.startswith(("distkeras.ps.rules", "distkeras.ps.errors", "distkeras.ps.validate")), name
+
+
+@pytest.mark.parametrize("module", SANS_IO)
+def test_state_machines_open_no_socket_and_start_no_thread(module):
+    tops = {name.split(".")[0] for name in imports(PS / f"{module}.py")}
+    assert not tops & {"socket", "threading", "asyncio", "selectors", "subprocess", "queue"}
+
+
+@pytest.mark.parametrize("path", sources(CORE), ids=ids)
+def test_the_core_does_not_import_the_transformers_on_import(path):
+    for name in imports(path, everywhere=False):
+        assert not name.startswith(("distkeras.transformers", "tests", "scripts", "notebooks")), name
+
+
+@pytest.mark.parametrize("path", sources(TRANSFORMERS), ids=ids)
+def test_the_transformers_do_not_import_the_trainers(path):
+    for name in imports(path):
+        assert name.split(".")[:2] not in (["distkeras", "trainer"], ["distkeras", "trainers"], ["distkeras", "job"]), (
+            name
+        )
+
+
+@pytest.mark.parametrize("path", [*sources(CORE), *sources(PS), *sources(TRANSFORMERS)], ids=ids)
+def test_nobody_imports_by_the_bare_names_or_unpickles(path):
+    for name in imports(path):
+        assert name.split(".")[0] not in {"ps", "transformers", "pickle", "marshal", "shelve"}, name
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_what_executors_import_chooses_no_backend(module):
+    tops = {name.split(".")[0] for name in imports(CORE / f"{module}.py", everywhere=False)}
+    assert not tops & {"keras", "tensorflow", "jax", "torch", "pyspark"}
+
+
+def test_the_reader_sees_imports_at_every_depth(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\nimport a.b\nif TYPE_CHECKING:\n    import c\n"
+        "try:\n    import d\nexcept ImportError:\n    import e\nclass F:\n    def f(self):\n        from g import h\n"
+    )
+    assert list(imports(path)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e", "g", "g.h"]
+    assert list(imports(path, everywhere=False)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e"]

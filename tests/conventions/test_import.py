@@ -1,0 +1,65 @@
+"""What importing loads, each in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("pyspark", "keras", "tensorflow", "jax", "torch", "pandas", "pyarrow", "matplotlib")
+
+
+def loaded(statement: str) -> set[str]:
+    """Which of `HEAVY` are loaded after ``statement``."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import distkeras",
+        "import distkeras; dir(distkeras); distkeras.__version__",
+        "import distkeras.ps",
+        "import distkeras.ps.server.server, distkeras.ps.worker.client, distkeras.ps.__main__",
+        "from distkeras.ps import rules; rules.all_rules()",
+    ],
+)
+def test_the_parameter_server_needs_neither_spark_nor_keras(statement):
+    assert loaded(statement) == set()
+
+
+def test_a_task_loads_keras_only_once_its_backend_is_settled():
+    found = loaded("import distkeras.job.task, distkeras.keras_model.recipe, distkeras.data.batches")
+    assert not found & {"keras", "tensorflow", "jax", "torch"}
+
+
+def test_transformers_load_spark_and_no_keras():
+    found = loaded("import distkeras.transformers")
+    assert "pyspark" in found
+    assert not found & {"keras", "tensorflow", "jax", "torch"}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import distkeras
+
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = distkeras.Nothing
+    assert set(dir(distkeras)) == set(distkeras.__all__)
+
+
+@pytest.mark.parametrize("name", ["ps", "transformers"])
+def test_the_mounted_folders_do_not_import_under_their_bare_names(name):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {name}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert f"this folder imports as 'distkeras.{name}'. Received: import of '{name}'" in done.stderr

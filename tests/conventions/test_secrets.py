@@ -1,0 +1,76 @@
+"""What must not be read anywhere: the job's key."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from distkeras.job.task import Task
+from distkeras.ps.errors import DistkerasError
+from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.rules import make
+from distkeras.ps.server.admission import AdmissionControl
+from distkeras.ps.transport.channel import Channel
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.tls import Certificate
+from distkeras.ps.worker.client import WorkerClient
+
+KEY = bytes(range(48, 80))  # printable: it would show as it is
+PRIVATE = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----\n"
+ADDRESS = Address("driver", 4321, KEY, "-----BEGIN CERTIFICATE-----\n")
+
+
+def shows(text: str) -> bool:
+    return KEY.hex() in text or KEY.decode() in text or "MIGH" in text or str(list(KEY))[1:-1] in text
+
+
+@pytest.fixture
+def channel():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+    ):
+        yield Channel(sock, Connection(server=False, key=KEY), frame=1)
+
+
+def task() -> Task:
+    fields = Task.__dataclass_fields__
+    given = dict.fromkeys((name for name in fields if name not in ("threads", "deadlines")), None)
+    return Task(**given | {"address": ADDRESS, "rule": make("downpour"), "metrics": ("loss",), "workers": 2})
+
+
+def test_no_repr_shows_a_secret(channel):
+    things = [
+        ADDRESS,
+        task(),
+        Connection(server=True, key=KEY),
+        channel,
+        channel.connection,
+        WorkerClient(ADDRESS, worker=0, attempt=0, size=1),
+        DriverClient(ADDRESS),
+        Certificate("-----BEGIN CERTIFICATE-----", PRIVATE),
+        AdmissionControl(),
+    ]
+    for thing in things:
+        for text in (repr(thing), str(thing), f"{thing}", f"{[thing]}"):
+            assert not shows(text), type(thing)
+    assert "driver" in repr(task())
+
+
+def test_a_client_that_cannot_connect_tells_where_and_no_key():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(DistkerasError) as caught:
+        DriverClient(Address("127.0.0.1", port, KEY)).center()
+    error = caught.value
+    assert str(port) in str(error)
+    fault = fault_of(error)
+    assert not shows("".join(map(repr, (error, str(error), error.__reduce__(), fault, vars(fault)))))
+
+
+def test_the_check_itself_finds_a_secret():
+    assert shows(repr(KEY))
+    assert shows(KEY.hex())

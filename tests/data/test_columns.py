@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distkeras.data.columns import Column, to_numpy
+from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
+
+F32 = pa.float32()
+
+
+def fixed(rows: list, size: int) -> pa.Array:
+    return pa.array(rows, pa.list_(F32, size))
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "dtype", "expected"),
+    [
+        (pa.array([1, 2], pa.int32()), (), "int32", [1, 2]),
+        (pa.array([1, 2], pa.int64()), (1,), "float32", [[1], [2]]),
+        (pa.array([True, False]), (), "float32", [1, 0]),
+        (pa.array([Decimal("1.5"), Decimal("2")], pa.decimal128(4, 1)), (), "float64", [1.5, 2]),
+        (pa.array([3.0, 4.0], pa.float64()), (), "int64", [3, 4]),
+        (pa.array([1.5], pa.float16()), (), "float32", [1.5]),
+        (pa.array([[1, 2], [3, 4]], pa.list_(F32)), (2,), "float32", [[1, 2], [3, 4]]),
+        (pa.array([[1, 2, 3, 4]], pa.list_(F32)), (2, 2), "float32", [[[1, 2], [3, 4]]]),
+        (pa.array([[1, 2]], pa.large_list(pa.float64())), (2, 1), "float32", [[[1], [2]]]),
+        (fixed([[1, 2], [3, 4]], 2), (2,), "float32", [[1, 2], [3, 4]]),
+        (pa.array([[7], [8]], pa.list_(F32)), (), "float32", [7, 8]),
+        (pa.array([[[1, 2, 3], [4, 5, 6]]], pa.list_(pa.list_(F32))), (2, 3), "float32", [[[1, 2, 3], [4, 5, 6]]]),
+        (pa.array([[[1, 2]]], pa.list_(pa.list_(F32))), (2, 1), "float32", [[[1], [2]]]),
+        (pa.array([[[1, 2], [3, 4]]], pa.list_(pa.list_(F32))), (4,), "float32", [[1, 2, 3, 4]]),
+        (pa.array([[[], []]], pa.list_(pa.list_(F32))).slice(0, 0), (4,), "float32", np.empty((0, 4))),
+        (pa.array([], F32), (), "int64", []),
+        (pa.chunked_array([[[1.0]], [[2.0], [3.0]]], pa.list_(F32)), (1,), "float32", [[1], [2], [3]]),
+        (pa.chunked_array([], pa.list_(F32)), (2,), "float32", np.empty((0, 2))),
+    ],
+)
+def test_values_keep_order_and_take_shape_and_dtype(values, shape, dtype, expected):
+    got = to_numpy(values, Column("c", shape, dtype))
+    assert got.dtype == dtype
+    assert got.shape == (len(values), *shape)
+    assert got.flags.c_contiguous
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "dtype", "error", "row", "text"),
+    [
+        (pa.array([1.0, None], F32), (), "float32", BadValueError, 1, "null"),
+        (pa.array([None, None]), (), "float32", BadValueError, 0, "null"),
+        (pa.array([[1.0], None], pa.list_(F32)), (1,), "float32", BadValueError, 1, "null"),
+        (pa.array([[1, 2], [3, None]], pa.list_(F32)), (2,), "float32", BadValueError, 1, "null"),
+        (pa.array([[[1], [2]], [[3], [None]]], pa.list_(pa.list_(F32))), (2,), "float32", BadValueError, 1, "null"),
+        (pa.array([[[1], [2]], [[3], None]], pa.list_(pa.list_(F32))), (2,), "float32", BadValueError, 1, "null"),
+        (pa.array([0.0, 1.0, np.nan], F32), (), "float32", BadValueError, 2, "nan"),
+        (pa.array([[0, 1], [2, np.inf]], pa.list_(F32)), (2,), "float32", BadValueError, 1, "inf"),
+        (pa.array([1.0, 1e300]), (), "float32", BadValueError, 1, "1e+300"),
+        (pa.array([1, 70000]), (), "float16", BadValueError, 1, "70000"),
+        (pa.array([1.0, np.nan]), (), "int32", BadValueError, 1, "nan"),
+        (pa.array([1.0, 2.5]), (), "int32", BadValueError, 1, "2.5"),
+        (pa.array([1, 300]), (), "uint8", BadValueError, 1, "300"),
+        (pa.array([1, -1]), (), "uint8", BadValueError, 1, "-1"),
+        (pa.array([[1, 2], [3]], pa.list_(F32)), (2,), "float32", ShapeError, 1, "1 values"),
+        (pa.array([[1, 2, 3], [1, 2, 3]], pa.list_(F32)), (2,), "float32", ShapeError, 0, "3 values"),
+        (pa.array([[1], []], pa.list_(F32)), (1,), "float32", ShapeError, 1, "0 values"),
+        (fixed([[1, 2]], 2), (3,), "float32", ShapeError, 0, "2 values"),
+        (pa.array([[[1, 2], [3, 4]], [[5, 6]]], pa.list_(pa.list_(F32))), (2, 2), "float32", ShapeError, 1, "1 values"),
+        (
+            pa.array([[[1, 2], [3, 4]], [[5, 6], [7]]], pa.list_(pa.list_(F32))),
+            (2, 2),
+            "float32",
+            ShapeError,
+            1,
+            "1 values",
+        ),
+        # The right count in the wrong nesting is somebody's transposed image.
+        (
+            pa.array([[[1, 2, 3], [4, 5, 6]]], pa.list_(pa.list_(F32))),
+            (3, 2),
+            "float32",
+            ShapeError,
+            0,
+            "arrays nested as (2, 3)",
+        ),
+        (pa.array([[], []], pa.list_(pa.list_(F32))), (2,), "float32", ShapeError, 0, "0 values"),
+        (pa.array([1.0, 2.0], F32), (2,), "float32", ShapeError, 0, "a single number"),
+    ],
+)
+def test_bad_values_name_column_worker_step_and_row(values, shape, dtype, error, row, text):
+    with pytest.raises(error) as caught:
+        to_numpy(values, Column("pixels", shape, dtype), worker=3, step=7, first_row=100)
+    assert type(caught.value) is error
+    assert (caught.value.column, caught.value.worker, caught.value.step) == ("pixels", 3, 7)
+    assert f"Received: {text}" in caught.value.message
+    assert caught.value.message.endswith(f"in row {100 + row}")
+
+
+@pytest.mark.parametrize("values", [pa.array(["a"]), pa.array([["a"]]), pa.array([{"size": 1}]), pa.array([b"1"])])
+def test_types_without_numbers_are_refused(values):
+    with pytest.raises(MissingColumnError, match="Received: type="):
+        to_numpy(values, Column("c"))
+
+
+def test_no_copy_where_the_type_fits():
+    flat = pa.array(np.arange(12, dtype="float32"))
+    got = to_numpy(pa.ListArray.from_arrays(pa.array([0, 3, 6, 9, 12], pa.int32()), flat), Column("c", (3,)))
+    assert np.shares_memory(got, flat.to_numpy())
+    assert not got.flags.writeable
+
+
+@given(
+    rows=st.lists(st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=3), max_size=20),
+    first=st.integers(0, 20),
+    length=st.integers(0, 20),
+    kind=st.sampled_from([pa.list_(F32), pa.large_list(F32), pa.list_(F32, 3)]),
+)
+def test_a_slice_of_an_array_is_that_slice(rows, first, length, kind):
+    got = to_numpy(pa.array(rows, kind).slice(min(first, len(rows)), length), Column("c", (3,)))
+    np.testing.assert_array_equal(got, np.array(rows, "float32").reshape(-1, 3)[first:][:length])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": ""},
+        {"name": "c", "shape": (None, 3)},
+        {"name": "c", "shape": (0,)},
+        {"name": "c", "shape": [3]},
+        {"name": "c", "dtype": "string"},
+        {"name": "c", "dtype": "object"},
+        {"name": "c", "dtype": None},
+        {"name": "c", "dtype": "complex64"},
+    ],
+)
+def test_columns_that_cannot_be_are_refused(arguments):
+    with pytest.raises(ConfigurationError, match="Received: "):
+        Column(**arguments)
+
+
+def test_executor_modules_load_neither_spark_nor_keras():
+    code = (
+        "import sys, distkeras.data.batches, distkeras.data.columns, distkeras.data.spec\n"
+        "sys.exit(str(loaded) if (loaded := {'pyspark', 'keras', 'tensorflow'} & set(sys.modules)) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from distkeras.data.batches import Source
+from distkeras.data.columns import Column, arrow_ready, to_numpy
+from distkeras.data.spec import ROW_HASH, DataSpec, partitioned
+from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
+
+SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64"),), batch_size=16, classes=10)
+
+
+@pytest.fixture(scope="module")
+def parquet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """1200 rows in six files, one in four of them a duplicate of another."""
+    path = str(tmp_path_factory.mktemp("rows") / "parquet")
+    numbers = F.col("id") % 900
+    rows = spark.range(0, 1200, numPartitions=6).select(
+        F.array(numbers.cast("float"), (numbers / 7).cast("float"), F.lit(0.5).cast("float")).alias("x"),
+        (numbers % 10).alias("y"),
+        F.lit("never read").alias("text"),
+    )
+    rows.write.parquet(path)
+    return path
+
+
+def seen(df: DataFrame) -> dict[int, list[tuple]]:
+    """What each partition's task sees, in the order in which it sees it."""
+
+    def label(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        partition = TaskContext.get().partitionId()
+        for record in records:
+            partitions = pa.array([partition] * record.num_rows, pa.int32())
+            yield record.drop_columns([ROW_HASH]).append_column("partition", partitions)
+
+    rows = df.mapInArrow(label, "x array<float>, y long, partition int").toArrow().to_pylist()
+    partitions: dict[int, list[tuple]] = {}
+    for row in rows:
+        partitions.setdefault(row["partition"], []).append((*row["x"], row["y"]))
+    return partitions
+
+
+def read(df: DataFrame, spec: DataSpec) -> list:
+    with Source(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
+        return list(source)
+
+
+def test_every_row_lands_once_and_only_the_named_columns_travel(spark, parquet):
+    df = spark.read.parquet(parquet)
+    laid_out = partitioned(df, SPEC, 3)
+    assert laid_out.columns == ["x", "y", ROW_HASH]
+    partitions = seen(laid_out)
+    assert set(partitions) == {0, 1, 2}
+    assert min(map(len, partitions.values())) > 200
+    expected = [(*row.x, row.y) for row in df.collect()]
+    assert sorted(chain(*partitions.values())) == sorted(expected)
+
+
+def test_order_is_that_of_the_values_and_not_of_the_run(spark, parquet, tmp_path):
+    first, second = (seen(partitioned(spark.read.parquet(parquet), SPEC, 2)) for _ in range(2))
+    assert first == second
+    # The same rows in other files, other places and other splits.
+    spark.read.parquet(parquet).repartition(3).orderBy(F.rand(1)).write.parquet(str(tmp_path / "again"))
+    assert seen(partitioned(spark.read.parquet(str(tmp_path / "again")), SPEC, 2)) == first
+
+
+def test_the_seed_enters_the_layout(spark, parquet):
+    df = spark.read.parquet(parquet)
+    seeds = [seen(partitioned(df, DataSpec(features=SPEC.features, labels=SPEC.labels, seed=n), 2)) for n in (0, 1)]
+    assert set(seeds[0][0]) != set(seeds[1][0])
+
+
+def test_a_killed_python_worker_is_retried_on_the_same_rows(spark, parquet, tmp_path):
+    directory = str(tmp_path)
+
+    def train(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        numbers = []
+        with Source(records, SPEC, worker=task.partitionId()) as source:
+            for batch in source:
+                numbers.append(batch.x[0][:, 0].tolist())
+                if task.partitionId() == 0 and task.attemptNumber() == 0 and batch.index == 20:
+                    with open(os.path.join(directory, "first"), "w") as file:
+                        file.write(repr(numbers))
+                    os.kill(os.getpid(), signal.SIGKILL)
+        yield pa.RecordBatch.from_pydict(
+            {"partition": [task.partitionId()], "attempt": [task.attemptNumber()], "seen": [repr(numbers)]}
+        )
+
+    laid_out = partitioned(spark.read.parquet(parquet), SPEC, 2)
+    rows = laid_out.mapInArrow(train, "partition long, attempt long, seen string").collect()
+    attempts = {row.partition: row.attempt for row in rows}
+    assert attempts == {0: 1, 1: 0}
+    before = (tmp_path / "first").read_text()
+    after = next(row.seen for row in rows if row.partition == 0)
+    assert len(before) > 1000
+    assert after.startswith(before[:-1])
+
+
+def test_few_distinct_rows_may_leave_partitions_empty(spark):
+    df = spark.range(40).select(
+        F.array(*[F.lit(1.0)] * 3).cast("array<float>").alias("x"), F.lit(1).cast("long").alias("y")
+    )
+    assert [len(rows) for rows in seen(partitioned(df, SPEC, 3)).values()] == [40]
+    assert seen(partitioned(df.limit(0), SPEC, 3)) == {}
+
+
+def test_partitioned_already_leaves_rows_where_they_are(spark):
+    df = spark.range(0, 100, numPartitions=4).select(
+        F.array(*[F.col("id").cast("float")] * 3).alias("x"), F.col("id").alias("y")
+    )
+    partitions = seen(partitioned(df, SPEC, 4, partitioned_already=True))
+    assert {k: [row[-1] for row in rows] for k, rows in partitions.items()} == {
+        k: list(range(25 * k, 25 * k + 25)) for k in range(4)
+    }
+
+
+def test_no_name_of_a_column_is_in_the_way(spark):
+    df = spark.createDataFrame([(1.0, 2.0, 3.0, 4)], ["a.b", "a`c", "Hash", "hash_"])
+    spec = DataSpec(features=tuple(map(Column, df.columns)))
+    (batch,) = read(df, spec)
+    assert [x.tolist() for x in batch.x] == [[1], [2], [3], [4]]
+
+
+def test_a_worker_count_below_one_is_refused(spark):
+    with pytest.raises(ConfigurationError, match="Received: workers=0"):
+        partitioned(spark.range(1), DataSpec(features=(Column("id"),)), 0)
+
+
+def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark):
+    df = spark.createDataFrame(
+        [
+            (Vectors.dense(1, 2, 3), True, Decimal("1.5"), [Decimal("2.5")], [[True], [False]], 7),
+            (Vectors.sparse(3, [1], [5.0]), False, Decimal("0"), [Decimal("1")], [[False], [False]], 8),
+        ],
+        T.StructType()
+        .add("vector", VectorUDT())
+        .add("flag", "boolean")
+        .add("price", "decimal(5,2)")
+        .add("prices", T.ArrayType(T.DecimalType(5, 2)))
+        .add("mask", T.ArrayType(T.ArrayType(T.BooleanType())))
+        .add("n", "byte"),
+    )
+    table = arrow_ready(df, df.columns).toArrow()
+    assert to_numpy(table["vector"], Column("vector", (3,))).tolist() == [[1, 2, 3], [0, 5, 0]]
+    assert table["vector"].type.value_type == pa.float32()
+    assert to_numpy(table["flag"], Column("flag")).tolist() == [1, 0]
+    assert to_numpy(table["price"], Column("price")).tolist() == [1.5, 0]
+    assert to_numpy(table["prices"], Column("prices", (1,))).tolist() == [[2.5], [1]]
+    assert to_numpy(table["mask"], Column("mask", (2, 1), "int8")).tolist() == [[[1], [0]], [[0], [0]]]
+    assert to_numpy(table["n"], Column("n", (), "int32")).tolist() == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "error", "text"),
+    [
+        (VectorUDT(), [Vectors.dense(1, 2, 3), None], BadValueError, "null"),
+        (VectorUDT(), [Vectors.dense(1, 2, 3), Vectors.dense(1, float("nan"), 3)], BadValueError, "nan"),
+        (VectorUDT(), [Vectors.sparse(3, [0], [float("inf")])], BadValueError, "inf"),
+        (VectorUDT(), [Vectors.dense(1, 2, 3), Vectors.sparse(4, [], [])], ShapeError, "4 values"),
+        (T.ArrayType(T.DoubleType()), [[1.0, 2.0, 3.0], [1.0, None, 3.0]], BadValueError, "null"),
+        (T.ArrayType(T.DoubleType()), [[1.0, 2.0, 3.0], [1.0, 2.0]], ShapeError, "2 values"),
+        (T.ArrayType(T.DecimalType(5, 2)), [[Decimal(1)] * 3, None], BadValueError, "null"),
+        (T.DoubleType(), [1.0], ShapeError, "a single number"),
+    ],
+)
+def test_bad_rows_come_through_spark_to_their_typed_error(spark, kind, values, error, text):
+    df = spark.createDataFrame([(v, 1) for v in values], T.StructType().add("x", kind).add("y", "long"))
+    with pytest.raises(error, match=f"Received: {text} in row") as caught:
+        read(df, SPEC)
+    assert (caught.value.column, caught.value.worker) == ("x", 0)
+
+
+def test_a_missing_column_is_named_with_the_ones_there_are(spark):
+    df = spark.createDataFrame([(1, 2)], ["features", "label"])
+    with pytest.raises(MissingColumnError, match=r"'Features'. Received: columns=\['features', 'label'\]") as caught:
+        arrow_ready(df, ["label", "Features"])
+    assert caught.value.column == "Features"
+
+
+@pytest.mark.parametrize("kind", ["string", "binary", "date", "array<string>", "struct<a:int>", "map<string,int>"])
+def test_types_without_numbers_are_refused_on_the_driver(spark, kind):
+    df = spark.createDataFrame([], f"c {kind}")
+    with pytest.raises(MissingColumnError, match=f"Received: type={kind}") as caught:
+        arrow_ready(df, ["c"])
+    assert caught.value.column == "c"
+
+
+def test_an_ambiguous_name_is_refused(spark):
+    df = spark.createDataFrame([(1, 2)], ["a", "b"]).toDF("a", "a")
+    with pytest.raises(ConfigurationError, match="2 columns named 'a'"):
+        arrow_ready(df, ["a"])
+
+
+def test_older_vectors_convert_too(spark):
+    from pyspark.mllib.linalg import Vectors as OlderVectors
+
+    df = spark.createDataFrame([(OlderVectors.dense(1, 2),), (OlderVectors.sparse(2, [1], [3.0]),)], ["v"])
+    assert np.stack(arrow_ready(df, ["v"]).toPandas()["v"].tolist()).tolist() == [[1, 2], [0, 3]]

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from distkeras.data.prefetch import Prefetcher
+from distkeras.ps.errors import ConfigurationError, DeadlineError, JobStoppedError
+
+SECONDS = 20
+
+
+def test_items_come_in_order_and_the_end_stays_the_end():
+    prefetcher = Prefetcher(range(100), 3)
+    assert list(prefetcher) == list(range(100))
+    assert list(prefetcher) == []
+    prefetcher.close(SECONDS)
+
+
+def test_the_thread_is_never_more_than_its_depth_ahead():
+    consumed, ahead = 0, []
+
+    def items():
+        for produced in range(200):
+            ahead.append(produced - consumed)
+            yield produced
+
+    prefetcher = Prefetcher(items(), 4)
+    for _ in prefetcher:
+        consumed += 1
+    # 4 wait in the queue, one may be just taken and not counted yet.
+    assert max(ahead) <= 5
+
+
+def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised():
+    def culprit():
+        yield 1
+        raise OSError("gone")
+
+    prefetcher = Prefetcher(culprit(), 2)
+    assert next(prefetcher) == 1
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone") as caught:
+            next(prefetcher)
+    assert "culprit" in "".join(traceback.format_tb(caught.value.__traceback__))
+
+
+def test_closing_frees_a_thread_that_waits_for_room():
+    prefetcher = Prefetcher(iter(int, 1), 2, name="endless")
+    next(prefetcher)
+    prefetcher.close(SECONDS)
+    prefetcher.close(SECONDS)
+    assert "endless" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(JobStoppedError):
+        next(prefetcher)
+
+
+def test_closing_wakes_the_consumer_and_does_not_wait_for_ever():
+    gate, waiting = threading.Event(), threading.Event()
+
+    def stuck():
+        waiting.set()
+        gate.wait(SECONDS)
+        yield 1
+
+    prefetcher = Prefetcher(stuck(), 1, name="stuck")
+    with ThreadPoolExecutor(1) as pool:
+        consumer = pool.submit(next, prefetcher)
+        assert waiting.wait(SECONDS)
+        with pytest.raises(DeadlineError, match=r"'stuck' must end within 0\.01 s"):
+            prefetcher.close(0.01)
+        with pytest.raises(JobStoppedError):
+            consumer.result(SECONDS)
+    gate.set()
+    prefetcher.close(SECONDS)
+
+
+def test_a_consumer_does_not_wait_for_ever():
+    gate = threading.Event()
+
+    def late():
+        gate.wait(SECONDS)
+        yield 1
+
+    prefetcher = Prefetcher(late(), 1, patience=0.01, what="the first of all", worker=7)
+    with pytest.raises(DeadlineError, match=r"waited 0\.01 s for the first of all \[worker/partition 7\]"):
+        next(prefetcher)
+    gate.set()
+    prefetcher.close(SECONDS)
+
+
+def test_a_depth_below_one_is_refused():
+    with pytest.raises(ConfigurationError, match="Received: depth=0"):
+        Prefetcher([], 0)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distkeras.data.columns import Column
+from distkeras.data.spool import Spool, local_directory, regroup
+
+COLUMNS = (Column("x", (2, 3)), Column("y", (), "int64"))
+ROW_BYTES = 2 * 3 * 4 + 8
+
+
+def rows(first: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    numbers = np.arange(first, first + n)
+    return np.repeat(numbers, 6).reshape(n, 2, 3).astype("float32"), numbers
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
+    budget=st.integers(0, 8000 * ROW_BYTES),
+    read_between=st.booleans(),
+)
+def test_memory_and_files_hold_the_same(tmp_path_factory, sizes, budget, read_between):
+    directory = tmp_path_factory.mktemp("spool")
+    spool = Spool(COLUMNS, budget, str(directory))
+    for first, n in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+        kept = spool.append(rows(first, n))
+        np.testing.assert_array_equal(kept[1], rows(first, n)[1])
+        if read_between:
+            assert len(spool.arrays()[0]) == first + n
+    assert spool.rows == sum(sizes)
+    assert spool.on_disk == (sum(sizes) > budget // ROW_BYTES)
+    assert os.listdir(directory) == []  # nameless from the start: nothing to clean up after a kill
+    held = spool.arrays()
+    spool.close()
+    for got, expected in zip(held, rows(0, sum(sizes)), strict=True):  # handed out, they outlive the spool
+        np.testing.assert_array_equal(got, expected)
+        assert got.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("at_first", [0, 1 << 20])
+def test_memory_stays_within_the_budget(monkeypatch, at_first):
+    monkeypatch.setattr("distkeras.data.spool._FIRST_BYTES", at_first)
+    spool = Spool(COLUMNS, 5000 * ROW_BYTES, "/nowhere")
+    for first in range(0, 5000, 500):
+        spool.append(rows(first, 500))
+        assert sum(array.base.nbytes for array in spool.arrays()) <= 5000 * ROW_BYTES
+    with pytest.raises(FileNotFoundError):
+        spool.append(rows(5000, 1))
+
+
+def test_rows_in_memory_are_regrouped_without_a_copy():
+    spool = Spool(COLUMNS, 1 << 20, "/nowhere")
+    pieces = [spool.append(rows(first, 7)) for first in range(0, 42, 7)]
+    blocks = list(regroup(pieces, 10))
+    assert [len(block[0]) for block in blocks] == [10, 10, 10, 10, 2]
+    for block, first in zip(blocks, range(0, 42, 10), strict=True):
+        for got, kept, expected in zip(block, spool.arrays(), rows(first, len(block[0])), strict=True):
+            np.testing.assert_array_equal(got, expected)
+            assert np.shares_memory(got, kept)
+
+
+def test_rows_that_are_no_neighbors_are_joined_by_a_copy():
+    numbers = np.arange(24.0).reshape(12, 2).copy()  # owns its memory
+    for parts in ([numbers[:3], numbers[4:6]], [numbers[3:5], numbers[:3]], [numbers[:2], numbers[2:4].copy()]):
+        (block,) = regroup([(part,) for part in parts], 10)
+        np.testing.assert_array_equal(block[0], np.concatenate(parts))
+    flat = np.arange(24.0)  # views of another shape than what they look into
+    (block,) = regroup([(flat[:4].reshape(2, 2),), (flat[4:8].reshape(2, 2),)], 10)
+    np.testing.assert_array_equal(block[0], flat[:8].reshape(4, 2))
+
+
+def test_files_go_to_spark_s_local_directories_in_turn(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/a,{tmp_path}/gone,{tmp_path}/b")
+    assert [local_directory(worker)[-1] for worker in range(3)] == ["a", "b", "a"]
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert os.path.isdir(local_directory(0))

@@ -1,0 +1,112 @@
+"""The driver's hold on the server: over broken connections, and over a server that dies while it comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from support.running_server import QUICK
+
+from distkeras.job.supervisor import Supervisor
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import ServerLostError
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+
+pytestmark = pytest.mark.timeout(120)
+START = np.arange(7, dtype=np.float32)
+
+
+def publish(driver):
+    driver.publish(START)
+
+
+def center(driver):
+    return driver.center().center.tolist()
+
+
+def test_a_connection_that_the_server_has_given_up_is_made_again():
+    """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
+    with ServerProcess(make("downpour"), workers=1, deadlines=replace(QUICK, silence=1.5)) as process:
+        with Supervisor(process, publish) as server:
+            assert server._driver.channel.sock.recv(1, socket.MSG_PEEK) == b""  # the server has hung up
+            assert server.ask(center) == START.tolist()
+        assert server.restarts == 0
+
+
+def test_a_server_that_answers_nobody_is_not_asked_for_ever():
+    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process, Supervisor(process, publish) as server:
+        calls = []
+
+        def lost(driver):
+            calls.append(driver)
+            raise ServerLostError("the server must answer. Received: nothing")
+
+        with pytest.raises(ServerLostError):
+            server.ask(lost)
+        assert len(calls) == 2
+
+
+def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path):
+    checkpoint = Checkpoint(str(tmp_path), every=1)
+    process = ServerProcess(make("downpour"), workers=1, deadlines=QUICK, checkpoint=checkpoint)
+    with process, Supervisor(process, publish) as server:
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.exited(10)
+        first, killed, over = process.pid, [], threading.Event()
+
+        def kill_the_next_at_once():
+            while not killed and not over.is_set():
+                if process.pid != first:
+                    killed.append(process.pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(killed[0], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill_the_next_at_once)
+        thread.start()
+        try:
+            assert server.ask(center) == START.tolist()
+        finally:
+            over.set()
+            thread.join()
+        assert len(killed) == 1
+        assert process.pid not in (first, *killed)
+
+
+def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path):
+    killed, over = [], threading.Event()
+
+    def kill_the_first_at_once():
+        while not killed and not over.is_set():
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "distkeras.ps" in child.cmdline():
+                        child.kill()
+                        killed.append(child.pid)
+
+    thread = threading.Thread(target=kill_the_first_at_once)
+    thread.start()
+    try:
+        process = ServerProcess(make("downpour"), workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path)))
+        with process, Supervisor(process, publish) as server:
+            assert server.ask(center) == START.tolist()
+            assert process.pid not in killed
+    finally:
+        over.set()
+        thread.join()
+    assert len(killed) == 1
+
+
+def test_without_a_checkpoint_a_dead_server_stays_dead():
+    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process, Supervisor(process, publish) as server:
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.exited(10)
+        with pytest.raises(ServerLostError, match="checkpoint"):
+            server.ask(center)

@@ -1,0 +1,150 @@
+"""Model bytes, the backend's choice, custom objects."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from pyspark import cloudpickle
+
+from distkeras.keras_model import archive
+from distkeras.ps.errors import ConfigurationError
+
+
+def small() -> keras.Model:
+    return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
+
+
+def python(code: str, stdin: bytes = b"", backend: str | None = None) -> subprocess.CompletedProcess[bytes]:
+    env = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"} | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    if backend:
+        env["KERAS_BACKEND"] = backend
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=120)
+
+
+def test_a_model_survives_the_trip_uncompiled() -> None:
+    model = small()
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
+    model.train_on_batch(x, np.zeros((5, 2)))
+    again = archive.from_bytes(archive.to_bytes(model))
+    assert not again.compiled
+    np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), rtol=1e-6)
+
+
+class Halved(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(2)
+
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        return self.inner(x) / 2
+
+
+def hollow() -> keras.Model:
+    """Says that it is built, but its layer has no weights yet."""
+    model = Halved()
+    model.built = True
+    return model
+
+
+def unshaped() -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("model", [unshaped, Halved, hollow, lambda: "model.keras", lambda: None])
+def test_what_is_not_a_built_model_is_refused(model) -> None:
+    with pytest.raises(ConfigurationError, match="`model` must be"):
+        archive.to_bytes(model())
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 not really", archive.to_bytes(small())[:-40]])
+def test_damaged_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match=r"`data` must be a \.keras archive"):
+        archive.from_bytes(data)
+
+
+def test_a_lambda_is_refused_on_load() -> None:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Lambda(lambda x: x + 1)])
+    with pytest.raises(ConfigurationError, match="Keras said"):
+        archive.from_bytes(archive.to_bytes(model))
+
+
+@keras.saving.register_keras_serializable("tests_models")
+class Scaled(keras.layers.Layer):
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        return 3.0 * x
+
+
+@keras.saving.register_keras_serializable("tests_models")
+class Unused(keras.layers.Layer):
+    pass
+
+
+def test_only_the_custom_objects_of_a_model_are_taken_along() -> None:
+    data = archive.to_bytes(keras.Sequential([keras.layers.Input((3,)), Scaled()]))
+    assert dict(archive.custom_objects(data)) == {"tests_models>Scaled": Scaled}
+    assert archive.custom_objects()["tests_models>Unused"] is Unused
+    with keras.saving.custom_object_scope({"mine": Unused}):
+        assert archive.custom_objects()["mine"] is Unused
+
+
+def test_custom_objects_load_in_a_process_that_has_never_seen_them() -> None:
+    data = archive.to_bytes(keras.Sequential([keras.layers.Input((3,)), Scaled()]))
+    source = "\n".join(
+        [
+            "import keras",
+            "@keras.saving.register_keras_serializable('tests_models')",
+            "class Scaled(keras.layers.Layer):",
+            "    def call(self, x): return 3.0 * x",
+        ]
+    )
+    space: dict[str, object] = {"__name__": "__main__"}
+    exec(source, space)
+    try:
+        shipped = cloudpickle.dumps((data, archive.custom_objects(data)))
+    finally:
+        keras.saving.register_keras_serializable("tests_models", "Scaled")(Scaled)
+    done = python(
+        "import sys, numpy as np\n"
+        "from pyspark import cloudpickle\n"
+        "data, objects = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "from distkeras import models\n"
+        "print(archive.from_bytes(data, objects).predict_on_batch(np.ones((1, 3))).tolist())",
+        shipped,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split("\n")[0] == "[[3.0, 3.0, 3.0]]"
+
+
+def test_the_backend_is_set_before_keras_is_imported() -> None:
+    done = python(
+        "from distkeras import models\n"
+        "import sys; assert 'keras' not in sys.modules\n"
+        "models.ensure_backend('tensorflow')\n"
+        "import keras; print(keras.backend.backend())",
+        backend="jax",
+    )
+    assert done.stdout.decode().strip() == "tensorflow", done.stderr.decode()
+
+
+def test_another_backend_is_refused() -> None:
+    archive.ensure_backend(keras.backend.backend())
+    other = "jax" if keras.backend.backend() != "jax" else "torch"
+    with pytest.raises(ConfigurationError, match=f"must run on the backend '{other}'"):
+        archive.ensure_backend(other)
+    with pytest.raises(ConfigurationError, match="`name` must be one of"):
+        archive.ensure_backend("theano")
+
+
+def test_unpickling_custom_objects_settles_the_backend_first() -> None:
+    settling = archive.CustomObjects().__reduce__()[1][0]
+    settling.name = "theano"
+    with pytest.raises(ConfigurationError, match="`name` must be one of"):
+        pickle.loads(pickle.dumps(settling))

@@ -1,0 +1,160 @@
+"""What a worker needs to rebuild the driver's model; all through a pickle, as Spark ships it."""
+
+from __future__ import annotations
+
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from pyspark import cloudpickle
+
+from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.ps.errors import ConfigurationError
+
+
+def network(*layers):
+    return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2, activation="softmax")])
+
+
+def shipped(model, **arguments):
+    """The compiled model at the other end."""
+    given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")) | arguments
+    file = archive.to_bytes(model)
+    recipe = recipe_of(model, file, **given)
+    return pickle.loads(cloudpickle.dumps(recipe)).build(file)
+
+
+class TestOptimizer:
+    def test_default_is_plain_sgd(self):
+        optimizer = shipped(network(), loss="mse").optimizer
+        assert isinstance(optimizer, keras.optimizers.SGD)
+        assert optimizer.momentum == 0
+
+    def test_the_models_own(self):
+        model = network()
+        model.compile(keras.optimizers.Adam(0.02, beta_1=0.8), "mse")
+        optimizer = shipped(model).optimizer
+        assert isinstance(optimizer, keras.optimizers.Adam)
+        assert float(optimizer.learning_rate) == pytest.approx(0.02)
+        assert optimizer.beta_1 == pytest.approx(0.8)
+
+    def test_one_given_wins(self):
+        model = network()
+        model.compile("adam", "mse")
+        assert isinstance(shipped(model, optimizer="rmsprop").optimizer, keras.optimizers.RMSprop)
+
+    def test_one_that_was_used_travels_without_its_state(self):
+        model = network()
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
+        assert int(model.optimizer.iterations) == 1
+        assert int(shipped(model).optimizer.iterations) == 0
+
+    def test_a_schedule(self):
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)
+        optimizer = shipped(network(), loss="mse", optimizer=keras.optimizers.SGD(schedule)).optimizer
+        assert optimizer.get_config()["learning_rate"]["config"]["initial_learning_rate"] == 0.5
+
+    @pytest.mark.parametrize("bad", ["sdg", {"class": 1}])
+    def test_one_that_does_not_exist(self, bad):
+        with pytest.raises(ConfigurationError, match="must be"):
+            shipped(network(), loss="mse", optimizer=bad)
+
+    def test_one_that_is_none(self):
+        with pytest.raises(ConfigurationError, match="`optimizer` must be a name, a function or a Keras object"):
+            shipped(network(), loss="mse", optimizer=object())
+
+
+class TestLossAndMetrics:
+    def test_no_loss(self):
+        with pytest.raises(ConfigurationError, match="`loss` must be given, or the model be compiled with one"):
+            shipped(network())
+
+    def test_a_function_of_the_notebooks_own(self):
+        factor = 3.0
+
+        def scaled(y_true, y_pred):
+            return factor * keras.ops.mean(y_pred)
+
+        model = shipped(network(), loss=scaled)
+        predicted = np.full((4, 2), 0.5, np.float32)
+        loss = model.compute_loss(None, predicted, keras.ops.convert_to_tensor(predicted))
+        assert float(loss) == pytest.approx(1.5)
+
+    def test_objects_keep_their_configuration(self):
+        loss = keras.losses.CategoricalCrossentropy(label_smoothing=0.25)
+        model = shipped(network(), loss=loss, metrics=(keras.metrics.TopKCategoricalAccuracy(2, name="top"),))
+        assert model.loss.label_smoothing == 0.25
+        figures = model.evaluate(np.ones((2, 3)), np.eye(2), verbose=0, return_dict=True)
+        assert figures["top"] == 1.0
+
+    def test_loss_weights_and_weighted_metrics(self):
+        inputs = keras.Input((3,))
+        heads = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
+        model = shipped(
+            keras.Model(inputs, heads),
+            loss={"a": "mse", "b": "mae"},
+            loss_weights={"a": 2.0, "b": 0.0},
+            weighted_metrics={"a": ["mse"]},
+        )
+        x, y = np.ones((4, 3)), [np.zeros((4, 1)), np.full((4, 1), 1e3)]
+        figures = model.evaluate(x, y, verbose=0, return_dict=True)
+        assert figures["loss"] == pytest.approx(2 * float(np.mean(model.predict(x, verbose=0)[0] ** 2)), rel=1e-5)
+        assert "a_mse" in figures
+
+    def test_the_models_own(self):
+        model = network()
+        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+        rebuilt = shipped(model)
+        assert rebuilt.loss == "categorical_crossentropy"
+        assert "accuracy" in rebuilt.evaluate(np.ones((2, 3)), np.eye(2), verbose=0, return_dict=True)
+
+
+class TestCustomObjects:
+    def test_a_registered_layer_travels_by_value(self):
+        @keras.saving.register_keras_serializable("recipe")
+        class Plus(keras.layers.Layer):
+            def call(self, x):
+                return x + 1
+
+        model = network(Plus())
+        rebuilt = shipped(model, loss="mse")
+        x = np.ones((1, 3), np.float32)
+        np.testing.assert_array_equal(rebuilt.predict(x, verbose=0), model.predict(x, verbose=0))
+
+    def test_one_that_is_not_registered_is_given(self):
+        class Minus(keras.layers.Layer):
+            def call(self, x):
+                return x - 1
+
+        model = network(Minus())
+        with pytest.raises(ConfigurationError, match="Keras said"):
+            shipped(model, loss="mse")
+        assert shipped(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
+
+    def test_only_what_the_model_names_travels(self):
+        @keras.saving.register_keras_serializable("recipe")
+        class Unused(keras.layers.Layer):
+            pass
+
+        file = archive.to_bytes(network())
+        given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
+        assert recipe_of(network(), file, loss="mse", **given).objects == {}
+
+
+def test_another_backend_than_this_process_runs_on_is_refused():
+    file = archive.to_bytes(network())
+    given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
+    recipe = recipe_of(network(), file, loss="mse", **given)
+    other = "jax" if recipe.backend != "jax" else "torch"
+    with pytest.raises(ConfigurationError, match="Keras must run on the backend"):
+        type(recipe)(other, recipe.objects, recipe.arguments).build(file)
+
+
+def test_the_weights_are_not_in_the_closure():
+    model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
+    given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
+    recipe = recipe_of(model, archive.to_bytes(model), loss="mse", **given)
+    assert len(cloudpickle.dumps(recipe)) < 20_000

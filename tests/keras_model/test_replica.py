@@ -1,0 +1,493 @@
+"""The replica against plain Keras: same batches, same weights, same losses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from distkeras.keras_model.archive import to_bytes
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
+
+ROWS = 16
+needs_compiled_burst = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the compiled burst is TensorFlow's"
+)
+
+
+class Mini(NamedTuple):
+    x: tuple[np.ndarray, ...]
+    y: tuple[np.ndarray, ...]
+    weight: np.ndarray | None = None
+    epoch: int = 0
+    index: int = 0
+    last: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.x[0])
+
+
+def batches(count: int, rows: int = ROWS, weighted: bool = False, seed: int = 0) -> list[Mini]:
+    draw = np.random.default_rng(seed)
+    return [
+        Mini(
+            (draw.normal(size=(rows, 6)).astype(np.float32),),
+            (draw.integers(0, 3, rows),),
+            draw.uniform(0.5, 2, rows).astype(np.float32) if weighted else None,
+        )
+        for _ in range(count)
+    ]
+
+
+def classifier(optimizer="sgd", *extra, dtype=None, seed: int = 1, **compiled) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="tanh", dtype=dtype),
+            *extra,
+            layers.Dense(3, activation="softmax", dtype="float32" if dtype else None),
+        ]
+    )
+    compiled = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], **compiled}
+    model.compile(optimizer, **compiled)
+    return model
+
+
+def plain(model: keras.Model, data: list[Mini]) -> list[dict[str, float]]:
+    """What Keras itself does with the same batches: the logs of each."""
+    rows = []
+    for batch in data:
+        x = batch.x[0] if len(batch.x) == 1 else list(batch.x)
+        y = batch.y[0] if len(batch.y) == 1 else list(batch.y)
+        logs = model.train_on_batch(x, y, sample_weight=batch.weight, return_dict=True)
+        rows.append({name: float(value) for name, value in logs.items()})
+    return rows
+
+
+def weights(replica: KerasReplica) -> np.ndarray:
+    out = replica.layout.empty()
+    replica.read(out)
+    return out
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_the_movement_is_the_difference_to_the_bit(precision):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(5, dtype=precision), layers.Dense(2, dtype=precision)])
+    model.compile("sgd", "mse")
+    replica = KerasReplica(model)
+    since = np.random.default_rng(1).normal(size=replica.size).astype(np.float32)
+    moved = np.full(replica.size, np.nan, np.float32)
+    replica.moved(since, moved)
+    np.testing.assert_array_equal(moved, weights(replica) - since)
+
+
+def assert_same_training(build, data: list[Mini]) -> KerasReplica:
+    model = build()
+    expected = plain(model, data)
+    replica = KerasReplica(build())
+    rows = replica.train(data)
+    assert rows.dtype == np.float64
+    assert set(replica.metric_names) == set(expected[0])
+    ordered = [[logs[name] for name in replica.metric_names] for logs in expected]
+    np.testing.assert_allclose(rows, ordered, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(weights(replica), weights(KerasReplica(model)), rtol=2e-6, atol=1e-6)
+    return replica
+
+
+@pytest.mark.parametrize(
+    "optimizer", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.01)]
+)
+def test_train_equals_train_on_batch(optimizer):
+    replica = assert_same_training(lambda: classifier(optimizer()), batches(5))
+    assert replica.metric_names == ("loss", "accuracy")
+    assert replica.size == 6 * 8 + 8 + 8 * 3 + 3
+
+
+def test_burst_equals_single_steps_with_a_short_last_batch():
+    data = [*batches(5), *batches(1, rows=7, seed=2), *batches(2, seed=3)]
+    burst, single = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
+    together = burst.train(data)
+    apart = np.concatenate([single.train([batch]) for batch in data])
+    np.testing.assert_allclose(together, apart, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(weights(burst), weights(single), rtol=1e-6, atol=1e-7)
+    assert burst.train([]).shape == (0, 2)
+
+
+def test_long_burst_is_cut_to_its_memory(monkeypatch):
+    monkeypatch.setattr("distkeras.keras_model.replica.MOST_BYTES_A_CALL", 2 * (ROWS * 6 * 4 + ROWS * 8))
+    assert_same_training(classifier, batches(5))
+
+
+def test_sample_weights():
+    data = batches(4, weighted=True)
+    replica = assert_same_training(lambda: classifier(weighted_metrics=["accuracy"], metrics=None), data)
+    unweighted = KerasReplica(classifier()).train([batch._replace(weight=None) for batch in data])
+    assert not np.allclose(replica.train(data)[:, 0], unweighted[:, 0])
+
+
+def test_one_hot_labels_are_told_from_integers():
+    data = [b._replace(y=(np.eye(3, dtype=np.float32)[b.y[0]],)) for b in batches(3)]
+    assert_same_training(lambda: classifier(loss="categorical_crossentropy"), data)
+
+
+def two_by_two(as_dict: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(4)
+    left, right = keras.Input((3,), name="left"), keras.Input((2, 2), name="right")
+    joined = layers.Concatenate()([left, layers.Flatten()(right)])
+    score, kind = layers.Dense(1, name="score")(joined), layers.Dense(3, name="kind")(joined)
+    inputs = {"right": right, "left": left} if as_dict else [left, right]
+    outputs = {"score": score, "kind": kind} if as_dict else [score, kind]
+    model = keras.Model(inputs, outputs)
+    losses = {"score": "mse", "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+    model.compile("sgd", loss=losses, metrics={"kind": ["accuracy"]})
+    return model
+
+
+def two_by_two_data(weighted: bool) -> list[Mini]:
+    draw = np.random.default_rng(5)
+    return [
+        Mini(
+            (draw.normal(size=(ROWS, 3)).astype("float32"), draw.normal(size=(ROWS, 2, 2)).astype("float32")),
+            (draw.normal(size=(ROWS, 1)).astype("float32"), draw.integers(0, 3, ROWS)),
+            draw.uniform(0.5, 2, ROWS).astype("float32") if weighted else None,
+        )
+        for _ in range(3)
+    ]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_several_inputs_and_outputs(weighted):
+    replica = assert_same_training(two_by_two, two_by_two_data(weighted))
+    assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
+    assert replica.metric_names[0] == "loss"
+
+
+def test_dict_inputs_and_outputs_are_filled_in_model_order():
+    model, data = two_by_two(as_dict=True), two_by_two_data(False)
+    by_name = [dict(zip(("left", "right", "score", "kind"), (*b.x, *b.y), strict=True)) for b in data]
+    expected = []
+    for named in by_name:
+        x = {name: named[name] for name in ("left", "right")}
+        y = {name: named[name] for name in ("score", "kind")}
+        expected.append(model.train_on_batch(x, y, return_dict=True)["loss"])
+    twin = two_by_two(as_dict=True)
+    order_in, order_out = [i.name for i in twin.inputs], list(twin.output_names)
+    ordered = [Mini(tuple(named[n] for n in order_in), tuple(named[n] for n in order_out)) for named in by_name]
+    replica = KerasReplica(twin)
+    np.testing.assert_allclose(replica.train(ordered)[:, 0], expected, rtol=2e-6)
+
+
+def test_eager_model_and_subclassed_model():
+    assert_same_training(lambda: classifier(run_eagerly=True), batches(2))
+
+    def subclassed():
+        keras.utils.set_random_seed(6)
+        model = Subclassed()
+        model(np.zeros((1, 6), np.float32))
+        model.compile("sgd", loss="sparse_categorical_crossentropy")
+        return model
+
+    assert_same_training(subclassed, batches(3))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradient_is_one_plain_sgd_step(optimizer, weighted):
+    """Whatever the compiled optimizer is, the gradient is -(change)/(learning rate) of one SGD step."""
+    (batch,) = batches(1, weighted=weighted)
+    eta = 0.5
+    reference = KerasReplica(classifier(keras.optimizers.SGD(eta)))
+    start = weights(reference)
+    row = reference.train([batch])
+    replica = KerasReplica(classifier(optimizer))
+    gradient = np.full(replica.size, np.nan, np.float32)
+    measured = replica.gradient(batch, gradient)
+    np.testing.assert_allclose(gradient, (start - weights(reference)) / eta, atol=2e-6)
+    np.testing.assert_allclose(measured, row[0], rtol=1e-6)
+    np.testing.assert_array_equal(weights(replica), start)
+
+
+def test_gradient_does_not_disturb_training():
+    first, second, third = batches(3)
+    momentum, alone = (KerasReplica(classifier(keras.optimizers.SGD(0.1, momentum=0.9))) for _ in range(2))
+    momentum.train([first])
+    momentum.gradient(third, momentum.layout.empty())
+    momentum.train([second])
+    alone.train([first, second])
+    np.testing.assert_allclose(weights(momentum), weights(alone), rtol=1e-6, atol=1e-7)
+
+
+def test_gradient_keeps_clipping_and_ignores_constraints():
+    (batch,) = batches(1)
+    replica = KerasReplica(classifier(keras.optimizers.SGD(1.0, global_clipnorm=1e-3)))
+    out = replica.layout.empty()
+    replica.gradient(batch, out)
+    assert np.linalg.norm(out) == pytest.approx(1e-3, rel=1e-4)
+
+    constrained = layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(1e-3))
+    held = KerasReplica(classifier("sgd", constrained))
+    start = weights(held)
+    held.gradient(batch, held.layout.empty())
+    np.testing.assert_array_equal(weights(held), start)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "clip"),
+    [
+        ({"clipvalue": 0.01}, lambda arrays: [np.clip(a, -0.01, 0.01) for a in arrays]),
+        ({"clipnorm": 0.05}, lambda arrays: [a * min(1, 0.05 / np.linalg.norm(a)) for a in arrays]),
+        (
+            {"global_clipnorm": 0.1},
+            lambda arrays: [a * min(1, 0.1 / np.sqrt(sum(np.square(b).sum() for b in arrays))) for a in arrays],
+        ),
+    ],
+)
+def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradients(clipping, clip):
+    """Through the recipe, as on an executor."""
+    (batch,) = batches(1)
+    plain = KerasReplica(classifier("sgd"))
+    raw = plain.layout.empty()
+    plain.gradient(batch, raw)
+    expected = plain.layout.flatten(clip(plain.layout.views(raw)))
+    assert np.abs(expected - raw).max() > 0.01
+
+    model = classifier("sgd")
+    archive = to_bytes(model)
+    missing = dict.fromkeys(("loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
+    recipe = recipe_of(model, archive, optimizer=keras.optimizers.SGD(1.0, **clipping), **missing)
+    replica = KerasReplica(recipe.build(archive))
+    start, out = weights(replica), replica.layout.empty()
+    replica.gradient(batch, out)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
+    replica.train([batch])
+    np.testing.assert_allclose(start - weights(replica), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_of_embedding_and_of_unused_weights_is_dense():
+    keras.utils.set_random_seed(7)
+    ids, spare = keras.Input((4,), dtype="int32"), keras.Input((2,))
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(5, 3)(ids))
+    model = keras.Model([ids, spare], [layers.Dense(1)(pooled), layers.Dense(1)(spare)])
+    model.compile("sgd", loss=["mse", None])
+    rows = np.array([[1, 1, 2, 0], [1, 3, 3, 3]], np.int32)
+    batch = Mini((rows, np.ones((2, 2), np.float32)), (np.ones((2, 1), np.float32),) * 2)
+    replica = KerasReplica(model)
+    out = np.full(replica.size, np.nan, np.float32)
+    start = weights(replica)
+    replica.gradient(batch, out)
+    replica.train([batch])
+    np.testing.assert_allclose(out, (start - weights(replica)) / 0.01, atol=2e-5)
+    table = replica.layout.views(out)[0]
+    assert np.all(table[4] == 0)
+    assert np.all(table[1] != 0)
+
+
+def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home():
+    def build():
+        return classifier("sgd", layers.BatchNormalization(momentum=0.5), layers.Dropout(0.0))
+
+    replica = assert_same_training(build, batches(3))
+    assert [name.rsplit("/", 1)[1] for name in replica.statistics.names] == ["moving_mean", "moving_variance"]
+    moved = replica.statistics.empty()
+    replica.read_statistics(moved)
+    assert not np.allclose(moved[:8], 0)
+    replica.load_statistics(np.arange(16, dtype=np.float32))
+    replica.read_statistics(moved)
+    np.testing.assert_array_equal(moved, np.arange(16))
+    before = moved.copy()
+    replica.gradient(batches(1)[0], replica.layout.empty())
+    replica.read_statistics(moved)
+    assert not np.array_equal(moved, before)
+
+
+def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_travel():
+    frozen = layers.Dense(8)
+    model = classifier("sgd", frozen, layers.BatchNormalization(trainable=False), layers.Dropout(0.5))
+    frozen.trainable = False
+    model.compile("sgd", loss="sparse_categorical_crossentropy")
+    replica = KerasReplica(model)
+    assert replica.statistics.size == 0
+    assert len(replica.layout.names) == 4
+    kernel = np.array(frozen.kernel)
+    replica.train(batches(3))
+    replica.load(np.zeros(replica.size, np.float32))
+    np.testing.assert_array_equal(np.array(frozen.kernel), kernel)
+
+    recurrent = keras.Sequential(
+        [keras.Input((4, 2), batch_size=3), layers.Normalization(), layers.LSTM(3, stateful=True), layers.Dense(1)]
+    )
+    recurrent.compile("sgd", loss="mse")
+    assert KerasReplica(recurrent).statistics.size == 0
+
+
+def test_dropout_draws_anew_each_step_and_as_keras_does():
+    assert_same_training(lambda: classifier("sgd", layers.Dropout(0.5, seed=3)), batches(4))
+    (batch,) = batches(1)
+    replica = KerasReplica(classifier(keras.optimizers.SGD(0.0), layers.Dropout(0.5, seed=3)))
+    losses = replica.train([batch] * 4)[:, 0]
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        optimizer = keras.optimizers.SGD(0.1)
+        data = batches(3)
+        expected = classifier(optimizer)
+        plain(expected, data)
+        replica = KerasReplica(classifier(keras.optimizers.SGD(0.1)))
+        start = weights(replica)
+        assert replica.learning_rate == pytest.approx(0.1)
+        gradient = np.full(replica.size, np.nan, np.float32)
+        replica.gradient(data[0], gradient)
+        np.testing.assert_array_equal(weights(replica), start)
+        replica.train(data[:1])
+        np.testing.assert_allclose(gradient, (start - weights(replica)) / 0.1, atol=5e-3)
+        replica.train(data[1:])
+        np.testing.assert_allclose(weights(replica), weights(KerasReplica(expected)), atol=2e-3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_overflow_under_mixed_float16_gives_a_zero_gradient():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**100)
+        replica = KerasReplica(classifier(optimizer))
+        out = np.full(replica.size, np.nan, np.float32)
+        replica.gradient(batches(1)[0], out)
+        assert not out.any()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_other_precisions_are_cast_on_load_and_read(dtype):
+    if dtype == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no float64 unless told so at start")
+    replica = KerasReplica(classifier("sgd", dtype=dtype))
+    vector = np.linspace(-1, 1, replica.size, dtype=np.float32)
+    replica.load(vector)
+    np.testing.assert_allclose(weights(replica), vector, atol=4e-3 if dtype == "bfloat16" else 0)
+    assert np.isfinite(replica.train(batches(2))).all()
+    out = np.full(replica.size, np.nan, np.float32)
+    replica.gradient(batches(1)[0], out)
+    assert np.isfinite(out).all()
+
+
+def test_load_read_round_trip_without_aliasing():
+    replica = KerasReplica(classifier())
+    vector = np.random.default_rng(8).normal(size=replica.size).astype(np.float32)
+    kept = vector.copy()
+    replica.load(vector)
+    vector.fill(np.nan)
+    np.testing.assert_array_equal(weights(replica), kept)
+    seen = weights(replica)
+    replica.train(batches(2))
+    np.testing.assert_array_equal(seen, kept)
+    assert not np.array_equal(weights(replica), kept)
+    for bad in (np.zeros(replica.size + 1, np.float32), np.zeros((replica.size, 1), np.float32)):
+        with pytest.raises(ConfigurationError, match="shape"):
+            replica.load(bad)
+
+
+def test_scalar_weight_is_part_of_the_vector():
+    class Gain(layers.Layer):
+        def build(self, shape):
+            self.gain = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, x):
+            return x * self.gain
+
+    replica = assert_same_training(lambda: classifier("sgd", Gain()), batches(2))
+    assert () in replica.layout.shapes
+
+
+def test_learning_rate_follows_its_schedule_for_steps_and_for_gradients():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2, 4], [0.4, 0.2, 0.1])
+    replica = KerasReplica(classifier(keras.optimizers.SGD(schedule)))
+    data = batches(3)
+    assert replica.learning_rate == pytest.approx(0.4)
+    replica.train(data)
+    assert replica.learning_rate == pytest.approx(0.2)
+    for batch in data:
+        replica.gradient(batch, replica.layout.empty())
+    assert replica.learning_rate == pytest.approx(0.1)
+
+
+@needs_compiled_burst
+def test_one_trace_serves_every_burst_length_and_batch_size():
+    traces = []
+
+    class Counting(keras.Sequential):
+        def train_step(self, data):
+            traces.append(1)
+            return super().train_step(data)
+
+    keras.utils.set_random_seed(1)
+    model = Counting([keras.Input((6,)), layers.Dense(3, activation="softmax")])
+    model.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    replica = KerasReplica(model)
+    for count in (3, 1, 7, 2):
+        for rows in (16, 5, 1):
+            replica.train(batches(count, rows=rows))
+    assert len(traces) == 1
+    for rows in (16, 5):
+        replica.gradient(batches(1, rows=rows)[0], replica.layout.empty())
+    assert len(traces) == 2
+    replica.train(batches(2, weighted=True))
+    assert len(traces) == 3
+
+
+def test_prepare_settles_the_names_and_moves_nothing():
+    replica = KerasReplica(classifier("adam", layers.BatchNormalization()))
+    with pytest.raises(LocalProtocolError, match="metric_names"):
+        _ = replica.metric_names
+    before = weights(replica)
+    zeros = Mini((np.zeros((2, 6), np.float32),), (np.zeros(2, np.int64),))
+    replica.prepare(zeros)
+    assert replica.metric_names == ("loss", "accuracy")
+    np.testing.assert_array_equal(weights(replica), before)
+    moved = replica.statistics.empty()
+    replica.read_statistics(moved)
+    np.testing.assert_array_equal(moved, [0.0] * 8 + [1.0] * 8)
+
+
+def test_labels_that_do_not_fit_are_refused_before_training():
+    wrong = Mini((np.zeros((2, 6), np.float32),), (np.zeros((2, 5), np.float32),))
+    with pytest.raises(ConfigurationError, match="fit the data"):
+        KerasReplica(classifier(loss="categorical_crossentropy")).prepare(wrong)
+    one_hot = Mini((np.zeros((2, 6), np.float32),), (np.eye(3, dtype=np.float32)[:2],))
+    with pytest.raises(ConfigurationError, match="scalars"):
+        KerasReplica(classifier(loss="mse", metrics=[keras.metrics.F1Score()])).prepare(one_hot)
+
+
+def test_refused_models():
+    unbuilt = keras.Sequential([layers.Dense(1)])
+    unbuilt.compile("sgd", loss="mse")
+    with pytest.raises(ConfigurationError, match="must be built"):
+        KerasReplica(unbuilt)
+    bare = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    with pytest.raises(ConfigurationError, match="must be compiled"):
+        KerasReplica(bare)
+    bare.trainable = False
+    bare.compile("sgd", loss="mse")
+    with pytest.raises(ConfigurationError, match="trainable weights"):
+        KerasReplica(bare)

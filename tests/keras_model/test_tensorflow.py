@@ -1,0 +1,102 @@
+"""The way between numpy and TensorFlow: same values, no shared memory, updates that wait."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from distkeras.data.batches import Batch  # noqa: E402
+from distkeras.data.memory import aligned  # noqa: E402
+from distkeras.keras_model import replica as replica_module  # noqa: E402
+from distkeras.keras_model.replica import KerasReplica  # noqa: E402
+from distkeras.keras_model.tensorflow import assign, peek, stacked  # noqa: E402 - only where TensorFlow is there
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_neighbors_in_memory_are_stacked_where_they_are(first, count):
+    rows = aligned((5, 16, 4), np.dtype(np.float32))
+    rows[...] = np.arange(rows.size).reshape(rows.shape)
+    rows.flags.writeable = False
+    tf.zeros(())  # what comes before its runtime is set up, TensorFlow copies
+    tensor = stacked(list(rows[first : first + count]))
+    np.testing.assert_array_equal(tensor.numpy(), rows[first : first + count])
+    assert address(np.asarray(memoryview(tensor))) == address(rows[first])
+
+
+@pytest.mark.parametrize(
+    "picked",
+    [
+        lambda rows: [rows[0], rows[2]],
+        lambda rows: [rows[1], rows[0]],
+        lambda rows: [rows[0], rows[0]],
+        lambda rows: [rows[0, :, :2], rows[1, :, :2]],
+        lambda rows: [rows[0, 1:], rows[1, 1:]],  # the first begins at an address that is not aligned
+        lambda rows: [row.copy() for row in rows],
+    ],
+)
+def test_others_are_copied(picked):
+    rows = aligned((5, 16, 3), np.dtype(np.float32))
+    rows[...] = np.arange(rows.size).reshape(rows.shape)
+    arrays = picked(rows)
+    tensor = stacked(arrays)
+    expected = np.stack(arrays)
+    rows[...] = 0
+    for array in arrays:
+        array[...] = 0
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "int64", "float16", "bool"])
+@pytest.mark.parametrize("shape", [(5,), (3, 7), (0, 4)])
+def test_stacked_holds_the_same_in_memory_of_its_own(dtype, shape):
+    arrays = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) + np.dtype(dtype).type(i) for i in range(3)]
+    expected = np.stack(arrays)
+    tensor = stacked(arrays)
+    for array in arrays:
+        array[...] = 0
+    assert tensor.dtype.name == dtype
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_assigned_values_are_the_variable_s_own():
+    variable = tf.Variable(np.zeros((100, 3), np.float32))
+    for start in range(8):  # wherever the values begin, relative to what TensorFlow would take over
+        values = np.arange(start, start + 300, dtype=np.float32)
+        vector = np.empty(start + 300, np.float32)
+        vector[start:] = values
+        assign(variable.handle, vector[start:].reshape(100, 3))
+        vector[...] = -1
+        np.testing.assert_array_equal(peek(variable.handle), values.reshape(100, 3))
+        variable.assign_add(tf.ones_like(variable))
+        np.testing.assert_array_equal(variable.numpy(), values.reshape(100, 3) + 1)
+        assert (vector == -1).all()
+
+
+def test_a_step_moves_the_weights_where_they_are(monkeypatch):
+    def copied() -> bool:
+        """Whether some weight lies elsewhere after some steps."""
+        hidden = [keras.layers.Dense(16, activation="relu") for _ in range(3)]
+        model = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        batches = [Batch(0, i, False, (np.ones((4, 8), np.float32),), (np.ones((4, 2)),), None) for i in range(3)]
+        replica = KerasReplica(model)
+        replica.train(batches)
+        handles = [variable.value.handle for variable in model.trainable_variables]
+        places = [peek(handle).__array_interface__["data"] for handle in handles]
+        replica.train(batches)
+        assert "apply" not in vars(model.optimizer)
+        return places != [peek(handle).__array_interface__["data"] for handle in handles]
+
+    assert not copied()
+    monkeypatch.setattr(replica_module, "updates_last", lambda optimizer: nullcontext())
+    assert copied()  # otherwise TensorFlow has learned it, and `updates_last` may go

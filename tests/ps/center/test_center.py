@@ -1,0 +1,290 @@
+"""The center as a state machine: leases, ledger, versions, rounds, statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous
+from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.protocol.messages import NO_FLOATS, Commit
+from distkeras.ps.rules import make
+
+
+def center_of(name="downpour", workers=2, size=3, **options):
+    return Center(make(name, **options.pop("hyper", {})), np.zeros(size, np.float32), workers=workers, **options)
+
+
+def commit_of(worker=0, attempt=0, sequence=1, epoch=0, first=0, last=0, *, value=1.0, size=3, **fields):
+    fields = {
+        "incarnation": 1,
+        "epoch_end": False,
+        "wants_center": True,
+        "learning_rate": 0.1,
+        "scale": 1.0,
+        "waited": 0.0,
+        "statistics": NO_FLOATS,
+        "history": np.zeros(3 * (last - first + 1)),
+    } | fields
+    parts = (np.full(size, value, np.float32),)
+    return Commit(worker, attempt, sequence=sequence, epoch=epoch, first=first, last=last, parts=parts, **fields)
+
+
+def send(center, commit):
+    return center.commit(commit, [center.pool.adopt(part) for part in commit.parts])
+
+
+def joined(center, worker=0, attempt=0):
+    member = center.join(worker, attempt)
+    center.release(worker, attempt)
+    return member
+
+
+class TestLedger:
+    def test_commits_continue_where_the_last_one_ended(self):
+        center = center_of()
+        member = joined(center)
+        assert send(center, commit_of(sequence=1, first=0, last=4))
+        assert send(center, commit_of(sequence=2, first=5, last=6, epoch_end=True))
+        assert (member.sequence, member.epoch, member.batch) == (2, 1, 0)
+        assert send(center, commit_of(sequence=3, epoch=1, first=0, last=0))
+        assert center.clock == 3
+
+    def test_a_repeated_commit_is_applied_once(self):
+        center = center_of()
+        joined(center)
+        assert send(center, commit_of())
+        assert not send(center, commit_of())
+        assert center.clock == 1
+        np.testing.assert_array_equal(center.current.array, [1, 1, 1])
+
+    @pytest.mark.parametrize("wrong", [{"first": 4, "last": 5}, {"first": 6, "last": 6}, {"epoch": 1, "first": 0}])
+    def test_a_gap_or_an_overlap_is_refused_and_changes_nothing(self, wrong):
+        center = center_of()
+        joined(center)
+        send(center, commit_of(first=0, last=4))
+        before = center.current.array.copy()
+        with pytest.raises(LedgerError, match="must begin at mini-batch 5 of epoch 0"):
+            send(center, commit_of(sequence=2, **wrong))
+        np.testing.assert_array_equal(center.current.array, before)
+        assert (center.clock, center.members[0].sequence) == (1, 1)
+
+    @pytest.mark.parametrize("wrong", [{"sequence": 3}, {"incarnation": 2}])
+    def test_a_sequence_gap_or_another_incarnation_is_refused(self, wrong):
+        center = center_of()
+        joined(center)
+        with pytest.raises(RemoteProtocolError):
+            send(center, commit_of(**wrong))
+
+    def test_a_commit_before_a_pull_is_refused(self):
+        center = center_of()
+        center.join(0, 0)
+        with pytest.raises(RemoteProtocolError, match="must pull before"):
+            send(center, commit_of())
+
+
+class TestLease:
+    def test_a_newcomer_waits_while_the_holder_is_connected(self):
+        center = center_of()
+        joined(center, attempt=3)
+        assert center.join(0, 7) is None
+        center.disconnected(0, 3)
+        assert center.join(0, 7).attempt == 7
+
+    def test_the_older_attempt_is_fenced_off(self):
+        center = center_of()
+        joined(center, attempt=3)
+        center.disconnected(0, 3)
+        center.join(0, 7)
+        with pytest.raises(LeaseLostError, match="attempt 7 holds the lease"):
+            send(center, commit_of(attempt=3))
+        with pytest.raises(LeaseLostError):
+            center.release(0, 3)
+        assert center.join(0, 3) is None
+        assert center.join(0, 3, expired=True) is not None
+        with pytest.raises(LeaseLostError, match="attempt 3 holds the lease"):
+            send(center, commit_of(attempt=7))
+
+    def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self):
+        center = center_of()
+        joined(center, attempt=3)
+        center.disconnected(0, 3)
+        center.join(0, 7)
+        center.disconnected(0, 3)
+        assert center.members[0].connected
+
+    def test_the_successor_is_told_where_to_continue(self):
+        center = center_of()
+        joined(center, attempt=1)
+        send(center, commit_of(attempt=1, first=0, last=4))
+        center.disconnected(0, 1)
+        member = center.join(0, 2)
+        assert (member.sequence, member.epoch, member.batch) == (1, 0, 5)
+
+    @pytest.mark.parametrize("worker", [-1, 2])
+    def test_a_worker_outside_the_job_is_refused(self, worker):
+        with pytest.raises(RemoteProtocolError, match=r"`worker` must be in \[0, 2\)"):
+            center_of().join(worker, 0)
+
+
+class TestVersions:
+    def test_the_payload_buffer_becomes_the_center(self):
+        center = center_of()
+        joined(center)
+        payload = np.ones(3, np.float32)
+        center.commit(commit_of(), [center.pool.adopt(payload)])
+        assert center.current.array is payload
+
+    def test_a_version_still_being_sent_is_not_reused(self):
+        center = center_of()
+        center.join(0, 0)
+        released = center.release(0, 0)
+        send(center, commit_of())
+        assert all(array is not released.buffer.array for array in center.pool.free)
+        released.buffer.drop()
+        assert any(array is released.buffer.array for array in center.pool.free)
+
+    def test_many_commits_need_few_buffers(self):
+        center = center_of()
+        joined(center).released = 0
+        center.release(0, 0).buffer.drop()
+        for sequence in range(1, 50):
+            buffer = center.pool.take()
+            buffer.array[...] = 1
+            commit = commit_of(sequence=sequence, first=sequence - 1, last=sequence - 1)
+            center.commit(commit, [buffer])
+            center.release(0, 0).buffer.drop()
+        assert center.pool.made <= 4
+
+    def test_gap_is_the_root_mean_square_of_what_moved_since_it_was_sent(self):
+        center = center_of(measure_gap=True)
+        joined(center, 0)
+        joined(center, 1)
+        send(center, commit_of(0, value=3.0))
+        send(center, commit_of(1, value=1.0))
+        assert center.log.commits()["gap"].tolist() == [0.0, 3.0]
+
+
+class TestSynchronous:
+    def test_nobody_starts_before_all_have_joined(self):
+        center = center_of("averaging")
+        center.join(0, 0)
+        assert not center.ready(0)
+        assert center.scheduler.waiting_for(0) == {1}
+        center.join(1, 0)
+        assert center.ready(0)
+        assert center.ready(1)
+
+    def test_a_dead_worker_still_counts_and_its_successor_ends_the_round(self):
+        center = center_of("averaging")
+        for worker in (0, 1):
+            center.join(worker, worker)
+        for worker in (0, 1):
+            center.release(worker, worker)
+        send(center, commit_of(0, 0, value=2.0))
+        center.disconnected(1, 1)
+        assert not center.ready(0)
+        center.join(1, 5)
+        center.release(1, 5)
+        send(center, commit_of(1, 5, value=4.0))
+        assert center.ready(0)
+        np.testing.assert_array_equal(center.current.array, [3, 3, 3])
+
+    def test_a_successor_whose_partition_has_contributed_waits_for_the_release(self):
+        center = center_of("averaging")
+        for worker in (0, 1):
+            center.join(worker, worker)
+            center.scheduler.joined(worker)
+        for worker in (0, 1):
+            center.release(worker, worker)
+        send(center, commit_of(0, 0, value=2.0))
+        center.disconnected(0, 0)
+        center.join(0, 9)
+        assert not center.ready(0)
+        send(center, commit_of(1, 1, value=4.0))
+        assert center.ready(0)
+
+    def test_leaving_ends_the_round_that_waited_for_the_leaver(self):
+        center = center_of("averaging")
+        for worker in (0, 1):
+            center.join(worker, worker)
+        for worker in (0, 1):
+            center.release(worker, worker)
+        send(center, commit_of(0, 0, value=2.0))
+        center.leave(1, 1)
+        assert center.ready(0)
+        np.testing.assert_array_equal(center.current.array, [2, 2, 2])
+
+
+class TestBoundedStaleness:
+    def test_the_lead_is_at_most_the_bound(self):
+        scheduler = BoundedStaleness(2, bound=1)
+        for worker in (0, 1):
+            scheduler.joined(worker)
+        scheduler.committed(0)
+        assert scheduler.ready(0)
+        scheduler.committed(0)
+        assert not scheduler.ready(0)
+        assert scheduler.waiting_for(0) == {1}
+        scheduler.committed(1)
+        assert scheduler.ready(0)
+
+    def test_one_that_left_holds_nobody_up(self):
+        scheduler = BoundedStaleness(2, bound=0)
+        for worker in (0, 1):
+            scheduler.joined(worker)
+        scheduler.committed(0)
+        assert not scheduler.ready(0)
+        scheduler.left(1)
+        assert scheduler.ready(0)
+
+
+class TestStatistics:
+    def test_one_worker_sets_them(self):
+        center = center_of(workers=1, statistics=np.zeros(1, np.float32))
+        joined(center)
+        send(center, commit_of(statistics=np.array([4.0], np.float32)))
+        np.testing.assert_array_equal(center.statistics, [4])
+
+    def test_workers_share_by_their_latest_steps(self):
+        center = center_of(statistics=np.zeros(1, np.float32))
+        joined(center, 0)
+        joined(center, 1)
+        send(center, commit_of(0, first=0, last=2, statistics=np.array([4.0], np.float32)))
+        send(center, commit_of(1, first=0, last=0, statistics=np.array([8.0], np.float32)))
+        np.testing.assert_array_equal(center.statistics, [5])  # 4 + (8 - 4) * 1 / (3 + 1)
+
+    def test_a_round_weighs_by_steps(self):
+        center = center_of("averaging", statistics=np.zeros(1, np.float32))
+        for worker in (0, 1):
+            center.join(worker, 0)
+        for worker in (0, 1):
+            center.release(worker, 0)
+        send(center, commit_of(0, first=0, last=2, statistics=np.array([4.0], np.float32)))
+        send(center, commit_of(1, first=0, last=0, statistics=np.array([8.0], np.float32)))
+        np.testing.assert_array_equal(center.statistics, [5])
+
+
+def test_a_gradient_rule_needs_a_learning_rate():
+    with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
+        center_of("asgd")
+
+
+def test_a_rule_with_rounds_refuses_another_pace():
+    with pytest.raises(ConfigurationError, match="must run in rounds"):
+        center_of("averaging", scheduler=Scheduler(2))
+
+
+def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one():
+    center = center_of("downpour", scheduler=Synchronous(2))
+    for worker in (0, 1):
+        center.join(worker, 0)
+    for worker in (0, 1):
+        center.release(worker, 0)
+    send(center, commit_of(0))
+    np.testing.assert_array_equal(center.current.array, [1, 1, 1])
+    assert not center.ready(0)
+    send(center, commit_of(1))
+    np.testing.assert_array_equal(center.current.array, [2, 2, 2])
+    assert center.ready(0)

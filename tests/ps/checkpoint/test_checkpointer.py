@@ -1,0 +1,119 @@
+"""When snapshots are taken, which are kept, and what is read of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.toy_model import ToyJob
+
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, StartMode
+from distkeras.ps.errors import ConfigurationError, SnapshotError
+from distkeras.ps.rules import make
+
+
+def toy():
+    return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((50, 5))] * 2, dtype=np.float32)
+
+
+class Saving:
+    """A saver at work on a toy's center."""
+
+    def __init__(self, folder, **options):
+        self.toy, self.changed = toy(), threading.Condition()
+        self.saver = Checkpointer(Checkpoint(str(folder), **options))
+        self.saver.start(self.toy.center, self.changed)
+
+    def commit(self, count):
+        for _ in range(count):
+            with self.changed:
+                self.toy.commit(0)
+                self.saver.committed(self.toy.center.clock)
+
+    def wait(self, condition):
+        deadline = time.monotonic() + 20
+        with self.changed:
+            while not condition():
+                assert self.changed.wait(deadline - time.monotonic())
+
+    def covered(self):
+        with self.changed:
+            mark = self.saver.mark()
+        self.wait(lambda: self.saver.covers(mark))
+
+    def __enter__(self):
+        self.covered()  # the first snapshot, at clock 0
+        return self
+
+    def __exit__(self, *exc_info):
+        self.saver.close(20)
+
+
+def clocks(folder):
+    return sorted(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
+
+
+def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path):
+    with Saving(tmp_path, every=10, keep=9) as saving:
+        saving.commit(9)
+        assert saving.saver.durable == {0: 0, 1: 0}
+        saving.commit(1)
+        saving.wait(lambda: saving.saver.durable[0] == 10)
+        saving.commit(3)
+    assert clocks(tmp_path) == [0, 10, 13]
+
+
+def test_the_last_few_are_kept_and_their_whole_log(tmp_path):
+    with Saving(tmp_path, every=1, keep=2) as saving:
+        for _ in range(6):
+            saving.commit(1)
+            saving.covered()
+    assert clocks(tmp_path) == [5, 6]
+    saved = Checkpointer(Checkpoint(str(tmp_path))).load(StartMode())
+    assert saved.log.commits()["clock"].tolist() == list(range(6))
+    assert saved.log.commits().tobytes() == saving.toy.center.log.commits().tobytes()
+    np.testing.assert_array_equal(saved.log.history(0, 6), saving.toy.center.log.history(0, 6))
+    assert saved.log.samples == saving.toy.center.log.samples
+    assert saved.log.loss == saving.toy.center.log.loss
+
+
+def test_logs_of_lives_without_a_snapshot_are_removed(tmp_path):
+    with Saving(tmp_path, every=1, keep=1) as saving:
+        saving.commit(4)
+        saving.covered()
+    second = Checkpointer(Checkpoint(str(tmp_path), keep=1))
+    (tmp_path / "log-000001-000000000004-000000000009.dks").write_bytes(b"of a snapshot that was never finished")
+    saved = second.load(StartMode())
+    center = toy().center
+    center.members.clear()
+    center.incarnation = second.lives() + 1
+    second.resume(center, saved, StartMode())
+    second.start(center, threading.Condition())
+    second.close(20)
+    names = sorted(path.stem for path in tmp_path.iterdir())
+    assert names[-1] == "snapshot-000002-000000000004"
+    assert "log-000001-000000000004-000000000009" not in names
+    assert second.load(StartMode()).log.commits()["clock"].tolist() == [0, 1, 2, 3]
+
+
+def test_nothing_is_read_where_nothing_is(tmp_path):
+    saver = Checkpointer(Checkpoint(str(tmp_path)))
+    assert saver.load(StartMode(fresh=True)) is None
+    assert saver.lives() == 0
+
+
+def test_only_damaged_snapshots_are_an_error(tmp_path):
+    with Saving(tmp_path, keep=3) as saving:
+        saving.commit(1)
+    for path in tmp_path.glob("snapshot-*.dks"):
+        path.write_bytes(b"nonsense")
+    with pytest.raises(SnapshotError, match="one of 2 snapshots must be readable"):
+        Checkpointer(Checkpoint(str(tmp_path))).load(StartMode())
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"keep": 0}, {"every": 1.5}])
+def test_bad_numbers(bad):
+    with pytest.raises(ConfigurationError, match="must be a positive integer"):
+        Checkpoint("folder", **bad)

@@ -1,0 +1,98 @@
+"""Files of arrays: whole or not at all, and known again."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import ConfigurationError, SnapshotError
+
+ARRAYS = {
+    "center": np.arange(7, dtype=np.float32),
+    "matrix": np.ones((3, 2)),
+    "empty": np.empty(0, np.float32),
+    "bytes": np.arange(5, dtype=np.uint8),
+    "strided": np.arange(10, dtype=np.int64)[::2],
+}
+HEADER = {"clock": 3, "members": {"0": {"epoch": 1}}, "none": None, "text": "θ"}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_round_trip(tmp_path, scheme):
+    store = Store(scheme + str(tmp_path / "new" / "folder"))
+    store.save("one", HEADER, ARRAYS)
+    header, arrays = store.load("one")
+    assert header == HEADER
+    assert arrays.keys() == ARRAYS.keys()
+    for key, array in ARRAYS.items():
+        np.testing.assert_array_equal(arrays[key], array)
+        assert (arrays[key].dtype, arrays[key].shape) == (array.dtype, array.shape)
+    assert store.names() == ["one"]
+    assert os.listdir(tmp_path / "new" / "folder") == ["one.dks"]
+
+
+@given(data=st.data())
+def test_any_changed_byte_is_noticed(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("store")
+    store = Store(str(folder))
+    store.save("one", HEADER, ARRAYS)
+    path = folder / "one.dks"
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="must be as it was written"):
+        store.load("one")
+
+
+@given(data=st.data())
+def test_any_cut_is_noticed(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("store")
+    store = Store(str(folder))
+    store.save("one", HEADER, ARRAYS)
+    path = folder / "one.dks"
+    content = path.read_bytes()
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(SnapshotError, match="must be as it was written"):
+        store.load("one")
+
+
+def test_a_file_of_the_same_name_is_replaced(tmp_path):
+    store = Store(str(tmp_path))
+    store.save("one", {"life": 1}, {})
+    store.save("one", {"life": 2}, {})
+    assert store.load("one")[0] == {"life": 2}
+    store.delete(["one", "never there"])
+    assert store.names() == []
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    store = Store(str(tmp_path))
+    store.save("one", {"life": 1}, {})
+    os.symlink("/dev/full", tmp_path / "one.dks.part")  # the draft: opens, and takes no byte
+    with pytest.raises(SnapshotError, match="one must be written"):
+        store.save("one", {"life": 2}, ARRAYS)
+    assert store.load("one")[0] == {"life": 1}
+    store.save("one", {"life": 3}, ARRAYS)
+    assert store.load("one")[0] == {"life": 3}
+
+
+def test_what_is_not_there_cannot_be_read(tmp_path):
+    with pytest.raises(SnapshotError, match="missing must be readable"):
+        Store(str(tmp_path)).load("missing")
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotError, match="must be writable"):
+        Store(str(tmp_path / "file" / "folder"))
+
+
+def test_a_uri_that_nothing_opens():
+    with pytest.raises(ConfigurationError, match="a URI that Arrow opens"):
+        Store("gopher://host/path")

@@ -1,0 +1,178 @@
+"""What every rule must keep, whichever it is: a new rule joins by existing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.toy_model import ToyJob
+
+from distkeras.ps import rules
+from distkeras.ps.checkpoint.snapshot import State, capture, restore
+from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.rules.base import BLOCK
+
+NAMES = list(rules.all_rules())
+SCHEDULE = [0, 1, 0, 1, 1, 0, 1, 0]
+
+
+def job(name, *, block=BLOCK, size=7, workers=2, dtype=np.float32):
+    rng = np.random.default_rng(1)
+    kind = rules.all_rules()[name]
+    rule = kind() if kind.__dataclass_fields__["window"].default is None else kind(window=1)
+    data = rng.normal(size=(workers, 12, size))
+    return ToyJob(rule, rng.normal(size=size), data, dtype=dtype, block=block, measure_gap=True)
+
+
+def run(toy):
+    if toy.rule.window is None:
+        return toy.run(range(len(toy.replicas)))
+    return toy.run(SCHEDULE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None)
+@given(block=st.integers(1, 9))
+def test_chunked_application_equals_whole_application_to_the_bit(name, block):
+    np.testing.assert_array_equal(run(job(name, block=block)), run(job(name)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_dtype_and_shape_stay(name, dtype):
+    toy = job(name, dtype=dtype)
+    run(toy)
+    assert toy.theta.dtype == dtype
+    assert toy.theta.shape == (7,)
+    assert np.isfinite(toy.theta).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_versions_never_change(name):
+    toy = job(name)
+    versions = []
+    for worker in range(2) if toy.rule.window is None else SCHEDULE:
+        version = toy.center.inspect().buffer
+        versions.append((version.array, version.array.copy()))
+        toy.commit(worker)
+    if not toy.rule.traits.view:  # such a rule works in place, and sends copies
+        for array, copy in versions:
+            np.testing.assert_array_equal(array, copy)
+
+
+def half_way(name):
+    """A job in the midst of its work: of a round's, for rules that have some."""
+    toy = job(name)
+    toy.run([0] if toy.rule.window is None else SCHEDULE[:5])
+    return toy
+
+
+def go_on(center):
+    """Four more exchanges of each worker, begun by a pull, with payloads that are the same each time."""
+    rng = np.random.default_rng(2)
+    for worker in [0, 1, 1, 0, 1, 0, 0, 1]:
+        payload = [rng.normal(size=center.size).astype(np.float32) for _ in range(center.traits.parts)]
+        if not center.ready(worker):
+            continue
+        released = center.release(worker, 0)
+        yield released.buffer.array.copy(), released.learning_rate
+        member = center.members[worker]
+        commit = Commit(
+            worker=worker,
+            attempt=0,
+            incarnation=center.incarnation,
+            sequence=member.sequence + 1,
+            epoch=member.epoch,
+            first=member.batch,
+            last=member.batch,
+            epoch_end=False,
+            wants_center=not center.traits.pull_first,
+            learning_rate=0.1,
+            scale=1.0,
+            waited=0.0,
+            parts=tuple(payload),
+        )
+        center.commit(commit, [center.pool.adopt(part) for part in payload])
+        yield center.current.array.copy(), center.clock
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_round_trip_through_a_snapshot(name, tmp_path):
+    toy = half_way(name)
+    state = capture(toy.center)
+    store = Store(str(tmp_path))
+    store.save("state", state.header, state.arrays)
+    again = job(name).center
+    again.members.clear()
+    restore(again, State(*store.load("state")), same_attempts=True)
+
+    copy = capture(again)
+    assert copy.header == state.header
+    assert copy.arrays.keys() == state.arrays.keys()
+    for key, array in state.arrays.items():
+        np.testing.assert_array_equal(copy.arrays[key], array)
+        assert copy.arrays[key].dtype == array.dtype
+
+    # Nothing that matters was left out: both go on the same, to the bit.
+    for worker in range(2):
+        again.join(worker, 0)
+    for (theirs, other), (ours, own) in zip(go_on(toy.center), go_on(again), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert own == other
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configuration_round_trip_through_json(name):
+    rule = rules.make(name)
+    assert rules.make(rule.name.upper(), **json.loads(json.dumps(rule.config()))) == rule
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card_is_complete(name):
+    card = rules.all_rules()[name].card
+    assert all(vars(card).values())
+    assert card.bibtex.startswith("@")
+    assert f"| `{name}` |" in rules.table()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_names_its_source(name):
+    assert "Reference:" in rules.all_rules()[name].__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("window", [0, -1, 1.5, "2", True])
+def test_bad_window_is_refused(name, window):
+    with pytest.raises(ConfigurationError, match="`window` must be"):
+        rules.make(name, window=window)
+
+
+def test_unknown_rule_and_unknown_hyper_parameter_are_refused():
+    with pytest.raises(ConfigurationError, match="`rule` must be one of"):
+        rules.make("adam")
+    with pytest.raises(ConfigurationError, match="takes window"):
+        rules.make("downpour", rho=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("aeasgd", {"rho": -1.0}),
+        ("aeasgd", {"rho": 5.0, "learning_rate": 0.2}),
+        ("easgd", {"early_stopping": "2.8"}),
+        ("eamsgd", {"momentum": 1.0}),
+        ("adag", {"gamma": 0.0}),
+        ("adag", {"gamma": float("nan")}),
+        ("adag", {"form": "4.2"}),
+        ("adag", {"algorithm": 14}),
+        ("asgd", {"window": 2}),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(name, bad):
+    with pytest.raises(ConfigurationError, match="Received"):
+        rules.make(name, **bad)

@@ -1,0 +1,384 @@
+"""Garbage, floods, silence and lies, while an honest worker trains beside them: none of its commits is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.hostile_peers import RULE, Honest, Keyholder, assert_unharmed, say, stranger, until_the_end
+from support.running_server import KEY, QUICK, Running
+
+from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
+from distkeras.ps.protocol.messages import MESSAGES, Abort, Ack, Answer, Commit, Inspect, Observe, Publish
+from distkeras.ps.server.admission import AdmissionControl
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.channel import dial
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+
+SIZE = 5_000
+HEADER = struct.Struct(">4sBBHIQ")
+ANSWER = MESSAGES.index(Answer)
+COMMIT = MESSAGES.index(Commit)
+WAIT = 20.0
+
+
+def joined(buffers) -> bytes:
+    return b"".join(bytes(buffer) for buffer in buffers)
+
+
+def session_of(running, peer):
+    """The server's end of the connection."""
+    host, port = peer.sock.getsockname()
+    return next(session for session in list(running.server._sessions) if session.peer == f"{host}:{port}")
+
+
+@pytest.fixture
+def running():
+    deadlines = Deadlines(connect=20, handshake=5, frame=5, publish=5, gather=5, reply=60, reconnect=20, close=10)
+    with Running(RULE, workers=1, size=SIZE, deadlines=deadlines) as running:
+        yield running
+
+
+@pytest.fixture
+def honest(running):
+    """Trains during the test; at its end nothing of it may be lost, and no connection but the driver's be left."""
+    worker = Honest(running.address, SIZE, running.deadlines)
+    yield worker
+    assert_unharmed(worker, running.driver)
+    deadline = time.monotonic() + WAIT
+    while len(running.server._sessions) > 1:  # the driver's stays
+        assert time.monotonic() < deadline, [session.peer for session in running.server._sessions]
+        select.select([], [], [], 0.01)
+    assert not running.server.gate._strangers
+
+
+NOISE = {
+    "silence": b"",
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tls": bytes.fromhex("16030100c8010000c4"),
+    "zeros": bytes(4096),
+    "random": os.urandom(65536),
+    "another version": HEADER.pack(MAGIC, VERSION - 1, ANSWER, 2, 18, 64),
+    "half a header": HEADER.pack(MAGIC, VERSION, ANSWER, 2, 18, 64)[:11],
+    "half a frame": joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8))))[:-5],
+    "a huge body": HEADER.pack(MAGIC, VERSION, ANSWER, 2, 18, 2**64 - 1),
+    "huge fields": HEADER.pack(MAGIC, VERSION, ANSWER, 2, 2**32 - 1, 64),
+    "a huge nonce": HEADER.pack(MAGIC, VERSION, ANSWER, 2, 18, 64) + struct.pack(">BQBQ", 0, 2**63, 0, 32),
+    "many arrays": HEADER.pack(MAGIC, VERSION, ANSWER, 65535, 18, 64),
+    "a wrong proof": joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8)))),
+    "a commit": HEADER.pack(MAGIC, VERSION, COMMIT, 3, 150, 4 * SIZE),
+    "a stop": joined(encode(Abort("mine"))),
+    "a center": joined(encode(Publish(np.zeros(SIZE, np.float32)))),
+}
+
+
+def test_every_noise_of_strangers_is_refused_and_said_once_an_address(running, honest, caplog):
+    sources = {name: f"127.0.1.{number}" for number, name in enumerate(NOISE, start=1)}
+    with caplog.at_level(logging.WARNING, "distkeras.ps"):
+        for name, noise in NOISE.items():
+            for _ in range(10):
+                with stranger(running.server.address, sources[name]) as sock:
+                    say(sock, noise)
+                    with contextlib.suppress(OSError):  # it may have hung up
+                        sock.shutdown(socket.SHUT_WR)
+                    until_the_end(sock)
+    refusals = {refusal.address: refusal.reason for refusal in running.server.gate.refusals}
+    assert set(refusals) == set(sources.values())
+    assert running.server.gate.refused == 10 * len(NOISE)
+    logged = [record.getMessage() for record in caplog.records if record.name == "distkeras.ps.server.admission"]
+    assert len(logged) == len(NOISE)
+    for name, source in sources.items():
+        assert sum(f"refused {source}: {refusals[source]}" in line for line in logged) == 1, name
+    assert "version must be" in refusals[sources["another version"]]
+    assert "must hold this job's key" in refusals[sources["a wrong proof"]]
+
+
+def test_a_replayed_handshake_is_refused(running, honest):
+    with Keyholder(running.server.address) as genuine:
+        answers = b"".join(genuine.answers)
+        with stranger(running.server.address, "127.0.1.1") as sock:
+            say(sock, answers)
+            heard = until_the_end(sock)
+        assert heard.endswith(bytes(32))  # a proof of nothing
+    assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.1.1"]
+
+
+def test_a_slow_loris_has_the_handshakes_deadline_in_all(running, honest):
+    running.server.deadlines = Deadlines(**vars(running.deadlines) | {"handshake": 0.5})
+    frame = joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8))))
+    socks = {stranger(running.server.address, "127.0.1.1"): 0 for _ in range(20)}
+    deadline = time.monotonic() + WAIT
+    left = dict(socks)
+    while left:
+        assert time.monotonic() < deadline
+        readable, _, _ = select.select(list(left), [], [], 0.05)
+        for sock in readable:
+            with contextlib.suppress(ConnectionError):
+                if sock.recv(4096):
+                    continue
+            del left[sock]
+        for sock, sent in left.items():  # a byte now and then
+            say(sock, frame[sent : sent + 1])
+            left[sock] = min(sent + 1, 60)
+    for sock in socks:
+        sock.close()
+    (refusal,) = running.server.gate.refusals
+    assert "the handshake until its deadline" in refusal.reason
+
+
+@pytest.mark.parametrize("sent", [0, 5, 500])
+def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_applied(running, honest, sent):
+    commit = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.ones(SIZE, np.float32),))
+    with Keyholder(running.server.address) as peer:
+        session = session_of(running, peer)
+        # A host that vanished says nothing, not even goodbye: the system finds out.
+        assert session.channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        session.channel.frame = 0.2
+        say(peer.sock, joined(peer.connection.send(commit))[:sent])
+        if sent:
+            assert until_the_end(peer.sock) == b""
+
+
+def test_a_thousand_silent_connections_leave_room_for_the_honest(running, honest):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    socks = []
+    try:
+        for _ in range(1000):
+            socks.append(stranger(running.server.address, "127.0.1.1"))
+        client = WorkerClient(running.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
+        assert client.fetch_model() == b"the model"  # and so the thousand before it have had their turn
+        client.close()
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("ps-127.0.1.1")]
+        assert 0 < len(threads) <= running.server.gate.strangers
+    finally:
+        for sock in socks:
+            sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.1.1"]
+
+
+def test_a_flood_of_strangers_from_the_honest_workers_own_address(running, honest, caplog):
+    with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
+        for number in range(2000):
+            with stranger(running.server.address) as sock:
+                say(sock, NOISE["http"] if number % 2 else b"")
+    assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.0.1"]
+    assert len([record for record in caplog.records if record.name == "distkeras.ps.server.admission"]) == 1
+
+
+def test_a_server_out_of_descriptors_does_not_go_deaf():
+    with ServerProcess(RULE, workers=1, deadlines=QUICK) as process:
+        driver = DriverClient(process.address, QUICK)
+        driver.publish(np.zeros(SIZE, np.float32))
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (24, hard))
+        where = (process.address.host, process.address.port)
+        socks = [stranger(where) for _ in range(60)]
+        worker = Honest(process.address, SIZE, Deadlines(connect=20, reconnect=20))
+        assert_unharmed(worker, driver)
+        for sock in socks:
+            sock.close()
+        driver.close()
+
+
+def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(running, monkeypatch):
+    start, without = threading.Thread.start, []
+
+    def start_all_but_one(thread):
+        if thread.name.startswith("ps-127.") and not without:
+            without.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_all_but_one)
+    client = WorkerClient(running.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
+    assert client.fetch_model() == b"the model"
+    assert len(without) == 1
+    assert "can't start new thread" in running.server.gate.refusals[0].reason
+    client.close()
+
+
+class TestKeyholders:
+    """What a peer does that has the key and misbehaves hurts its own connection."""
+
+    @pytest.mark.parametrize("name", ["http", "zeros", "random", "another version", "a wrong proof", "a huge body"])
+    def test_noise_ends_its_connection(self, running, honest, name):
+        with Keyholder(running.server.address) as peer:
+            say(peer.sock, NOISE[name])
+            until_the_end(peer.sock)
+        (refusal,) = running.server.gate.refusals
+        assert refusal.address == "127.0.0.1"
+
+    def test_a_frame_larger_than_the_job_could_need_is_refused_before_it_is_received(self, running, honest):
+        limit = running.server.desk.limits().body
+        assert limit < 4 * SIZE + (17 << 20)
+        fields = struct.Struct(">qqqqqqqqqdddqq")
+        with Keyholder(running.server.address) as peer:
+            say(peer.sock, HEADER.pack(MAGIC, VERSION, COMMIT, 3, fields.size, limit + 1))
+            assert until_the_end(peer.sock) == b""
+
+    def test_an_answer_instead_of_a_request_is_told_and_ends_its_connection(self, running, honest):
+        with Keyholder(running.server.address) as peer:
+            say(peer.sock, joined(peer.connection.send(Ack(1, 2, 3, 4))))
+            assert b"a server must be asked" in until_the_end(peer.sock)
+
+    @pytest.mark.parametrize("unread", [b"", b"DKPS and more"], ids=["", "with unread bytes"])
+    @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+    def test_an_observer_without_a_sensible_patience_is_let_go_when_it_hangs_up(self, running, honest, unread, reset):
+        with Keyholder(running.server.address) as peer:
+            session = session_of(running, peer)
+            say(peer.sock, joined(peer.connection.send(Observe(2**62, float("nan")))) + unread)
+            if not reset:
+                peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        session.thread.join(WAIT)
+        assert not session.thread.is_alive()
+        assert running.server.fault is None
+
+    def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running, honest):
+        commit = Commit(0, 99, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.full(3, np.nan, np.float32),))
+        with Keyholder(running.server.address) as peer:
+            say(peer.sock, joined(peer.connection.send(commit)))
+            assert b"holds the lease" in until_the_end(peer.sock)
+        assert running.server.fault is None
+
+    def test_requests_whose_answers_nobody_takes_are_dropped_at_the_deadline(self, running, honest):
+        with Keyholder(running.server.address) as peer:
+            session = session_of(running, peer)
+            session.channel.frame = 0.2
+            request = joined(peer.connection.send(Inspect()))
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                peer.sock.settimeout(WAIT)
+                while True:  # until nothing moves any more, and then the server hangs up
+                    peer.sock.sendall(request * 100)
+        session.thread.join(WAIT)
+        assert not session.thread.is_alive()
+
+    def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(self, running, honest):
+        gate = running.server.gate
+        gate.peers = 8
+        with contextlib.ExitStack() as stack:
+
+            def crowd():
+                for _ in range(9):
+                    stack.enter_context(Keyholder(running.server.address))
+
+            with pytest.raises(ConnectionError):
+                crowd()
+        client = WorkerClient(running.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
+        assert client.fetch_model() == b"the model"
+        client.close()
+
+
+class TestDial:
+    def test_a_server_that_hangs_up_for_want_of_room_is_dialed_again(self, running):
+        admit, refused = running.server.gate.admit, []
+
+        def full(visit):
+            if len(refused) < 2:
+                refused.append(visit)
+                raise RemoteProtocolError("full")
+            admit(visit)
+
+        running.server.gate.admit = full
+        channel = dial(running.server.address, KEY, QUICK)
+        assert len(refused) == 2
+        channel.close()
+
+    def test_until_the_deadline(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            hanging_up = threading.Thread(target=self._hang_up, args=(listener,), daemon=True)
+            hanging_up.start()
+            with pytest.raises(ServerLostError, match="complete the handshake"):
+                dial(listener.getsockname(), KEY, Deadlines(connect=0.5))
+            listener.shutdown(socket.SHUT_RDWR)
+            hanging_up.join(WAIT)
+
+    @staticmethod
+    def _hang_up(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    def test_a_wrong_key_is_told_from_a_want_of_room(self, running):
+        with pytest.raises(AuthenticationError, match="must hold this job's key"):
+            dial(running.server.address, b"x" * 32, QUICK)
+
+
+class TestGate:
+    def guests(self, gate, address, number, dropped):
+        for index in range(number):
+            visits: list = []
+            visits.append(gate.arrive(address, self.hang_up(gate, visits, dropped, (address, index))))
+            visits[0].arrived -= 10
+
+    def hang_up(self, gate, visits, dropped, name):
+        def leave():
+            dropped.append(name)
+            threading.Thread(target=gate.leave, args=visits).start()  # as its own thread does
+
+        return leave
+
+    def test_the_most_crowded_address_makes_room_its_oldest_first(self):
+        gate, dropped = AdmissionControl(strangers=4), []
+        self.guests(gate, "honest", 1, dropped)
+        self.guests(gate, "crowd", 3, dropped)
+        gate.arrive("other", lambda: None)
+        gate.arrive("another", lambda: None)
+        assert dropped == [("crowd", 0), ("crowd", 1)]
+
+    def test_nobody_is_dropped_in_its_first_moment(self):
+        gate, dropped = AdmissionControl(strangers=1), []
+        visits: list = []
+        visits.append(gate.arrive("a", self.hang_up(gate, visits, dropped, "a")))
+        gate.arrive("b", lambda: None)
+        assert dropped == ["a"]
+        assert visits[0].dropped - visits[0].arrived >= 0.1
+
+    def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(self, caplog):
+        gate = AdmissionControl(addresses=3)
+        with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
+            for number in range(10):
+                for _ in range(5):
+                    gate.refuse(gate.arrive(f"10.0.0.{number}", lambda: None), RemoteProtocolError("noise"))
+        assert gate.refused == 50
+        assert [refusal.address for refusal in gate.refusals] == [
+            "10.0.0.0",
+            "10.0.0.1",
+            "10.0.0.2",
+            "further addresses",
+        ]
+        assert len(caplog.records) == 4
+        assert gate.refusals[0].reason == "noise"
+
+    def test_who_was_dropped_is_not_admitted(self):
+        gate = AdmissionControl()
+        visit = gate.arrive("a", lambda: None)
+        gate.relieve()
+        with pytest.raises(RemoteProtocolError, match="its end"):
+            gate.admit(visit)
+
+
+def test_the_key_is_in_no_log_line_and_no_refusal(running, caplog):
+    wrong = bytes(range(100, 132))
+    with caplog.at_level(logging.DEBUG, "distkeras"):
+        host, port = running.server.address
+        with pytest.raises(AuthenticationError) as caught:
+            WorkerClient(Address(host, port, wrong), worker=0, attempt=0, size=SIZE, deadlines=QUICK).join()
+    told = caplog.text + repr(running.server.gate.refusals) + str(caught.value) + repr(caught.value)
+    for key in (KEY, wrong):
+        assert key.hex() not in told
+        assert repr(key)[2:-1] not in told

@@ -1,0 +1,316 @@
+"""The server's process is killed, and goes on from its snapshots: nothing is lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.toy_model import toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import ConfigurationError, ServerLostError
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+
+SIZE = 501
+QUICK = Deadlines(connect=5, handshake=5, frame=5, publish=20, gather=20, reply=20, lease=5, reconnect=20, close=5)
+#: Whole numbers, so that every order of addition gives the same sums in float32.
+VALUES = [float(number + 1) for number in range(40)]
+
+
+class Job:
+    """A server process with snapshots, and workers in threads."""
+
+    def __init__(self, folder, rule=None, *, workers=2, every=3, eta=1.0, resume=False, epochs=1, **options):
+        self.rule, self.epochs, self.eta = rule or make("downpour", window=2), epochs, eta
+        self.overlap, self.wire_format = options.pop("overlap", False), options.pop("wire_format", "float32")
+        self.process = ServerProcess(
+            self.rule,
+            workers=workers,
+            learning_rate=eta if self.rule.traits.gradient else None,
+            deadlines=QUICK,
+            checkpoint=Checkpoint(str(folder), every=every),
+            resume=resume,
+            epochs=epochs,
+            **options,
+        )
+        self.driver = DriverClient(self.process.address, QUICK)
+        self.publish()
+        self.threads, self.errors = [], []
+
+    def publish(self):
+        self.driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
+
+    def start(self, worker, *, attempt=0, gradient=None):
+        def run():
+            try:
+                client, welcome, begin = toy_client(
+                    self.process.address,
+                    self.rule,
+                    VALUES,
+                    worker=worker,
+                    attempt=attempt,
+                    size=SIZE,
+                    eta=self.eta,
+                    gradient=gradient,
+                    epochs=self.epochs,
+                    deadlines=QUICK,
+                    overlap=self.overlap,
+                    wire_format=self.wire_format,
+                )
+                client.run(welcome, begin)
+                client.close()
+            except Exception as error:  # noqa: BLE001 - handed to the test
+                self.errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        return thread
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert self.errors == []
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        assert self.process.exited(10)
+
+    def revive(self):
+        self.driver.close()
+        self.process.restart()
+        self.publish()
+
+    def commits(self):
+        return self.driver.drain().commits.view(COMMIT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.driver.close()
+        self.process.close()
+
+
+def ranges(commits, worker):
+    """The mini-batches of ``worker`` in the order in which they were committed."""
+    own = commits[commits["worker"] == worker]
+    assert own["sequence"].tolist() == list(range(1, len(own) + 1))
+    return [
+        (epoch, batch)
+        for epoch, first, last in own[["epoch", "first_batch", "last_batch"]].tolist()
+        for batch in range(first, last + 1)
+    ]
+
+
+def check_exact(job, workers=2, epochs=1):
+    """Every mini-batch once in the ledger; and in the center, whose sum tells."""
+    commits = job.commits()
+    assert commits["clock"].tolist() == list(range(len(commits)))
+    for worker in range(workers):
+        assert ranges(commits, worker) == [(epoch, batch) for epoch in range(epochs) for batch in range(len(VALUES))]
+    if job.rule.name == "downpour":
+        expected = np.full(SIZE, -epochs * workers * sum(VALUES), np.float32)
+        np.testing.assert_array_equal(job.driver.center().center, expected)
+
+
+def gated(gate, steps):
+    """The gradient of one worker, which waits for ``gate`` after so many steps: it is not done before."""
+    taken = itertools.count()
+
+    def gradient(theta, value):
+        assert next(taken) < steps or gate.wait(60)
+        return np.full(theta.shape, value)
+
+    return gradient
+
+
+def at_clock(job, clock):
+    """Waits until ``clock`` commits are applied."""
+    until(lambda: job.driver.observe(clock - 1, 1.0).clock >= clock)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        *((rule, {}) for rule in ("downpour", "aeasgd", "dana_zero", "ssgd")),
+        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("ormo", "easgd")),
+        ("downpour", {"overlap": True}),
+        pytest.param("asgd", {"overlap": True}, marks=pytest.mark.slow),
+        # It has whole numbers up to 256.
+        pytest.param("downpour", {"wire_format": "bfloat16"}, marks=pytest.mark.slow),
+        ("asgd", {"wire_format": "int8"}),
+    ],
+)
+def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path, rule, options):
+    rule = make(rule) if make(rule).traits.gradient else make(rule, window=1)
+    gate = threading.Event()
+    with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1, **options) as job:
+        for worker in range(2):
+            job.start(worker, gradient=gated(gate, 30))
+        at_clock(job, 10)
+        job.kill()
+        job.revive()
+        at_clock(job, 25)
+        job.kill()
+        job.revive()
+        gate.set()
+        job.join()
+        check_exact(job)
+        assert max(job.commits()["incarnation"]) == 3
+
+
+def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path):
+    with Job(tmp_path) as job:
+        job.kill()
+        for name in os.listdir(tmp_path):
+            (tmp_path / name).unlink()
+        thread = job.start(0)
+        job.revive()
+        assert job.process.resumed is None
+        job.start(1)
+        thread.join(30)
+        job.join()
+        check_exact(job)
+        assert set(job.commits()["incarnation"]) == {2}
+
+
+def test_a_damaged_snapshot_is_passed_over(tmp_path):
+    gate = threading.Event()
+    with Job(tmp_path, every=5) as job:
+        for worker in range(2):
+            job.start(worker, gradient=gated(gate, 30))
+        until(lambda: len(list(tmp_path.glob("snapshot-*.dks"))) >= 2)
+        job.kill()
+        gate.set()
+        latest = sorted(tmp_path.glob("snapshot-*.dks"))[-1]
+        content = bytearray(latest.read_bytes())
+        content[len(content) // 2] ^= 1
+        latest.write_bytes(content)
+        job.revive()
+        assert job.process.resumed["clock"] < int(latest.stem.split("-")[-1])
+        job.join()
+        check_exact(job)
+
+
+def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path):
+    with Job(tmp_path, workers=1, every=1000) as job:
+        job.start(0)
+        job.join()
+        job.kill()
+        job.revive()
+        assert job.process.resumed["clock"] == 20
+        check_exact(job, workers=1)
+        client, welcome, _ = toy_client(job.process.address, job.rule, VALUES, worker=0, attempt=1, size=SIZE)
+        assert welcome.finished
+        client.close()
+
+
+def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path):
+    folder = tmp_path / "snapshots"
+    with Job(folder, workers=1, every=1000) as job:
+        at_snapshot(folder)
+        os.rename(folder, tmp_path / "away")  # as good as a full disk: nothing can be written
+        thread = job.start(0)
+        until(lambda: job.driver.observe(-1, 1.0).finished == 1)
+        thread.join(0.5)
+        assert thread.is_alive()
+        os.rename(tmp_path / "away", folder)
+        job.join()
+        check_exact(job, workers=1)
+
+
+def test_a_job_without_snapshots_ends_with_its_server():
+    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.exited(10)
+        with pytest.raises(ServerLostError, match="without a `checkpoint`"):
+            process.restart()
+
+
+class TestResume:
+    """Another driver, other attempts, another port and key; the same snapshots."""
+
+    def interrupted(self, folder, **options):
+        """A job that has ended in the midst of its second epoch, its driver with it."""
+        gate = threading.Event()
+        with Job(folder, epochs=2, **options) as job:
+            for worker in range(2):
+                job.start(worker, attempt=100 + worker, gradient=gated(gate, 60))
+            at_clock(job, 60)
+            job.process.close()
+            gate.set()
+            clock = max(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
+        return clock
+
+    def test_the_same_number_of_workers_goes_on_exactly(self, tmp_path):
+        clock = self.interrupted(tmp_path)
+        with Job(tmp_path, resume=True, epochs=2) as job:
+            assert job.process.resumed["exact"]
+            assert job.process.resumed["clock"] == clock == 60
+            for worker in range(2):
+                job.start(worker, attempt=worker)
+            job.join()
+            check_exact(job, epochs=2)
+            assert set(job.commits()["incarnation"]) == {1, 2}
+
+    def test_another_number_of_workers_begins_with_the_first_epoch_not_ended(self, tmp_path):
+        clock = self.interrupted(tmp_path)
+        with Job(tmp_path, workers=3, resume=True, epochs=2) as job:
+            resumed = job.process.resumed
+            assert (resumed["exact"], resumed["clock"], resumed["epoch"]) == (False, clock, 1)
+            for worker in range(3):
+                job.start(worker)
+            job.join()
+            commits = job.commits()
+            assert len(commits) > clock
+            for worker in range(3):
+                new = [
+                    (epoch, batch)
+                    for epoch, first, last in commits[clock:][commits[clock:]["worker"] == worker][
+                        ["epoch", "first_batch", "last_batch"]
+                    ].tolist()
+                    for batch in range(first, last + 1)
+                ]
+                assert new == [(e, b) for e in range(1, 2) for b in range(len(VALUES))]
+
+    def test_more_epochs_than_before_train_on(self, tmp_path):
+        with Job(tmp_path, make("dana_zero"), eta=0.1) as job:
+            for worker in range(2):
+                job.start(worker)
+            job.join()
+        with Job(tmp_path, make("dana_zero"), eta=0.1, resume=True, epochs=2) as job:
+            for worker in range(2):
+                job.start(worker)
+            job.join()
+            check_exact(job, epochs=2)
+
+    def test_snapshots_of_another_job_are_refused(self, tmp_path):
+        self.interrupted(tmp_path, job={"batch_size": 4})
+        with pytest.raises(ConfigurationError, match="must be an empty directory"):
+            Job(tmp_path)
+        with pytest.raises(ConfigurationError, match="`batch_size` must be 4"):
+            Job(tmp_path, resume=True, job={"batch_size": 8})
+        with pytest.raises(ConfigurationError, match="must be of rule"):
+            Job(tmp_path, make("agn"), resume=True, job={"batch_size": 4})
+
+
+def at_snapshot(folder):
+    """Waits for the first snapshot."""
+    until(lambda: list(folder.glob("snapshot-*.dks")))

@@ -1,0 +1,495 @@
+"""A real server and real clients over loopback sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.running_server import QUICK, SIZE, Running
+from support.toy_model import batches, toy_client, toy_worker
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import (
+    AuthenticationError,
+    BadValueError,
+    ConfigurationError,
+    DeadlineError,
+    JobStoppedError,
+    LeaseLostError,
+    NonFiniteError,
+    ServerLostError,
+    ShapeError,
+)
+from distkeras.ps.protocol.faults import error_of
+from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
+
+
+def drive(client, loop):
+    """The loop's requests one exchange at a time: yields after each."""
+    reply = None
+    try:
+        request = next(loop)
+        while True:
+            if isinstance(request, Compute):
+                reply = None
+            elif isinstance(request, PullRequest):
+                reply = client.pull()
+            else:
+                reply = client.commit(request)
+                yield
+            request = loop.send(reply)
+    except StopIteration:
+        client.leave()
+
+
+def running_worker(running, worker, values, attempt=0):
+    """A worker in a thread of its own; returns the thread and the list that its error will be in."""
+    errors: list[Exception] = []
+
+    def run():
+        try:
+            client, welcome, begin = toy_client(
+                running.address,
+                running.rule,
+                values,
+                worker=worker,
+                attempt=attempt,
+                size=SIZE,
+                deadlines=running.deadlines,
+            )
+            client.run(welcome, begin)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def test_records_and_history_come_back_whole():
+    with Running(make("downpour", window=2)) as running:
+        thread, errors = running_worker(running, 0, [np.ones(1)] * 5)
+        thread.join(20)
+        assert errors == []
+        records = running.driver.drain()
+        commits = records.commits.view(COMMIT)
+        assert records.total == 3
+        np.testing.assert_array_equal(commits["first_batch"], [0, 2, 4])
+        np.testing.assert_array_equal(commits["last_batch"], [1, 3, 4])
+        np.testing.assert_array_equal(commits["bytes"], [4 * SIZE] * 3)
+        assert records.history.reshape(5, 3)[:, 1].tolist() == [1] * 5
+        assert records.metrics == "loss"
+        status = running.driver.observe(0, 1.0)
+        assert (status.clock, status.finished, status.batches, status.samples) == (3, 1, 5, 5)
+        assert running.driver.drain(start=2).commits.view(COMMIT)["clock"].tolist() == [2]
+
+
+def test_the_model_file_is_handed_out():
+    with Running(make("downpour")) as running:
+        client = running.client()
+        assert client.fetch_model() == b"the model"
+        client.close()
+
+
+class TestLostReplies:
+    def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self):
+        rule = make("downpour")
+        with Running(rule) as running:
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            next(loop)
+            request = loop.send(client.pull())
+            while isinstance(request, Compute):
+                request = loop.send(None)
+            send, cut = client.channel.send, []
+
+            def send_then_cut(message):
+                send(message)
+                if not cut:
+                    cut.append(True)
+                    assert running.driver.observe(0, 5.0).clock == 1  # it is applied …
+                    client.channel.sock.shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
+
+            client.channel.send = send_then_cut
+            reply = client.commit(request)
+            assert cut == [True]
+            np.testing.assert_allclose(reply.center[0], -0.1)
+            assert running.driver.center().clock == 1
+            loop.send(reply)
+            client.close()
+
+    def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self):
+        rule = make("downpour")
+        with Running(rule) as running:
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            next(loop)
+            request = loop.send(client.pull())
+            while isinstance(request, Compute):
+                request = loop.send(None)
+            connection = client.channel.connection
+            whole = connection.send
+
+            def half(message):
+                buffers = whole(message)
+                connection.send = whole
+                client.channel.sock.sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
+                client.channel.sock.shutdown(socket.SHUT_RDWR)
+                return []
+
+            connection.send = half
+            reply = client.commit(request)
+            np.testing.assert_allclose(reply.center[0], -0.1)
+            assert running.driver.center().clock == 1
+            client.close()
+
+    def test_a_server_that_is_gone_is_an_error_within_the_deadline(self):
+        with Running(make("downpour")) as running:
+            client = running.client(deadlines=Deadlines(connect=1, reconnect=0.5))
+            client.join()
+            running.server.close()
+            with pytest.raises((ServerLostError, JobStoppedError)):
+                client.pull()
+
+
+class TestTakeover:
+    def test_a_retried_attempt_continues_where_the_dead_one_ended(self):
+        rule = make("downpour")
+        values = [np.full(1, float(2**i)) for i in range(6)]
+        with Running(rule, workers=1) as running:
+            first, loop = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=QUICK)
+            exchanges = drive(first, loop)
+            next(exchanges)
+            next(exchanges)
+            first.channel.close()  # dies without a word
+            thread, errors = running_worker(running, 0, values, attempt=8)
+            thread.join(20)
+            assert errors == []
+            np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
+            commits = running.driver.drain().commits.view(COMMIT)
+            assert commits["first_batch"].tolist() == [0, 1, 2, 3, 4, 5]
+            assert commits["attempt"].tolist() == [3, 3, 8, 8, 8, 8]
+
+    def test_a_newcomer_waits_for_the_holder(self):
+        with Running(make("downpour")) as running:
+            holder = running.client(attempt=1)
+            holder.join()
+            newcomer = running.client(attempt=2)
+            welcomed = threading.Event()
+
+            def join():
+                newcomer.join()
+                welcomed.set()
+
+            thread = threading.Thread(target=join, daemon=True)
+            thread.start()
+            assert running.driver.observe(-1, 0.2).joined == 1
+            assert not welcomed.is_set()
+            holder.close()
+            assert welcomed.wait(5)
+            with pytest.raises(LeaseLostError, match="attempt 2 holds the lease"):
+                running.driver._call(Pull(0, 1, 1), CenterReply)
+            newcomer.close()
+
+
+class TestRefusals:
+    def test_another_key_is_refused(self):
+        with Running(make("downpour")) as running:
+            host, port = running.server.address
+            with pytest.raises(AuthenticationError):
+                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=QUICK).join()
+
+    def test_another_model_size_is_refused(self):
+        with Running(make("downpour")) as running:
+            client = running.client(size=5)
+            with pytest.raises(ShapeError, match=f"must have {SIZE} trainable"):
+                client.join()
+            client.close()
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_a_commit_that_is_not_finite_never_touches_the_center_and_ends_the_job(self, bad):
+        rule = make("downpour")
+        with Running(rule) as running:
+            values = [np.ones(1), np.full(1, bad)]
+            client, loop = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=QUICK)
+            exchanges = drive(client, loop)
+            next(exchanges)
+            with pytest.raises(NonFiniteError, match="must hold finite numbers") as caught:
+                next(exchanges)
+            assert (caught.value.worker, caught.value.step) == (1, 1)
+            received = running.driver.center()
+            assert received.clock == 1
+            assert np.isfinite(received.center).all()
+            with pytest.raises(NonFiniteError):
+                running.driver.observe(0, 1.0)
+            client.close()
+
+    def test_large_finite_numbers_are_no_fault(self):
+        rule = make("downpour")
+        with Running(rule) as running:
+            thread, errors = running_worker(running, 0, [np.full(1, 1e30)])
+            thread.join(20)
+            assert errors == []
+
+    @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), os.urandom(4096)])
+    def test_garbage_hurts_nobody_else(self, noise):
+        with Running(make("downpour")) as running:
+            with socket.create_connection(running.server.address, timeout=5) as sock:
+                with contextlib.suppress(OSError):  # it may hang up before the noise is out
+                    sock.sendall(noise)
+                    sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    while sock.recv(4096):
+                        pass
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            thread.join(20)
+            assert errors == []
+
+    def test_a_silent_peer_is_dropped(self):
+        with (
+            Running(make("downpour"), deadlines=Deadlines(handshake=0.2)) as running,
+            socket.create_connection(running.server.address, timeout=5) as sock,
+        ):
+            while sock.recv(4096):
+                pass  # the challenge, then the end: the server hung up
+
+
+class TestFaults:
+    def test_a_workers_fault_reaches_driver_and_other_workers(self):
+        with Running(make("downpour")) as running:
+            bad, good = running.client(0), running.client(1)
+            bad.join()
+            good.join()
+            bad.report(BadValueError("no NaN", worker=0, column="x", step=7, remote_traceback="Traceback"))
+            with pytest.raises(BadValueError, match="no NaN") as caught:
+                running.driver.observe(0, 5.0)
+            assert (caught.value.column, caught.value.step) == ("x", 7)
+            assert "Traceback" in str(caught.value)
+            with pytest.raises(JobStoppedError, match="no NaN"):
+                good.pull()
+            bad.close()
+            good.close()
+
+    def test_stop_ends_every_worker(self):
+        with Running(make("downpour")) as running:
+            client = running.client()
+            client.join()
+            running.driver.stop("enough")
+            with pytest.raises(JobStoppedError, match="enough"):
+                client.pull()
+            client.close()
+
+    def test_too_few_workers_for_a_round_is_an_error_that_names_them(self):
+        with Running(make("averaging"), workers=4) as running:
+            client = running.client()
+            client.join()
+            with pytest.raises(DeadlineError, match=r"1 of 4 workers got a slot|1 of 4 got a slot") as caught:
+                client.pull()
+            assert "[1, 2, 3]" in str(caught.value)
+            client.close()
+
+    def test_an_unknown_code_is_a_protocol_error(self):
+        assert type(error_of(Fault(999, "x"))).__name__ == "RemoteProtocolError"
+
+
+class HeldUp:
+    """Holds the server's commits up, from `entered` on until `go`."""
+
+    def __init__(self, running):
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._commit = running.server.center.commit
+        running.server.center.commit = self
+
+    def __call__(self, *args):
+        self.entered.set()
+        assert self.go.wait(20)
+        return self._commit(*args)
+
+
+class TestProbes:
+    def test_the_server_is_occupied_while_anothers_commit_is_held_up(self):
+        rule = make("zealous_downpour")
+        with Running(rule) as running:
+            asking = running.client(1)
+            asking.join()
+            assert not asking.occupied()
+            held = HeldUp(running)
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            assert held.entered.wait(20)
+            assert asking.occupied()
+            held.go.set()
+            thread.join(20)
+            assert errors == []
+            assert not asking.occupied()
+            asking.close()
+
+    def test_it_is_while_a_commit_waits_for_its_turn(self):
+        with Running(make("downpour")) as running:
+            asking = running.client(1)
+            asking.join()
+            client, loop = toy_worker(running.address, running.rule, [np.ones(1)], worker=0, size=SIZE, deadlines=QUICK)
+            next(loop)
+            request = loop.send(client.pull())
+            while isinstance(request, Compute):
+                request = loop.send(None)
+            thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
+            deadline = time.monotonic() + 20
+            with running.server.desk.changed:
+                thread.start()
+                while not asking.occupied():  # until the commit is there
+                    assert time.monotonic() < deadline
+                assert running.server.center.clock == 0
+            thread.join(20)
+            assert not asking.occupied()
+            asking.close()
+            client.close()
+
+    def test_a_commit_that_waits_for_its_round_to_end_is_incorporated(self):
+        with Running(make("averaging", window=1)) as running:
+            asking = running.client(1)
+            asking.join()
+            thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
+            assert running.driver.observe(0, 5.0).clock == 1
+            assert not asking.occupied()
+            asking.leave()  # lets the round end
+            thread.join(20)
+            assert not thread.is_alive()
+            asking.close()
+
+    def test_a_worker_adds_gradients_while_the_server_is_occupied(self):
+        rule = make("zealous_downpour", window=3)
+        with Running(rule) as running:
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=QUICK)
+            next(loop)
+            reply = client.pull()
+            held = HeldUp(running)
+            thread, errors = running_worker(running, 0, [np.ones(1)])
+            assert held.entered.wait(20)
+            asked = 0
+            while not isinstance(request := loop.send(reply), CommitRequest):
+                reply = None
+                if isinstance(request, ProbeRequest):
+                    asked += 1
+                    reply = Reply(occupied=client.occupied())
+            assert (asked, request.first, request.last) == (2, 0, 2)
+            np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
+            held.go.set()
+            thread.join(20)
+            assert errors == []
+            client.close()
+
+    def test_a_run_asks_and_commits_every_batch_once(self):
+        values = [np.full(1, float(2**i)) for i in range(6)]
+        with Running(make("zealous_downpour"), workers=1) as running:
+            thread, errors = running_worker(running, 0, values)
+            thread.join(20)
+            assert errors == []
+            np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
+            assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
+
+    def test_asking_survives_a_lost_connection(self):
+        with Running(make("zealous_downpour")) as running:
+            client = running.client()
+            client.join()
+            client.channel.sock.shutdown(socket.SHUT_RDWR)
+            assert not client.occupied()
+            assert client.pull().center.shape == (SIZE,)  # it holds its lease again
+            client.close()
+
+    def test_a_stopped_job_answers_no_question(self):
+        with Running(make("zealous_downpour")) as running:
+            client = running.client()
+            client.join()
+            running.driver.stop("enough")
+            with pytest.raises(JobStoppedError, match="enough"):
+                client.occupied()
+            client.close()
+
+
+class TestProcess:
+    def test_it_serves_and_frees_its_port(self):
+        with ServerProcess(make("agn", window=3), workers=1) as process:
+            driver = DriverClient(process.address, QUICK)
+            driver.publish(np.zeros(4, np.float32))
+            assert driver.center().center.tolist() == [0, 0, 0, 0]
+            driver.close()
+            where = (process.address.host, process.address.port)
+        assert not process.alive()
+        with socket.create_server(where):
+            pass
+
+    def test_it_dies_with_its_driver(self):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:  # a driver that is killed before it can close anything
+            process = ServerProcess(make("downpour"), workers=1)
+            os.write(writer, f"{process.pid} {process.address.port}\n".encode())
+            signal.pause()
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            pid, port = map(int, lines.readline().split())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        gone = os.pidfd_open(pid) if os.path.exists(f"/proc/{pid}") else None
+        if gone is not None:
+            readable, _, _ = select.select([gone], [], [], 10)
+            os.close(gone)
+            assert readable
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+    def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self):
+        with ServerProcess(make("downpour"), workers=1) as process:
+            for name in ("cmdline", "environ"):
+                with open(f"/proc/{process.pid}/{name}", "rb") as file:
+                    assert process.address.key.hex().encode() not in file.read()
+            assert process.address.key.hex() not in repr(process.address)
+
+    def test_a_taken_port_is_an_error_at_once(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
+            ServerProcess(make("downpour"), workers=1, port=taken.getsockname()[1])
+
+    def test_a_gradient_rule_without_a_learning_rate_is_an_error_at_once(self):
+        with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
+            ServerProcess(make("asgd"), workers=1)
+
+
+def test_closing_ends_every_thread():
+    before = set(threading.enumerate())
+    with Running(make("downpour")) as running:
+        clients = [running.client(worker) for worker in range(2)]
+        for client in clients:
+            client.join()
+    assert set(threading.enumerate()) - before == set()
+
+
+def test_toy_batches_start_anywhere():
+    assert [(b.epoch, b.index, b.last) for b in batches("ab", epochs=2, start=(0, 1))] == [
+        (0, 1, True),
+        (1, 0, False),
+        (1, 1, True),
+    ]
+
+
+def test_a_reply_is_immutable_until_the_next_but_one():
+    with Running(make("downpour")) as running:
+        client = running.client()
+        client.join()
+        first = client.pull()
+        second = client.pull()
+        assert isinstance(first, Reply)
+        assert first.center is not second.center
+        client.close()

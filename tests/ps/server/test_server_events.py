@@ -1,0 +1,88 @@
+"""What the server logs reaches the driver's loggers, and the events the driver's table."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+from support.running_server import KEY, QUICK, Running
+from support.toy_model import toy_client
+
+from distkeras.ps.errors import AuthenticationError, LeaseLostError
+from distkeras.ps.events import Events
+from distkeras.ps.protocol.messages import CenterReply, Pull
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_server_process_tells_its_driver(caplog, monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stderr.write('no record\\n')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    events = Events()
+    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK, events=events) as process:
+        driver = DriverClient(process.address)
+        driver.publish(np.zeros(3, np.float32))
+        stranger = DriverClient(Address(process.address.host, process.address.port, KEY))
+        with pytest.raises(AuthenticationError):
+            stranger.center()
+        clients = [WorkerClient(process.address, worker=0, attempt=attempt, size=3) for attempt in (4, 5)]
+        clients[0].join()
+        clients[0].close()
+        clients[1].join()
+        clients[1].close()
+        driver.close()
+    told = {event.kind: event for event in events.all()}
+    assert set(told) == {"refused", "takeover"}
+    assert {event.source for event in told.values()} == {"server"}
+    assert (told["takeover"].worker, told["takeover"].attempt) == (0, 5)
+    assert "127.0.0.1" in told["refused"].text
+    records = {record.name: record for record in caplog.records}
+    assert records["distkeras.ps.server.admission"].levelno == logging.WARNING
+    assert records["distkeras.ps.server.dispatcher"].getMessage() == told["takeover"].text
+    assert "no record" in records["distkeras.ps.server.process"].getMessage()
+
+
+def test_who_lost_its_lease_is_fenced(caplog):
+    with Running(make("downpour"), size=3) as running:
+        old, new = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
+        old.join()
+        old.close()
+        new.join()
+        with pytest.raises(LeaseLostError):
+            running.driver._call(Pull(0, 1, 1), CenterReply)
+        (record,) = [record for record in caplog.records if getattr(record, "event", None) == "fenced"]
+        assert (record.worker, record.attempt) == (0, 1)
+        new.close()
+
+
+def test_the_roll_call_names_the_silent_and_not_those_who_wait():
+    """Worker 0 waits in a round for worker 1, which owes its commit; worker 2 has not joined, and worker 3 has left."""
+    rule = make("averaging", window=1)
+    with Running(rule, workers=4, size=3) as running:
+        running.server.center.scheduler.gather = False
+        waiting, welcome, begin = toy_client(running.address, rule, [1.0], worker=0, size=3, deadlines=QUICK)
+        silent, gone = running.client(worker=1, attempt=6, size=3), running.client(worker=3, size=3)
+        for client in (silent, gone):
+            client.join()
+            client.pull()
+        gone.leave()
+        thread = threading.Thread(target=waiting.run, args=(welcome, begin), daemon=True)
+        thread.start()
+        while running.driver.observe(0, 1.0).clock < 1:
+            pass
+        roll = {int(row[0]): row for row in running.driver.list_workers()}
+        assert set(roll) == {0, 1}
+        assert roll[0][3] == 0.0
+        assert roll[1][1:3].tolist() == [6, 0]
+        assert roll[1][3] > 0.0
+        silent.leave()
+        thread.join(10)
+        for client in (waiting, silent, gone):
+            client.close()

@@ -1,0 +1,162 @@
+"""Commits with a NaN or infinity that are left out: counted as skipped, once, and the center never touched."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from support.running_server import Running
+from support.toy_model import toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError, ServerLostError
+from distkeras.ps.protocol.layout import Layout
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.transport.deadlines import Deadlines
+
+SIZE = 11
+DEADLINES = Deadlines(connect=5, handshake=5, frame=5, publish=5, gather=10, reply=10, reconnect=5, close=5)
+#: Names of the arrays that the toy vector is made of.
+LAYOUTS = (Layout(("first/kernel", "first/bias"), ((2, 4), (3,))), Layout((), ()))
+
+
+def poisoned(theta, value):
+    """The gradient of a batch is its value; that of a negative one is no number, in the ninth element."""
+    gradient = np.full(theta.shape, abs(value))
+    if value < 0:
+        gradient[8] = np.nan
+    return gradient
+
+
+def train(running, data, eta=1.0):
+    """Trains a worker on each list in ``data``; returns the errors."""
+    errors: list[DistkerasError] = []
+
+    def run(worker, values):
+        try:
+            client, welcome, begin = toy_client(
+                running.address,
+                running.rule,
+                values,
+                worker=worker,
+                size=SIZE,
+                eta=eta,
+                gradient=poisoned,
+                deadlines=DEADLINES,
+            )
+            client.run(welcome, begin)
+            client.close()
+        except DistkerasError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(data)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return errors
+
+
+def running(name, workers, max_skipped, **hyper):
+    return Running(
+        make(name, **hyper),
+        workers=workers,
+        size=SIZE,
+        deadlines=DEADLINES,
+        eta=1.0,
+        max_skipped=max_skipped,
+        layouts=LAYOUTS,
+    )
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", list(all_rules()))
+def test_every_rule_goes_on(name):
+    """Also where the round waits for the one whose contribution is left out, or all of a round's are."""
+    with running(name, 2, 10) as server:
+        if not server.rule.traits.gradient:
+            server.rule = make(name, window=1)
+        assert train(server, [[1.0, -1.0, 1.0, -1.0], [1.0, 1.0, 1.0, -1.0]], eta=0.1) == []
+        commits = server.driver.drain().commits.view(COMMIT)
+        for worker, skipped in ((0, [0, 1, 0, 1]), (1, [0, 0, 0, 1])):
+            own = commits[commits["worker"] == worker]
+            assert own["first_batch"].tolist() == own["last_batch"].tolist() == [0, 1, 2, 3]
+            assert own["skipped"].tolist() == skipped
+            assert own["sequence"].tolist() == [1, 2, 3, 4]
+        applied = commits[commits["skipped"] == 0]
+        assert applied["clock"].tolist() == list(range(5))
+        center = server.driver.center()
+        assert center.clock == 5
+        assert np.isfinite(center.center).all()
+        assert np.abs(center.center).max() > 0
+
+
+@pytest.mark.timeout(60)
+def test_what_is_left_out_counts_for_nothing():
+    with running("downpour", 1, 1, window=1) as server:
+        assert train(server, [[1.0, 2.0, -4.0, 8.0]]) == []
+        np.testing.assert_array_equal(server.driver.center().center, np.full(SIZE, -11.0))
+
+
+@pytest.mark.timeout(60)
+def test_a_round_is_divided_by_those_who_contributed():
+    with running("ssgd", 2, 1) as server:
+        assert train(server, [[1.0, -2.0], [3.0, 5.0]]) == []
+        np.testing.assert_array_equal(server.driver.center().center, np.full(SIZE, -(1.0 + 3.0) / 2 - 5.0))
+
+
+@pytest.mark.timeout(60)
+def test_one_more_than_may_be_ends_the_job_and_names_the_array():
+    with running("downpour", 1, 2) as server:
+        (error,) = train(server, [[1.0, -1.0, -1.0, -1.0, 1.0]])
+        assert type(error) is NonFiniteError
+        assert (error.worker, error.step) == (0, 3)
+        assert "nan in first/bias (element 8)" in error.message
+        assert "after 2 commits that were skipped" in error.message
+        with pytest.raises(NonFiniteError):
+            server.driver.observe(-1, 0.0)
+
+
+@pytest.mark.timeout(60)
+def test_none_may_be_unless_told():
+    with running("downpour", 2, 0) as server:
+        errors = train(server, [[-1.0], [1.0] * 1000])
+        assert {type(error) for error in errors} <= {NonFiniteError, JobStoppedError}
+        assert NonFiniteError in {type(error) for error in errors}
+        np.testing.assert_array_equal(server.driver.drain().commits.view(COMMIT)["skipped"], 0)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["downpour", "aeasgd"])
+def test_a_lost_reply_to_a_skipped_commit(name):
+    """The worker learns, over a new connection, that it was skipped, and not that it was applied."""
+    with running(name, 1, 5, window=1) as server:
+        client, welcome, begin = toy_client(
+            server.address,
+            server.rule,
+            [1.0, -1.0, 1.0],
+            worker=0,
+            size=SIZE,
+            eta=0.1,
+            gradient=poisoned,
+            deadlines=DEADLINES,
+        )
+        began = []
+        call, cut = client._call, []
+
+        def call_and_lose(message, *args):
+            answer = call(message, *args)
+            if getattr(answer, "skipped", False) and type(message).__name__ == "Commit" and not cut:
+                cut.append(True)
+                client.close()
+                raise ServerLostError("the answer never arrives")
+            return answer
+
+        client._call = call_and_lose
+        client.run(welcome, lambda place: began.append(place.batch) or begin(place))
+        client.close()
+        assert cut == [True]
+        assert began == [0, 2]
+        assert server.driver.drain().commits.view(COMMIT)["skipped"].tolist() == [0, 1, 0]

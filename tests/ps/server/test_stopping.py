@@ -1,0 +1,150 @@
+"""A job that ends early: every worker learns of it in the next reply, commits what it has, and leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from support.running_server import QUICK, Running
+from support.toy_model import toy_client
+
+from distkeras.job.supervisor import Supervisor
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.center.schedulers import BoundedStaleness
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.deadlines import Deadlines
+
+SIZE = 11
+ENDLESS = [1.0] * 100_000
+PATIENT = Deadlines(connect=5, handshake=5, frame=5, publish=5, gather=60, reply=60, reconnect=5, close=5)
+
+
+class Workers:
+    """Workers in threads of their own, each with more data than it will ever train on."""
+
+    def __init__(self, address, rule, numbers, *, gradient=None, attempt=0):
+        self.clients, self.errors = [], []
+        self.threads = [
+            threading.Thread(target=self.run, args=(address, rule, number, gradient, attempt), daemon=True)
+            for number in numbers
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, address, rule, number, gradient, attempt):
+        try:
+            client, welcome, begin = toy_client(
+                address, rule, ENDLESS, worker=number, attempt=attempt, size=SIZE, gradient=gradient, deadlines=PATIENT
+            )
+            self.clients.append(client)
+            client.run(welcome, begin)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            self.errors.append(error)
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert self.errors == []
+        assert all(client.stopping for client in self.clients)
+
+
+def assert_prefixes(driver, workers):
+    """No gap and nothing twice, in the partitions that began."""
+    commits = driver.drain(count=10**6).commits.view(COMMIT)
+    for worker in range(workers):
+        own = commits[commits["worker"] == worker]
+        ranges = [b for row in own for b in range(row["first_batch"], row["last_batch"] + 1)]
+        assert ranges == list(range(len(ranges)))
+    return commits
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["downpour", "aeasgd", "averaging", "ssgd", "dana_zero"])
+def test_workers_leave_after_the_commit_that_they_are_at(name):
+    rule = make(name) if make(name).traits.gradient else make(name, window=2)
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
+        workers = Workers(running.address, rule, [0, 1])
+        while running.driver.observe(20, 1.0).clock <= 20:
+            pass
+        running.driver.finish("enough")
+        workers.join()
+        status = running.driver.observe(-1, 0.0)
+        assert (status.joined, status.finished) == (2, 2)
+        commits = assert_prefixes(running.driver, 2)
+        assert len(commits) == status.clock < 50_000
+        late = running.client(worker=0, attempt=7, size=SIZE)
+        welcome = late.join()  # a task that Spark tries again ends at once
+        assert welcome.finished
+        assert welcome.stopping
+        late.close()
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_for_others_to_join_is_let_go():
+    """Two of three have a slot, and the deadline of their gathering is far away."""
+    rule = make("averaging", window=2)
+    with Running(rule, workers=3, size=SIZE, deadlines=PATIENT) as running:
+        workers = Workers(running.address, rule, [0, 1])
+        while running.driver.observe(-1, 0.0).joined < 2:
+            pass
+        running.driver.finish("enough")
+        workers.join()
+        Workers(running.address, rule, [2]).join()
+        assert running.driver.observe(-1, 0.0).finished == 3
+        assert len(running.driver.drain().commits) == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_round_ends_although_one_of_its_workers_died():
+    """Worker 1 dies with its step; worker 0 waits in the round. The successor is told to leave, and that ends it."""
+    rule = make("ssgd")
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
+        dying, welcome, _ = toy_client(running.address, rule, ENDLESS, worker=1, size=SIZE, deadlines=PATIENT)
+        workers = Workers(running.address, rule, [0])
+        assert not welcome.finished
+        dying.pull()
+        while running.driver.observe(0, 1.0).clock < 1:
+            pass
+        running.driver.finish("enough")
+        dying.close()
+        successor = Workers(running.address, rule, [1], attempt=3)
+        successor.join()
+        workers.join()
+        commits = assert_prefixes(running.driver, 2)
+        assert commits["worker"].tolist() == [0]
+        np.testing.assert_allclose(running.driver.center().center, -0.1)  # the mean over the one that contributed
+
+
+@pytest.mark.timeout(60)
+def test_bounded_staleness_lets_everybody_go():
+    rule = make("downpour")
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT, scheduler=lambda: BoundedStaleness(2, 0)) as running:
+        workers = Workers(running.address, rule, [0, 1])
+        while running.driver.observe(10, 1.0).clock <= 10:
+            pass
+        running.driver.finish("enough")
+        workers.join()
+        assert_prefixes(running.driver, 2)
+
+
+@pytest.mark.timeout(60)
+def test_a_restarted_server_is_told_again(tmp_path):
+    rule = make("downpour")
+    with ServerProcess(rule, workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path), every=1)) as process:
+        start = np.zeros(SIZE, np.float32)
+        with Supervisor(process, lambda driver: driver.publish(start)) as server:
+            server.finish("enough")
+            os.kill(process.pid, signal.SIGKILL)
+            assert process.exited(10)
+            server.ask(lambda driver: driver.center())
+            assert server.restarts == 1
+            workers = Workers(process.address, rule, [0])
+            workers.join()
+            assert server.ask(lambda driver: driver.observe(-1, 0.0)).finished == 1

@@ -1,0 +1,405 @@
+"""Vectors that are rounded on the wire: a real server, real clients, and connections that break."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import socket
+import threading
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+from support.running_server import KEY, QUICK, SIZE, Running
+from support.toy_model import toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteError, RemoteProtocolError, ShapeError
+from distkeras.ps.protocol.compression import Int8, codec_of
+from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.layout import Layout
+from distkeras.ps.protocol.messages import NO_FLOATS, Ack, CenterReply, Commit, Hello
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.base import BLOCK
+from distkeras.ps.transport.client import Address
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import CommitRequest
+
+LAYOUTS = (Layout(("first/kernel", "first/bias"), ((SIZE - 5,), (5,))), Layout((), ()))
+FORMATS = ("bfloat16", "int8")
+
+
+def normal(seed, scale=1.0, size=SIZE):
+    return np.random.default_rng(seed).normal(scale=scale, size=size).astype(np.float32)
+
+
+def request(number, part, *, statistics=NO_FLOATS):
+    return CommitRequest(
+        epoch=0,
+        first=number,
+        last=number,
+        epoch_end=False,
+        wants_center=True,
+        learning_rate=0.1,
+        scale=1.0,
+        parts=(part,),
+        statistics=statistics,
+        history=np.zeros(3),
+    )
+
+
+def center_of(running):
+    return running.server.center.current.array.copy()
+
+
+def through_bfloat16(vector):
+    return vector.astype(bfloat16).astype(np.float32)
+
+
+def step_of(vector):
+    """The int8 scale that one block of this range has."""
+    return float(np.abs(vector).max()) / 127
+
+
+def joined(running, worker=0, **options):
+    client = running.client(worker, **options)
+    client.join()
+    return client
+
+
+class TestBFloat16:
+    def test_both_ways_to_the_bit(self):
+        start = normal(0)
+        with Running(make("downpour"), start=start) as running:
+            client = joined(running, wire_format="bfloat16")
+            np.testing.assert_array_equal(client.pull().center, through_bfloat16(start))
+            exact = start
+            for number in range(5):
+                payload = normal(number + 1, 0.01)
+                reply = client.commit(request(number, payload))
+                exact = exact + through_bfloat16(payload)
+                np.testing.assert_array_equal(center_of(running), exact)  # rounded on the wire only
+                np.testing.assert_array_equal(reply.center, through_bfloat16(exact))
+            records = running.driver.drain().commits.view(COMMIT)
+            assert records["bytes"].tolist() == [2 * SIZE] * 5
+            np.testing.assert_array_equal(running.driver.center().center, exact)  # the driver's is not rounded
+            client.close()
+
+
+class TestInt8:
+    def test_the_workers_vector_does_not_drift_from_the_center(self):
+        with Running(make("downpour"), start=normal(0)) as running:
+            clients = [joined(running, worker, wire_format="int8") for worker in range(2)]
+            for client in clients:
+                assert client.pull().center.tobytes() == center_of(running).tobytes()
+            known = [center_of(running)] * 2
+            for number in range(60):
+                for worker, client in enumerate(clients):
+                    reply = client.commit(request(number, normal((worker, number), 0.01)))
+                    center = center_of(running)
+                    bound = 0.51 * step_of(center - known[worker]) + 2e-7 * np.abs(center)
+                    assert (np.abs(reply.center - center) <= bound).all(), number
+                    assert bound.max() < 4e-4  # of a center that is spread over [-5, 5]
+                    known[worker] = reply.center.copy()
+            records = running.driver.drain().commits.view(COMMIT)
+            assert set(records["bytes"].tolist()) == {SIZE + 4 * -(-SIZE // BLOCK)}
+            for client in clients:
+                client.close()
+
+    def test_what_is_applied_adds_up_to_what_was_meant(self):
+        with Running(make("downpour")) as running:
+            client = joined(running, wire_format="int8")
+            client.pull()
+            meant, largest = np.zeros(SIZE), 0.0
+            for number in range(60):
+                payload = normal(number)
+                meant += payload
+                largest = max(largest, float(np.abs(payload).max()))
+                client.commit(request(number, payload))
+                # The rest of a commit, and of what went into it the rest of the one before.
+                assert np.abs(center_of(running) - meant).max() < 0.55 * largest / 126
+            client.close()
+
+    def test_a_vector_that_was_delivered_stays_until_the_next_one(self):
+        with Running(make("downpour"), start=normal(0)) as running:
+            client = joined(running, wire_format="int8")
+            reply = client.pull()
+            for number in range(5):
+                delivered, before = reply.center, reply.center.copy()
+                reply = client.commit(request(number, normal(number + 1, 0.01)))
+                np.testing.assert_array_equal(delivered, before)
+                assert not np.array_equal(reply.center, before)
+            client.close()
+
+    def test_a_pull_is_exact_and_changes_go_on_from_it(self):
+        with Running(make("downpour"), start=normal(0)) as running:
+            client, other = joined(running, wire_format="int8"), joined(running, 1)
+            client.pull()
+            client.commit(request(0, normal(1)))
+            other.pull()
+            other.commit(request(0, normal(2, 100.0)))
+            exact = center_of(running)
+            np.testing.assert_array_equal(client.pull().center, exact)
+            reply = client.commit(request(1, normal(3, 1e-3)))
+            assert np.abs(reply.center - center_of(running)).max() < 1e-4
+            client.close()
+            other.close()
+
+    def test_who_joins_again_begins_with_a_whole_center(self):
+        with Running(make("downpour"), start=normal(0)) as running:
+            client = joined(running, wire_format="int8")
+            client.pull()
+            client.commit(request(0, normal(1)))
+            client.join()  # over the same connection
+            reply = client.commit(request(1, normal(2)))
+            np.testing.assert_array_equal(reply.center, center_of(running))
+            client.close()
+
+    @pytest.mark.parametrize("applied", [True, False])
+    @pytest.mark.parametrize("wire_format", FORMATS)
+    def test_a_connection_that_is_cut(self, wire_format, applied):
+        """Commit 3 is cut off before it, or its reply, is there: the server ends as if nothing had happened."""
+
+        def train(cut):
+            with Running(
+                make("downpour"), start=normal(0), deadlines=dataclasses.replace(QUICK, reconnect=5)
+            ) as running:
+                client = joined(running, wire_format=wire_format)
+                client.pull()
+                for number in range(6):
+                    if cut and number == 3:
+                        before = client.channel
+                        before.send = breaking(running, before)
+                    reply = client.commit(request(number, normal(number + 1, 0.01)))
+                    if wire_format == "bfloat16":
+                        np.testing.assert_array_equal(reply.center, through_bfloat16(center_of(running)))
+                    elif cut and number == 3:
+                        assert client.channel is not before
+                        np.testing.assert_array_equal(reply.center, center_of(running))
+                    else:
+                        np.testing.assert_allclose(reply.center, center_of(running), rtol=0, atol=3e-4)
+                client.close()
+                assert running.server.center.clock == 6
+                return center_of(running)
+
+        def breaking(running, channel):
+            send = channel.send
+
+            def then_cut(message):
+                if applied:
+                    send(message)
+                    assert running.driver.observe(3, 5.0).clock == 4
+                else:
+                    buffers = [bytes(buffer) for buffer in channel.connection.send(message)]
+                    channel.sock.sendall(buffers[0] + buffers[1][:1000])
+                channel.sock.shutdown(socket.SHUT_RDWR)
+                raise ConnectionResetError("cut by the test")
+
+            return then_cut
+
+        np.testing.assert_array_equal(train(cut=True), train(cut=False))
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_number_that_is_none_is_refused_and_named(wire_format, bad):
+    with Running(make("downpour"), layouts=LAYOUTS) as running:
+        client = joined(running, wire_format=wire_format)
+        client.pull()
+        client.commit(request(0, np.ones(SIZE, np.float32)))
+        before, payload = center_of(running), np.ones(SIZE, np.float32)
+        payload[SIZE - 2] = bad
+        with pytest.raises(NonFiniteError, match=rf"first/bias \(element {SIZE - 2}\) \(1 such\)"):
+            client.commit(request(1, payload))
+        np.testing.assert_array_equal(center_of(running), before)
+        client.close()
+
+
+def test_after_a_skipped_commit_nothing_is_carried_over():
+    # The rests of 0.6 and of the commit with the NaN would show in the center.
+    payloads = [np.full(3, 0.6), np.array([1.0, np.nan, 0.3]), np.array([127.0, 1.0, -1.0])]
+    with Running(make("downpour"), size=3, max_skipped=1) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, [-p for p in payloads], worker=0, size=3, eta=1.0, wire_format="int8"
+        )
+        begun = []
+        client.run(welcome, lambda welcome: begun.append(welcome) or begin(welcome))
+        assert len(begun) == 2
+        expected = np.full(3, np.float32(127) * np.float32(np.float32(0.6) / 127)) + np.float32([127, 1, -1])
+        np.testing.assert_allclose(center_of(running), expected, rtol=1e-6)
+        client.close()
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+@pytest.mark.parametrize("name", [name for name in all_rules() if not make(name).traits.keeps_replica])
+def test_every_other_rule_trains(name, wire_format):
+    rule = make(name)
+    with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:
+        errors = []
+
+        def run(worker):
+            try:
+                client, welcome, begin = toy_client(
+                    running.address,
+                    rule,
+                    range(50),
+                    worker=worker,
+                    size=33,
+                    eta=0.02,
+                    gradient=lambda theta, _: theta - 0.5,
+                    deadlines=running.deadlines,
+                    wire_format=wire_format,
+                )
+                client.run(welcome, begin)
+                client.close()
+            except Exception as error:  # noqa: BLE001 - handed to the test
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        if rule.traits.keeps_sent or (name, wire_format) == ("averaging", "int8"):
+            assert {type(error) for error in errors} == {ConfigurationError}
+            return
+        assert errors == []
+        assert running.driver.observe(-1, 1.0).batches == 100
+        error = np.abs(center_of(running) - 0.5)
+        assert error.max() < 1.3  # it was 1.5
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+@pytest.mark.parametrize("cut", [False, True])
+def test_beside_a_window_that_is_computed(wire_format, cut):
+    """With `overlap`: the commit travels while the next window is computed from what was delivered."""
+    values, clients, taken = np.linspace(1, 2, 20, dtype=np.float32), [], itertools.count(1)
+
+    def gradient(theta, value):
+        if cut and next(taken) == 9:
+            clients[0].channel.hang_up()
+        return np.full(theta.shape, value)
+
+    with Running(make("downpour", window=2), workers=1, start=normal(0)) as running:
+        client, welcome, begin = toy_client(
+            running.address,
+            running.rule,
+            values,
+            worker=0,
+            size=SIZE,
+            eta=1.0,
+            gradient=gradient,
+            deadlines=running.deadlines,
+            overlap=True,
+            wire_format=wire_format,
+        )
+        clients.append(client)
+        client.run(welcome, begin)
+        client.close()
+        assert running.server.center.clock == 10
+        # All of a movement's elements are nearly the same: int8 has them exactly, bfloat16 each within 2^-9.
+        np.testing.assert_allclose(center_of(running), normal(0) - values.sum(), rtol=0, atol=0.06)
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+def test_statistics_as_many_as_weights(wire_format):
+    """A vector and statistics of one size arrive side by side, and are two."""
+    size, start = 6, normal(0, size=6)
+    with Running(make("downpour"), size=size, start=start, statistics=size) as running:
+        client = joined(running, size=size, statistics=size, wire_format=wire_format)
+        client.pull()
+        for number in range(3):
+            seen = normal(number + 7, size=size)
+            reply = client.commit(request(number, normal(number + 1, size=size), statistics=seen))
+            np.testing.assert_allclose(reply.statistics, seen, rtol=1e-6)
+            np.testing.assert_allclose(reply.center, center_of(running), rtol=2**-8, atol=0.05)
+        client.close()
+
+
+def test_plain_statistics_as_many_as_weights():
+    with Running(make("downpour"), size=6, start=normal(0, size=6), statistics=6) as running:
+        client = joined(running, size=6, statistics=6)
+        reply = client.pull()
+        np.testing.assert_array_equal(reply.center, normal(0, size=6))
+        np.testing.assert_array_equal(reply.statistics, np.zeros(6))
+        client.close()
+
+
+class TestRefused:
+    @pytest.mark.parametrize("wire_format", FORMATS)
+    @pytest.mark.parametrize("name", ["adag", "aeasgd", "dana_dc", "dc_asgd", "eamsgd", "easgd"])
+    def test_rules_that_rely_on_what_was_sent(self, name, wire_format):
+        with Running(make(name)) as running:
+            with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32': rule"):
+                joined(running, wire_format=wire_format)
+            assert running.server.fault is None
+            assert running.server.center.members == {}
+
+    def test_names_that_are_none(self):
+        with pytest.raises(ConfigurationError, match="`wire_format` must be one of"):
+            WorkerClient(Address("localhost", 1, KEY), worker=0, attempt=0, size=SIZE, wire_format="int4")
+        with Running(make("downpour")) as running:
+            client = running.client()
+            client._hello = Hello(0, 0, SIZE, 0, "loss", "int4")
+            with pytest.raises(RemoteProtocolError, match=r"`wire_format` must be one of .*'int4'"):
+                client.join()
+            client.close()
+            assert running.server.center.members == {}
+
+    @pytest.mark.parametrize(
+        ("agreed", "plain", "packed"),
+        [
+            ("int8", [SIZE], []),
+            ("int8", [SIZE], ["int8"]),
+            ("int8", [], ["bfloat16"]),
+            ("int8", [], [SIZE]),
+            ("int8", [], ["int8", "int8"]),
+            ("int8", [], []),
+            ("bfloat16", [], ["int8"]),
+            ("float32", [], ["int8"]),
+            ("float32", [SIZE], ["int8"]),
+            ("float32", [SIZE], [0]),
+        ],
+    )
+    def test_parts_that_were_not_agreed_on(self, agreed, plain, packed):
+        with Running(make("downpour"), start=normal(0)) as running:
+            client = joined(running, wire_format=agreed)
+            client.pull()
+            sizes = [codec_of(kind, SIZE).nbytes if isinstance(kind, str) else kind for kind in packed]
+            commit = Commit(
+                0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, tuple(np.ones(n, np.float32) for n in plain)
+            )
+            commit = dataclasses.replace(commit, history=np.zeros(3), packed=tuple(np.ones(n, np.uint8) for n in sizes))
+            with pytest.raises(ShapeError, match="a commit must have 1 parts of"):
+                client._call(commit, Ack)
+            client.close()
+            assert running.server.center.clock == 0
+            np.testing.assert_array_equal(center_of(running), normal(0))
+
+    def test_a_change_of_what_the_worker_does_not_have(self):
+        with Running(make("downpour")) as running:
+            client = joined(running, wire_format="int8")
+            data = np.zeros(Int8(SIZE).nbytes, np.uint8)
+            reply = CenterReply(1, 0, 0, 0, 0.0, NO_FLOATS, packed=data)
+            with pytest.raises(RemoteProtocolError, match="whole before a change of it"):
+                client._taken(reply)
+            client.pull()
+            client._taken(reply)
+            with pytest.raises(RemoteProtocolError, match=f"Received: 0 elements and {SIZE} bytes"):
+                client._taken(dataclasses.replace(reply, packed=data[:SIZE]))
+            client.close()
+
+
+def test_a_server_keeps_no_more_than_one_request_of_a_peer():
+    """What a request that was refused had brought is given back."""
+    with Running(make("downpour")) as running:
+        client = joined(running, wire_format="int8")
+        client.pull()
+        running.server.desk.fail(fault_of(JobStoppedError("enough")))
+        for _ in range(5):
+            with pytest.raises(JobStoppedError, match="the job was ended"):
+                client.commit(request(0, np.ones(SIZE, np.float32)))
+        (session,) = [session for session in running.server._sessions if session.lease]
+        assert session._in_use == []
+        client.close()

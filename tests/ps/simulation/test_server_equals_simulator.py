@@ -1,0 +1,123 @@
+"""The real socket server under a forced schedule against the simulator, to the bit in float32."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+
+import numpy as np
+import pytest
+from support.running_server import QUICK, SIZE, Running
+from support.toy_model import toy_worker
+
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.schedules import StepDecay
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.worker.loop import Compute, ProbeRequest, PullRequest, Reply
+
+WORKERS = 3
+SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
+ROUNDS = [0, 1, 2, 1, 2, 0, 2, 1, 0]
+WAIT = 20.0  # seconds, for a reply that comes at once
+
+
+def variants():
+    for name, kind in all_rules().items():
+        yield make(name) if kind().traits.gradient else make(name, window=2)
+    yield make("adag", window=2, algorithm=11, form="4.1")
+    yield make("adag", window=2, algorithm=13, form="4.10", gamma=0.1)
+    yield make("adag", window=2, form="4.7norm")
+    yield make("easgd", window=4, early_stopping="2.10")
+    yield make("zealous_downpour", window=3, explore=True)
+    yield make("dc_asgd", adaptive=True, momentum=0.9)
+
+
+def answers():
+    """What one worker is told when it asks whether the server is occupied."""
+    return itertools.cycle([True, False, True, True])
+
+
+class Paced:
+    """A worker over a socket, in a thread of its own, that makes one exchange a turn."""
+
+    def __init__(self, running, rule, worker, values, gradient, paused):
+        self._answers = answers()
+        self.client, self._loop = toy_worker(
+            running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=QUICK
+        )
+        self._worker, self._paused = worker, paused
+        self._turns: queue.Queue[bool] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def turn(self):
+        self._turns.put(True)
+
+    def stop(self):
+        self._turns.put(False)
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive()
+        self.client.close()
+
+    def _run(self):
+        next(self._loop)
+        request = self._loop.send(self.client.pull())
+        while True:
+            while isinstance(request, (Compute, ProbeRequest)):
+                reply = None
+                if isinstance(request, ProbeRequest):
+                    assert not self.client.occupied()  # all others are at rest
+                    reply = Reply(occupied=next(self._answers))
+                request = self._loop.send(reply)
+            self._paused.put(self._worker)
+            if not self._turns.get(timeout=WAIT):
+                return
+            if isinstance(request, PullRequest):  # right before its commit
+                request = self._loop.send(self.client.pull())
+            request = self._loop.send(self.client.commit(request))
+
+
+@pytest.mark.parametrize("rule", variants(), ids=str)
+def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule):
+    rounds = rule.traits.synchronous
+    schedule = ROUNDS if rounds else SCHEDULE
+    rng = np.random.default_rng(5)
+    start = rng.normal(size=SIZE).astype(np.float32)
+    noise = rng.normal(size=(WORKERS, SIZE)).astype(np.float32)
+    steps = np.arange(1, 40, dtype=np.float32)  # more than any worker takes: nobody leaves
+    # Two decays, the second in the middle of a round.
+    eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
+    taken = [iter(steps) for _ in range(WORKERS)]
+    told = [answers() for _ in range(WORKERS)]
+
+    def gradient_of(worker):
+        return lambda theta, step: theta * np.float32(0.5) + noise[worker] / step
+
+    expected = simulate(
+        rule,
+        start,
+        lambda theta, worker: gradient_of(worker)(theta, next(taken[worker])),
+        workers=WORKERS,
+        learning_rate=eta,
+        schedule=schedule,
+        occupied=lambda worker, clock: next(told[worker]),
+        dtype=np.float32,
+        keep_centers=True,
+    ).centers
+    assert expected.dtype == np.float32
+    paused: queue.Queue[int] = queue.Queue()
+    with Running(rule, workers=WORKERS, start=start, eta=eta) as running:
+        workers = [Paced(running, rule, worker, steps, gradient_of(worker), paused) for worker in range(WORKERS)]
+        for _ in workers:
+            paused.get(timeout=WAIT)
+        for clock, worker in enumerate(schedule):
+            workers[worker].turn()
+            assert running.driver.observe(clock, WAIT).clock == clock + 1
+            if not rounds:
+                assert paused.get(timeout=WAIT) == worker
+            elif (clock + 1) % WORKERS == 0:  # the barrier: all are let go
+                assert sorted(paused.get(timeout=WAIT) for _ in workers) == list(range(WORKERS))
+            np.testing.assert_array_equal(running.driver.center().center, expected[clock])
+        for worker in workers:
+            worker.stop()

@@ -1,0 +1,275 @@
+"""The simulator itself: determinism, memory, virtual time, and what it refuses."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import distkeras.ps.simulation.simulate as module
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.schedules import Constant
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
+
+CURVES = np.linspace(0.5, 2.0, 6, dtype=np.float32)
+
+
+def pull(theta, worker):
+    return CURVES * theta + np.float32(0.1) * np.float32(worker)
+
+
+def usable(name):
+    return make(name) if make(name).window is not None else make(name, window=2)
+
+
+def run(rule, *, workers=4, size=6, gradient=pull, **options):
+    options.setdefault("learning_rate", 0.02)
+    return simulate(rule, np.ones(size), gradient, workers=workers, **options)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name):
+    options = {"timing": Memoryless(), "steps": 30, "dtype": np.float32, "measure_gap": True, "keep_centers": True}
+    first, again, other = (run(usable(name), seed=seed, **options) for seed in (5, 5, 6))
+    for field in vars(first):
+        np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
+    assert first.theta.dtype == np.float32
+    assert np.isfinite(first.theta).all()
+    assert not np.array_equal(first.time, other.time)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_a_recorded_order_replays_the_run_to_the_bit(name):
+    recorded = run(usable(name), timing=Gamma(heterogeneous=True), steps=32, keep_centers=True)
+    replayed = run(usable(name), schedule=recorded.worker.tolist(), keep_centers=True)
+    np.testing.assert_array_equal(recorded.centers, replayed.centers)
+    np.testing.assert_array_equal(recorded.staleness, replayed.staleness)
+
+
+def test_the_trace_has_a_row_for_each_commit():
+    trace = run(make("agn", window=3), schedule=[0, 1, 1, 3], keep_centers=True, measure_gap=True)
+    assert trace.worker.tolist() == [0, 1, 1, 3]
+    assert trace.clock.tolist() == trace.time.tolist() == [0, 1, 2, 3]
+    assert trace.staleness.tolist() == [0, 1, 0, 3]
+    assert trace.steps.tolist() == [3] * 4
+    assert trace.scale.tolist() == [1.0] * 4
+    assert trace.gap[0] == trace.gap[2] == 0 < trace.gap[1]
+    np.testing.assert_array_equal(trace.centers[-1], trace.theta)
+    plain = run("asgd", schedule=[0, 1], steps=1)
+    assert plain.centers is None
+    assert np.isnan(plain.gap).tolist() == np.isnan(plain.normalized_gap).tolist() == [True]
+
+
+def test_inputs_are_left_alone():
+    start = np.ones(6)
+    simulate("downpour", start, pull, workers=2, learning_rate=0.1, schedule=[0, 1, 0])
+    np.testing.assert_array_equal(start, np.ones(6))
+
+
+def test_all_workers_are_sent_the_center_at_clock_0():
+    seen = []
+    run("asgd", schedule=[2, 0, 1, 3], gradient=lambda theta, worker: seen.append(theta.copy()) or theta)
+    np.testing.assert_array_equal(seen, np.ones((4, 6)))
+
+
+def test_the_gradient_is_called_once_a_step_in_the_order_of_the_commits():
+    calls = []
+    run(make("downpour", window=2), schedule=[1, 0, 1], gradient=lambda theta, worker: calls.append(worker) or theta)
+    assert calls == [1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("window", [64, 65, 200])
+def test_long_windows_are_taken_in_bursts_without_a_trace(window):
+    options = {"timing": Gamma(), "steps": 6, "communication": Communication(latency=5.0)}
+    trace = run(make("downpour", window=window), gradient=lambda theta, worker: np.ones(6), workers=1, **options)
+    assert trace.steps.tolist() == [window] * 6
+    np.testing.assert_allclose(trace.theta, 1 - 0.02 * window * 6, rtol=1e-12)
+
+
+# memory
+
+
+def vectors_made(monkeypatch, rule, workers, steps, **options):
+    """Vectors that the pool has made by the end of a run."""
+    centers = []
+
+    class Kept(module.Center):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            centers.append(self)
+
+    monkeypatch.setattr(module, "Center", Kept)
+    run(rule, workers=workers, timing=Gamma(), steps=steps, **options)
+    return centers[0].pool.made
+
+
+@pytest.mark.parametrize("name", ["asgd", "downpour", "nag_asgd", "dana_slim", "dana_zero", "smega2", "dc_asgd"])
+def test_a_run_keeps_one_vector_a_worker_and_a_few(monkeypatch, name):
+    steady = {"gradient": lambda theta, worker: CURVES, "learning_rate": 1e-4}
+    assert vectors_made(monkeypatch, make(name), 64, 1000, **steady) <= 64 + 3
+
+
+def test_synchronous_workers_share_what_they_are_sent(monkeypatch):
+    assert vectors_made(monkeypatch, make("ssgd"), 64, 640) <= 4
+
+
+def test_memory_is_what_was_sent_and_no_more():
+    workers, size = 64, 20_000
+    value = np.ones(size)
+    tracemalloc.start()
+    run("asgd", workers=workers, size=size, gradient=lambda theta, worker: value, timing=Gamma(), steps=500)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (workers + 8) * value.nbytes
+
+
+# virtual time
+
+
+class Steady(Timing):
+    """Every step takes the mean time; worker k begins k seconds late, so that no two events coincide."""
+
+    def sampler(self, workers, rng):
+        late = list(range(workers))
+
+        def draw(worker, steps):
+            extra, late[worker] = late[worker], 0
+            return self.mean * steps + extra
+
+        return draw
+
+
+def test_time_without_communication_is_computation():
+    trace = run(make("agn", window=2), workers=3, timing=Steady(mean=10.0), steps=6)
+    assert trace.time.tolist() == [20, 21, 22, 40, 41, 42]
+
+
+def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte():
+    # 48 bytes a vector at 16 bytes a second: 3 seconds, and 2 of latency, each way.
+    link = Communication(latency=2.0, bandwidth=16.0)
+    trace = run("asgd", workers=1, timing=Steady(mean=10.0), steps=3, communication=link)
+    assert trace.time.tolist() == [15, 35, 55]
+    two_vectors = make("adag", window=1, algorithm=11)  # ships what it was sent along
+    assert run(two_vectors, workers=1, timing=Steady(mean=10.0), steps=2, communication=link).time.tolist() == [18, 41]
+    pulls_first = make("aeasgd", window=1)
+    assert run(pulls_first, workers=1, timing=Steady(mean=10.0), steps=2, communication=link).time.tolist() == [15, 35]
+
+
+def test_the_server_serves_one_exchange_at_a_time():
+    # Three workers, 12 seconds each at the server, and computation of 10: the server is the bottleneck.
+    trace = run("asgd", workers=3, timing=Steady(mean=10.0), steps=6, communication=Communication(service=12.0))
+    assert trace.time.tolist() == [22, 34, 46, 58, 70, 82]
+
+
+def test_one_message_a_window_pays_for_communication_once():
+    early = make("easgd", window=6, rho=0.0, early_stopping="2.9")  # asks after every step; never stops early
+    trace = run(early, workers=1, timing=Steady(mean=1.0), steps=2, communication=Communication(latency=100.0))
+    assert trace.time.tolist() == [106, 312]
+
+
+def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with():
+    # Steps end at 10, 11, 12, and each exchange is 11.5 at the server. Worker 0 finds it free, and holds it until 21.5:
+    # worker 1 finds it so at 11 and 21, and commits its third gradient at 31 unasked; worker 2 finds it free at 22, and
+    # holds it until 33.5, worker 1 until 45. Worker 0, back at 21.5, finds that at 31.5 and 41.5: it commits at 51.5.
+    zealous = make("zealous_downpour", window=3)
+    trace = run(zealous, workers=3, timing=Steady(mean=10.0), steps=4, communication=Communication(service=11.5))
+    assert trace.worker.tolist() == [0, 2, 1, 0]
+    assert trace.time.tolist() == [21.5, 33.5, 45, 63]
+    assert trace.steps.tolist() == [1, 2, 3, 3]
+
+
+def test_asking_takes_the_latency_of_both_ways():
+    link = Communication(latency=2.0)
+    options = {"workers": 1, "timing": Steady(mean=10.0), "steps": 2, "communication": link}
+    assert run(make("zealous_downpour", window=2), **options).time.tolist() == [16, 34]
+    assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # nothing to ask
+
+
+def test_a_question_is_answered_as_things_stand_when_it_arrives():
+    # Commits of 10 and 11, asked for at 12 and 13, are at the server from 16 until 29 and from 17 until 42. Worker 0 is
+    # back at 31; what it asks at 41, while the other is there, arrives at 43. Its commit leaves at 45.
+    link = Communication(latency=2.0, service=13.0)
+    zealous = make("zealous_downpour", window=2)
+    trace = run(zealous, workers=2, timing=Steady(mean=10.0), steps=3, communication=link)
+    assert trace.time.tolist() == [29, 42, 60]
+    assert trace.steps.tolist() == [1, 1, 1]
+
+
+def test_a_commit_on_its_way_does_not_occupy_the_server():
+    # 12 seconds each way. Worker 0 asks and commits at 10, worker 1 at 11, before that arrives at 22. Worker 0 is back
+    # at 74 and asks at 84 and 94, while worker 1's commit is there from 23 until 102; its third gradient leaves at 104.
+    link = Communication(bandwidth=4.0, service=40.0)
+    zealous = make("zealous_downpour", window=3)
+    trace = run(zealous, workers=2, timing=Steady(mean=10.0), steps=3, communication=link)
+    assert trace.worker.tolist() == [0, 1, 0]
+    assert trace.time.tolist() == [62, 102, 156]
+    assert trace.steps.tolist() == [1, 1, 3]
+
+
+def test_occupied_is_asked_with_the_worker_and_the_clock():
+    asked = []
+
+    def occupied(worker, clock):
+        asked.append((worker, clock))
+        return clock == 1
+
+    trace = run(make("zealous_downpour", window=3), schedule=[2, 0, 2], occupied=occupied)
+    assert asked == [(2, 0), (0, 1), (0, 1), (2, 2)]
+    assert trace.steps.tolist() == [1, 3, 1]
+
+
+def test_slow_workers_commit_less():
+    trace = run("asgd", workers=16, timing=SlowWorkers(), steps=1600)
+    commits = np.bincount(trace.worker, minlength=16)
+    assert commits[0] == pytest.approx(commits[1:].mean() / 10, rel=0.2)
+
+
+def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier():
+    trace = run("asgd", timing=Gamma(), steps=12, rounds=True, keep_centers=True)
+    assert [sorted(trace.worker[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
+    assert sorted(trace.staleness) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3  # by others within the round
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({}, "either `schedule` or `timing`"),
+        ({"schedule": [0], "timing": Gamma(), "steps": 1}, "either `schedule` or `timing`"),
+        ({"timing": Gamma()}, "`steps` must be"),
+        ({"timing": Gamma(), "steps": -1}, "`steps` must be"),
+        ({"timing": Gamma(), "steps": 1.5}, "`steps` must be"),
+        ({"schedule": [0, 4]}, r"`schedule` must hold numbers in \[0, 4\). Received: 4 at place 1"),
+        ({"schedule": [-1]}, "`schedule` must hold"),
+        ({"schedule": [0], "workers": 0}, "`workers` must be"),
+        ({"schedule": [0], "dtype": np.float16}, "`dtype` must be"),
+        ({"schedule": [0], "dtype": int}, "`dtype` must be"),
+        ({"schedule": [0], "learning_rate": -0.1}, "must be a finite number above 0"),
+        ({"schedule": [0], "rule": "downpour", "learning_rate": 0.0}, "`learning_rate` must be a finite number"),
+        ({"schedule": [0], "rule": "downpour", "learning_rate": Constant(0.1)}, "`learning_rate` must be"),
+        ({"schedule": [0], "rule": "nonesuch"}, "`rule` must be one of"),
+        ({"schedule": [0], "rule": "averaging"}, "`window` must be a number of steps"),
+        ({"schedule": [0], "communication": Communication()}, "`communication` must come with `timing`"),
+        ({"timing": Gamma(), "steps": 1, "occupied": lambda worker, clock: True}, "`occupied` must come with"),
+        ({"schedule": [0], "rounds": True, "staleness_bound": 1}, "either `rounds` or `staleness_bound`"),
+        ({"schedule": [0], "staleness_bound": -1}, "`bound` must be at least 0"),
+        ({"schedule": [0], "rule": "aeasgd", "staleness_bound": 1}, "hold back the center"),
+        ({"schedule": [0], "rule": "ssgd", "staleness_bound": 1}, "must run in rounds"),
+        ({"schedule": [0], "gradient": lambda theta, worker: theta[:2]}, "`gradient` must return shape"),
+        ({"schedule": [0, 0], "rule": "ssgd"}, "worker 0 at place 1, who waits for"),
+    ],
+)
+def test_bad_arguments_are_refused(change, text):
+    change = dict(change)
+    with pytest.raises(ConfigurationError, match=text):
+        run(change.pop("rule", "asgd"), **change)
+
+
+def test_a_start_that_is_no_vector_is_refused():
+    with pytest.raises(ConfigurationError, match="one flat vector"):
+        simulate("asgd", np.ones((2, 2)), pull, workers=1, learning_rate=0.1, schedule=[0])

@@ -1,0 +1,107 @@
+"""Events: records with a kind, from one process to another and into a table."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from distkeras.job.stalls import Stalls
+from distkeras.ps.events import Event, Events, Lines, record_of, report
+from distkeras.results.tables import event_table
+
+log = logging.getLogger("distkeras.tests")
+
+
+def test_a_record_survives_the_way_through_a_line(caplog):
+    caplog.set_level(logging.INFO)
+    report(log, "takeover", "attempt %d\ntook over", 3, worker=1, attempt=3, level=logging.INFO)
+    (record,) = caplog.records
+    line = Lines().format(record)
+    assert "\n" not in line
+    again = record_of(line)
+    assert (again.name, again.levelno, again.levelname) == ("distkeras.tests", logging.INFO, "INFO")
+    assert (again.getMessage(), again.created) == ("attempt 3\ntook over", record.created)
+    assert (again.event, again.worker, again.attempt) == ("takeover", 1, 3)
+
+
+def test_percent_signs_and_tracebacks_come_through(caplog):
+    try:
+        raise ValueError("100%d")
+    except ValueError:
+        log.exception("at 5%% of %s", "it")
+    text = record_of(Lines().format(caplog.records[0])).getMessage()
+    assert text.startswith("at 5% of it\nTraceback")
+    assert text.endswith("ValueError: 100%d")
+
+
+@pytest.mark.parametrize(
+    "line", ["", "Fatal Python error: Aborted", "{}", "[1]", "7", '{"name": 1, "level": "x"}', '{"name": "x', "null"]
+)
+def test_other_lines_are_no_records(line):
+    assert record_of(line) is None
+
+
+class TestEvents:
+    def test_records_without_a_kind_are_none(self, caplog):
+        events = Events()
+        log.warning("nothing special")
+        events.add(caplog.records[0], "server")
+        assert events.all() == []
+
+    def test_the_latest_are_kept(self):
+        events = Events(most=2)
+        for number in range(3):
+            events.report(log, "stall", "number %d", number, worker=number)
+        assert [event.text for event in events.all()] == ["number 1", "number 2"]
+        assert [event.worker for event in events.all()] == [1, 2]
+        assert {event.source for event in events.all()} == {"driver"}
+
+    def test_they_do_not_depend_on_levels_and_are_logged_where_those_allow(self, caplog):
+        events = Events()
+        with caplog.at_level(logging.ERROR, logger=log.name):
+            events.report(log, "stop", "quietly")
+        with caplog.at_level(logging.WARNING, logger=log.name):
+            events.report(log, "stop", "aloud")
+        assert [event.text for event in events.all()] == ["quietly", "aloud"]
+        assert [record.getMessage() for record in caplog.records] == ["aloud"]
+
+    def test_table(self):
+        rows = [Event(1.5, "server", "takeover", 2, 9, "text"), Event(2.0, "driver", "stop", None, None, "why")]
+        table = event_table(rows)
+        assert table.schema == pa.schema(
+            [
+                ("timestamp", pa.timestamp("us", tz="UTC")),
+                ("source", pa.string()),
+                ("kind", pa.string()),
+                ("worker", pa.int32()),
+                ("attempt", pa.int64()),
+                ("text", pa.string()),
+            ]
+        )
+        assert table["worker"].to_pylist() == [2, None]
+        assert table["timestamp"].cast(pa.int64()).to_pylist() == [1_500_000, 2_000_000]
+        assert event_table([]).schema == table.schema
+
+
+class TestStalls:
+    def roll(self, *rows):
+        return np.array(rows, np.float64).reshape(-1, 4)
+
+    def test_each_silence_is_told_once(self):
+        events = Events()
+        stalls = Stalls(10.0, events)
+        stalls.look(self.roll())
+        stalls.look(self.roll((0, 5, 3, 9.9), (1, 6, 0, 12.0)))
+        stalls.look(self.roll((0, 5, 3, 11.0), (1, 6, 0, 13.1)))
+        stalls.look(self.roll((0, 5, 3, 12.0), (1, 6, 0, 14.2)))
+        stalls.look(self.roll((0, 5, 4, 30.0), (1, 8, 0, 10.0)))
+        assert [(event.worker, event.attempt, event.text.split("silent for ")[1]) for event in events.all()] == [
+            (1, 6, "12 s, since it joined"),
+            (0, 5, "11 s, since its commit 3"),
+            (0, 5, "30 s, since its commit 4"),
+            (1, 8, "10 s, since it joined"),
+        ]
+        assert {event.kind for event in events.all()} == {"stall"}

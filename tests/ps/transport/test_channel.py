@@ -1,0 +1,65 @@
+"""A channel's waits: each ends at its deadline, however long the kernel lets one call wait."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from distkeras.ps.errors import DeadlineError
+from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.messages import Occupancy, Probe
+from distkeras.ps.transport import channel
+from distkeras.ps.transport.channel import Channel
+
+KEY = bytes(32)
+
+
+@pytest.fixture
+def ends(monkeypatch) -> Iterator[tuple[Channel, Channel]]:
+    """A server's and a client's channel, past the handshake; the kernel lets no call wait for long."""
+    monkeypatch.setattr(channel, "_LONGEST_CALL", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialed = socket.create_connection(listener.getsockname(), timeout=10)
+        accepted, _ = listener.accept()
+    pair = tuple(Channel(sock, Connection(server=sock is accepted, key=KEY), frame=20) for sock in (accepted, dialed))
+    peer = threading.Thread(target=pair[0].handshake, args=(10,))
+    peer.start()
+    pair[1].handshake(10)
+    peer.join(10)
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def test_a_wait_goes_on_over_several_calls(ends, monkeypatch):
+    server, client = ends
+    again = threading.Semaphore(0)
+    limit = channel._Plain._limit
+
+    def counted(plain, option, timeout):
+        if option == socket.SO_RCVTIMEO:
+            again.release()
+        limit(plain, option, timeout)
+
+    monkeypatch.setattr(channel._Plain, "_limit", counted)
+
+    def answer():
+        for _ in range(4):
+            assert again.acquire(timeout=10)
+        server.send(Occupancy(True))
+
+    peer = threading.Thread(target=answer)
+    peer.start()
+    assert client.receive(10, "an answer").occupied
+    peer.join(10)
+
+
+def test_and_ends_at_its_deadline(ends):
+    server, client = ends
+    with pytest.raises(DeadlineError, match="an answer"):
+        client.receive(0.1, "an answer")
+    client.send(Probe())
+    assert isinstance(server.receive(10, "a question"), Probe)

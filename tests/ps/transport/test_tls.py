@@ -1,0 +1,236 @@
+"""Encrypted connections: the same training, the pinned certificate only, and no secret where it can be read."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+import ssl
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from support.hostile_peers import RULE, Honest, assert_unharmed, say, stranger, until_the_end
+from support.running_server import KEY, QUICK
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    DeadlineError,
+    RemoteProtocolError,
+    ServerLostError,
+)
+from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.transport.channel import Channel, dial
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.tls import Certificate, client_context, make_certificate, server_context
+
+pytest.importorskip("cryptography")
+
+SIZE = 70_001  # many records of TLS, and not a multiple of one
+BRIEF = Deadlines(**vars(QUICK) | {"handshake": 0.5})
+
+
+@pytest.fixture(scope="module")
+def certificate():
+    return make_certificate()
+
+
+@pytest.fixture
+def server(certificate):
+    def center(vector, statistics):
+        return Center(RULE, vector, workers=1, statistics=statistics)
+
+    with ParameterServer(center, key=KEY, deadlines=BRIEF, context=server_context(certificate)) as server:
+        yield server
+
+
+def refusal(server) -> str:
+    (refusal,) = server.gate.refusals
+    return refusal.reason
+
+
+def test_training_over_tls_is_training_to_the_bit():
+    with ServerProcess(RULE, workers=1, deadlines=QUICK, tls=True) as process:
+        assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
+        driver = DriverClient(process.address, QUICK)
+        driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
+        assert isinstance(driver.channel.sock, ssl.SSLSocket)
+        assert driver.channel.sock.version() == "TLSv1.3"
+        worker = Honest(process.address, SIZE, QUICK)
+        assert_unharmed(worker, driver)  # against a plain server
+        driver.close()
+
+
+def test_a_vector_that_takes_many_records_arrives_whole(server, certificate):
+    driver = DriverClient(Address(*server.address, KEY, certificate.certificate), QUICK)
+    vector = np.random.default_rng(0).normal(size=1_000_003).astype(np.float32)
+    driver.publish(vector)
+    np.testing.assert_array_equal(driver.center().center, vector)
+    driver.close()
+
+
+class TestRefusals:
+    def test_another_certificate_even_with_the_right_key(self, server):
+        other = make_certificate().certificate
+        with pytest.raises(AuthenticationError, match="must have the job's certificate"):
+            DriverClient(Address(*server.address, KEY, other), BRIEF).publish(np.zeros(3, np.float32))
+        assert server.center is None
+
+    def test_another_key_even_with_the_right_certificate(self, server, certificate):
+        with pytest.raises(AuthenticationError, match="must hold this job's key"):
+            DriverClient(Address(*server.address, b"x" * 32, certificate.certificate), BRIEF).center()
+
+    def test_a_plain_client(self, server):
+        with pytest.raises((DeadlineError, ServerLostError), match="handshake"):
+            dial(server.address, KEY, BRIEF)
+
+    def test_a_plain_client_that_speaks_first(self, server):
+        with stranger(server.address) as sock:
+            say(sock, b"DKPS" + bytes(60))
+            until_the_end(sock)
+        assert "must speak TLS 1.3" in refusal(server)
+
+    def test_an_older_tls(self, server, certificate):
+        context = client_context(certificate.certificate)
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
+        with pytest.raises(RemoteProtocolError, match=r"TLS 1\.3"):
+            dial(server.address, KEY, BRIEF, context=context)
+        assert "must speak TLS 1.3" in refusal(server)
+
+    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, server):
+        with stranger(server.address) as silent, stranger(server.address) as half:
+            say(half, bytes.fromhex("16030100c8010000c4"))
+            assert until_the_end(silent) == b""
+            until_the_end(half)
+
+    def test_a_plain_server(self, certificate):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve():
+                sock, _ = listener.accept()
+                channel = Channel(sock, Connection(server=True, key=KEY), frame=5)
+                with pytest.raises((RemoteProtocolError, AuthenticationError, OSError)):
+                    channel.handshake(5)
+                channel.close()
+
+            serving = threading.Thread(target=serve, daemon=True)
+            serving.start()
+            with pytest.raises(RemoteProtocolError, match=r"must speak TLS 1\.3"):
+                dial(listener.getsockname(), KEY, QUICK, context=client_context(certificate.certificate))
+            serving.join(10)
+
+
+class TestChannel:
+    @pytest.fixture
+    def pair(self, certificate):
+        """The server's and the client's end of one connection."""
+        ends: list[Channel] = []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            context = server_context(certificate)
+
+            def serve():
+                sock, _ = listener.accept()
+                ends.append(Channel(sock, Connection(server=True, key=KEY), frame=5, context=context))
+                ends[0].handshake(5)
+
+            serving = threading.Thread(target=serve, daemon=True)
+            serving.start()
+            client = dial(listener.getsockname(), KEY, QUICK, context=client_context(certificate.certificate))
+            serving.join(10)
+        yield ends[0], client
+        ends[0].close()
+        client.close()
+
+    def test_it_finds_out_that_the_peer_hung_up(self, pair):
+        server, client = pair
+        assert not server.hung_up()
+        assert not client.hung_up()
+        client.close()
+        server.sock.settimeout(5)
+        assert server.sock.recv(1) == b""
+        assert server.hung_up()
+
+    def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair):
+        server, _ = pair
+        heard: list[object] = []
+        reading = threading.Thread(target=lambda: heard.append(server.receive(20, "anything")), daemon=True)
+        reading.start()
+        server.hang_up()
+        reading.join(10)
+        assert not reading.is_alive()
+
+    def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(self, pair):
+        server, client = pair
+        server.close()
+        with pytest.raises(OSError):
+            server.receive(1, "anything")
+        client.close()
+
+
+class TestSecrets:
+    def test_the_process_shows_none(self):
+        with ServerProcess(RULE, workers=1, tls=True) as process:
+            private = process._settings["tls"]["private_key"]
+            assert private.startswith("-----BEGIN PRIVATE KEY-----")
+            secrets = [process.address.key.hex().encode(), *(line.encode() for line in private.split("\n")[1:-2])]
+            shown = [repr(process).encode(), repr(process.address).encode()]
+            for name in ("cmdline", "environ"):
+                with open(f"/proc/{process.pid}/{name}", "rb") as file:
+                    shown.append(file.read())
+            for name in os.listdir(f"/proc/{process.pid}/fd"):
+                assert not os.readlink(f"/proc/{process.pid}/fd/{name}").endswith(".pem")
+        assert len(secrets) > 2
+        assert not [secret for secret in secrets for text in shown if secret in text]
+
+    def test_the_private_key_is_on_no_disk_afterwards_and_was_nobody_elses_to_read(
+        self, certificate, monkeypatch, tmp_path
+    ):
+        modes: list[int] = []
+        load = ssl.SSLContext.load_cert_chain
+
+        def watched(context, path, *rest):
+            modes.extend(os.stat(name).st_mode & 0o777 for name in (path, os.path.dirname(path)))
+            return load(context, path, *rest)
+
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+        server_context(certificate)
+        assert modes == [0o600, 0o700]
+        assert os.listdir(tmp_path) == []
+
+    def test_the_private_key_stays_out_of_the_repr(self, certificate):
+        assert certificate.private_key not in repr(certificate)
+        assert "PRIVATE" not in repr(certificate)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_what_is_no_certificate_is_a_configuration_error(text):
+    with pytest.raises(ConfigurationError, match="in PEM"):
+        client_context(text)
+    with pytest.raises(ConfigurationError, match="in PEM"):
+        server_context(Certificate(text, ""))
+
+
+def test_a_private_key_of_another_certificate_is_a_configuration_error(certificate):
+    with pytest.raises(ConfigurationError, match="its private key"):
+        server_context(Certificate(certificate.certificate, make_certificate().private_key))
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *rest):
+        if name.split(".")[0] == "cryptography":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ConfigurationError, match=r"pip install 'distkeras\[tls\]'"):
+        make_certificate()

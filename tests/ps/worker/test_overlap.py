@@ -1,0 +1,120 @@
+"""A worker computes on while its commit travels: over real sockets, which break."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from support.running_server import SIZE, Running
+from support.toy_model import toy_client
+
+from distkeras.ps.errors import NonFiniteError
+from distkeras.ps.rules import make
+
+#: Powers of two: one worker's steps of 1/2 from 1 are exact in float32.
+STEPS = 12
+
+
+def halving(theta, value):
+    return theta
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_one_worker_is_sequential_sgd(window):
+    with Running(make("downpour", window=window), workers=1, start=np.ones(SIZE)) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=halving, overlap=True
+        )
+        client.run(welcome, begin)
+        center = running.driver.center().center
+    np.testing.assert_array_equal(center, np.full(SIZE, 0.5**STEPS, np.float32))
+
+
+def test_the_next_window_begins_before_the_commit_is_applied():
+    began = threading.Event()
+    taken = itertools.count(1)
+
+    def gradient(theta, value):
+        if next(taken) == 2:
+            began.set()
+        return theta
+
+    with Running(make("downpour"), workers=1, start=np.ones(SIZE)) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, [0, 0], worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
+        )
+        loop = begin(welcome)
+        thread = threading.Thread(target=client.run, args=(welcome, lambda welcome: loop), daemon=True)
+        release, server = running.server.center.release, running.server
+
+        def held(worker, attempt):
+            # Under the server's lock: the first commit is applied, and its reply waits for the second window.
+            if server.center.clock == 1:
+                assert began.wait(20)
+            return release(worker, attempt)
+
+        running.server.center.release = held
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert running.driver.observe(1, 5.0).clock == 2
+
+
+@pytest.mark.parametrize("step", [2, 5, STEPS])
+def test_a_connection_cut_under_a_commit_that_travels(step):
+    taken = itertools.count(1)
+    parties = []
+
+    def gradient(theta, value):
+        if next(taken) == step:
+            parties[0].channel.hang_up()
+        return theta
+
+    with Running(make("downpour", window=2), workers=1, start=np.ones(SIZE)) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
+        )
+        parties.append(client)
+        client.run(welcome, begin)
+        np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, 0.5**STEPS, np.float32))
+        assert running.driver.observe(0, 5.0).batches == STEPS
+
+
+def test_bad_numbers_of_a_commit_that_travels_are_named():
+    values = [0.0, 0.0, np.nan, 0.0, 0.0]
+    with Running(make("downpour"), workers=1) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, values, worker=0, size=SIZE, gradient=lambda t, v: t + v, overlap=True
+        )
+        with pytest.raises(NonFiniteError) as caught:
+            client.run(welcome, begin)
+        assert (caught.value.worker, caught.value.step) == (0, 2)
+
+
+def test_after_a_skipped_commit_the_loop_begins_again_behind_it():
+    values = [1.0, 2.0, np.nan, 4.0, 8.0, 16.0]
+    with Running(make("downpour"), workers=1, max_skipped=1) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, values, worker=0, size=SIZE, eta=1.0, overlap=True
+        )
+        client.run(welcome, begin)
+        np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, -31.0, np.float32))
+
+
+def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels():
+    taken = itertools.count(1)
+
+    def gradient(theta, value):
+        if next(taken) == 3:
+            raise ZeroDivisionError("the user's")
+        return theta
+
+    with Running(make("downpour"), workers=1, start=np.ones(SIZE)) as running:
+        client, welcome, begin = toy_client(
+            running.address, running.rule, [0] * 5, worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
+        )
+        with pytest.raises(ZeroDivisionError):
+            client.run(welcome, begin)
+        assert running.driver.observe(1, 5.0).clock == 2  # the second one was under way

@@ -1,0 +1,160 @@
+"""Records as tables, and the check that every mini-batch counted once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import LedgerError
+from distkeras.results.tables import Records
+
+
+def records(ranges, *, metrics=("loss",), gap=np.nan):
+    """Commits ``(worker, epoch, first, last)`` in clock order; each step's loss is its number, overall."""
+    commits = np.zeros(len(ranges), COMMIT)
+    steps = []
+    for clock, (worker, epoch, first, last) in enumerate(ranges):
+        commits[clock]["clock"] = clock
+        for name, value in (("worker", worker), ("epoch", epoch), ("first_batch", first), ("last_batch", last)):
+            commits[clock][name] = value
+        commits[clock]["steps"] = last - first + 1
+        commits[clock]["gap"] = gap
+        commits[clock]["timestamp"] = 1.5 + clock
+        for _ in range(first, last + 1):
+            steps.append([10.25 + len(steps), 4, *([float(len(steps))] * len(metrics))])
+    rows = np.array(steps, np.float64).reshape(-1, 2 + len(metrics))
+    return Records(commits, rows, tuple(metrics))
+
+
+class TestHistory:
+    INTERLEAVED = ((1, 0, 0, 1), (0, 0, 0, 0), (1, 0, 2, 2), (0, 0, 1, 2), (1, 1, 0, 2), (0, 1, 0, 2))
+
+    def test_rows_are_ordered_by_worker_and_iterations_have_no_gap(self):
+        table = records(self.INTERLEAVED).history()
+        assert table["worker"].to_pylist() == [0] * 6 + [1] * 6
+        assert table["iteration"].to_pylist() == [0, 1, 2, 3, 4, 5] * 2
+        assert table["epoch"].to_pylist() == [0, 0, 0, 1, 1, 1] * 2
+        # The numbers that the steps were given above, in the order of the commits.
+        assert table["loss"].to_pylist() == [2, 4, 5, 9, 10, 11, 0, 1, 3, 6, 7, 8]
+
+    def test_types(self):
+        table = records(self.INTERLEAVED, metrics=("loss", "accuracy")).history()
+        assert table.schema == pa.schema(
+            [
+                ("worker", pa.int32()),
+                ("epoch", pa.int32()),
+                ("iteration", pa.int64()),
+                ("timestamp", pa.timestamp("us", tz="UTC")),
+                ("loss", pa.float64()),
+                ("accuracy", pa.float64()),
+                ("samples", pa.int64()),
+            ]
+        )
+        assert table["samples"].to_pylist() == [4] * 12
+        assert table["timestamp"].cast(pa.int64())[6].as_py() == 10_250_000
+
+    def test_nothing_at_all(self):
+        empty = records([])
+        assert empty.history().num_rows == 0
+        assert empty.commits().num_rows == 0
+        assert empty.ledger().num_rows == 0
+
+
+class TestCommits:
+    def test_gap_is_null_unless_measured(self):
+        assert records([(0, 0, 0, 0)]).commits()["gap"].to_pylist() == [None]
+        assert records([(0, 0, 0, 0)], gap=0.0).commits()["gap"].to_pylist() == [0.0]
+
+    def test_types(self):
+        schema = records([(0, 0, 0, 0)]).commits().schema
+        assert schema.field("worker").type == pa.int32()
+        assert schema.field("clock").type == pa.int64()
+        assert schema.field("wait").type == pa.float64()
+        assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
+
+    def test_ledger(self):
+        ledger = records([(0, 0, 0, 2), (0, 0, 3, 3)]).ledger()
+        assert ledger["first_batch"].to_pylist() == [0, 3]
+        assert ledger["last_batch"].to_pylist() == [2, 3]
+
+
+class TestExactlyOnce:
+    def test_whole(self):
+        records([(0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 2, 2), (1, 1, 0, 0), (0, 1, 0, 2)]).check_exactly_once(
+            {0: 3, 1: 1}, 2
+        )
+
+    def test_clock_order_is_not_needed(self):
+        records([(0, 0, 2, 2), (0, 0, 0, 1)]).check_exactly_once({0: 3}, 1)
+
+    @pytest.mark.parametrize(
+        "ranges",
+        [
+            [(0, 0, 0, 1)],  # the end is missing
+            [(0, 0, 1, 2)],  # the start is
+            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is
+            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one is counted twice
+            [(0, 0, 0, 2), (0, 0, 0, 2)],  # all are
+            [(0, 0, 0, 3)],  # one too many
+            [],
+        ],
+    )
+    def test_anything_else(self, ranges):
+        with pytest.raises(LedgerError, match="exactly once: 0 to 2 in epoch 0") as caught:
+            records(ranges).check_exactly_once({0: 3}, 1)
+        assert caught.value.worker == 0
+
+    def test_a_missing_epoch(self):
+        with pytest.raises(LedgerError, match="in epoch 1"):
+            records([(0, 0, 0, 2)]).check_exactly_once({0: 3}, 2)
+
+    def test_an_unknown_count_is_that_of_the_first_epoch(self):
+        records([(0, 0, 0, 2), (0, 1, 0, 2)]).check_exactly_once({0: -1}, 2)
+        with pytest.raises(LedgerError, match="in epoch 1"):
+            records([(0, 0, 0, 2), (0, 1, 0, 1)]).check_exactly_once({0: -1}, 2)
+
+    @pytest.mark.parametrize(
+        "ranges",
+        [
+            [(0, 0, 0, 1)],
+            [(0, 0, 0, 2)],
+            [(0, 0, 0, 2), (0, 1, 0, 0)],
+            [(0, 0, 0, 2), (0, 1, 0, 2), (0, 2, 0, 1)],
+            [],
+        ],
+    )
+    @pytest.mark.parametrize("known", [3, -1])
+    def test_a_job_that_ended_early_has_the_first_ones(self, ranges, known):
+        records(ranges).check_exactly_once({0: known}, 3, stopped=True)
+
+    @pytest.mark.parametrize(
+        "ranges",
+        [
+            [(0, 0, 1, 2)],  # the start is missing
+            [(0, 0, 0, 0), (0, 0, 2, 2)],  # the middle is
+            [(0, 0, 0, 1), (0, 0, 1, 2)],  # one is counted twice
+            [(0, 0, 0, 1), (0, 1, 0, 0)],  # epoch 0 was not ended
+            [(0, 1, 0, 0)],  # it is missing
+            [(0, 0, 0, 3)],  # one too many
+        ],
+    )
+    def test_and_nothing_else(self, ranges):
+        with pytest.raises(LedgerError, match="exactly once"):
+            records(ranges).check_exactly_once({0: 3}, 3, stopped=True)
+
+    def test_a_skipped_commit_counts_in_the_ledger_and_is_none_that_was_applied(self):
+        found = records([(0, 0, 0, 1), (0, 0, 2, 2)])
+        found.commits_array["skipped"][1] = 1
+        found.check_exactly_once({0: 3}, 1)
+        assert found.ledger()["applied"].to_pylist() == [True, False]
+        assert found.commits()["clock"].to_pylist() == [0]
+        assert found.history().num_rows == 3
+
+    def test_a_worker_without_rows(self):
+        records([]).check_exactly_once({0: 0}, 3)
+
+    def test_a_worker_that_no_task_told_of(self):
+        with pytest.raises(LedgerError):
+            records([(1, 0, 0, 0)]).check_exactly_once({0: 1}, 1)

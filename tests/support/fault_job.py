@@ -1,0 +1,432 @@
+"""A job that is struck by a plan of `faults`: real worker processes (`killable_worker`), and a real server process.
+
+A worker that is killed is started again under a higher attempt's number, as Spark does; a server is restarted from its
+snapshots. At the end nothing may be left: no process, thread, open file, port or half-written snapshot.
+
+The data are made for counting: mini-batch b of worker w has a gradient of 1 at one element, its own. A rule that adds
+what the workers did to the center ends with what each mini-batch counted, to the bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import ServerLostError
+from distkeras.ps.rules import Rule
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from support.faults import PATIENCE, Fault, Faults
+
+#: Short, but for those that a busy machine may need; a stop of `LONG` seconds outlasts `frame` and `handshake`.
+QUICK = Deadlines(connect=20, handshake=2, frame=2, publish=30, gather=60, reply=60, lease=60, reconnect=60, close=10)
+LONG = 2.5
+SIZE, LARGE = 501, 1_000_003
+#: Where `support` is found.
+_TESTS = Path(__file__).parents[1]
+_T = TypeVar("_T")
+
+
+class Attempt:
+    """One worker process."""
+
+    def __init__(self, job: Job, worker: int, number: int) -> None:
+        self.worker, self.number = worker, number
+        #: What it was told when it joined.
+        self.welcome: dict[str, Any] | None = None
+        #: Whether it joined, went on from a spot, and came to its end.
+        self.joined, self.went_on, self.over = threading.Event(), threading.Event(), threading.Event()
+        self._killed = False
+        self._line = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.killable_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            # Its folder by name: with PYTHONSAFEPATH a script does not find its neighbors.
+            env=os.environ
+            | {
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")]),
+            },
+        )
+        settings = {
+            "address": {**dataclasses.asdict(job.process.address), "key": job.process.address.key.hex()},
+            "rule": job.rule.name,
+            "hyper_parameters": job.rule.config(),
+            "worker": worker,
+            "attempt": number,
+            "size": job.size,
+            "told": job.workers * job.batches,
+            "values": job.elements(worker),
+            "epochs": job.epochs,
+            "deadlines": dataclasses.asdict(job.deadlines),
+            "lifeline": PATIENCE,
+            "spots": [
+                {"number": fault.number, "phase": fault.phase, "step": fault.step}
+                for fault in job.plan.ahead(worker, number)
+            ],
+        }
+        self.tell(settings)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, what: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # of its death `heard` tells
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+
+    def heard(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
+        """Its next line; None at the end of all."""
+        assert self._process.stdout is not None
+        descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + timeout
+        while b"\n" not in self._line:
+            readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            assert readable, f"worker {self.worker}, attempt {self.number}, says nothing"
+            piece = os.read(descriptor, 65536)
+            if not piece:
+                return None
+            self._line += piece
+        line, _, self._line = self._line.partition(b"\n")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """As a test does, or the plan."""
+        self._killed = True
+        self._process.kill()
+
+    def stop(self) -> None:
+        """Returns when it is stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+    def wake(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def end(self) -> int:
+        """Waits for its end; returns its exit code."""
+        try:
+            return self._process.wait(PATIENCE)
+        finally:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def was_killed(self) -> bool:
+        """At its end: whether that was meant."""
+        code = self.end()
+        assert self._killed, f"worker {self.worker}, attempt {self.number}, ended: {code}"
+        return code == -signal.SIGKILL
+
+
+class Job:
+    """A server process with snapshots, and a thread for each partition that starts its attempts and strikes them.
+
+    Args:
+        folder: for the snapshots.
+        rule: the update rule; one that steps at the server has a learning rate of 1.
+        plan: what happens.
+        workers, batches, epochs: how much there is to do: ``batches`` mini-batches a partition and epoch.
+        size: elements of the model. A vector of `LARGE` is longer than the buffers of its socket.
+        every: commits from one snapshot to the next; None: no snapshots.
+        deadlines: of server and workers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rule: Rule,
+        plan: Faults | None = None,
+        *,
+        workers: int = 2,
+        batches: int = 6,
+        epochs: int = 2,
+        size: int = SIZE,
+        every: int | None = 2,
+        deadlines: Deadlines = QUICK,
+        tls: bool = False,
+    ) -> None:
+        self.rule, self.plan, self.deadlines, self.folder = rule, plan or Faults(), deadlines, folder
+        self.workers, self.batches, self.epochs, self.size = workers, batches, epochs, size
+        gc.collect()
+        self._before = _belongings()
+        self.process = ServerProcess(
+            rule,
+            workers=workers,
+            learning_rate=1.0 if rule.traits.gradient else None,
+            deadlines=deadlines,
+            checkpoint=None if every is None else Checkpoint(str(folder), every=every),
+            tls=tls,
+        )
+        self.attempts: list[Attempt] = []
+        #: What the attempts said at their end, by their number.
+        self.ended: dict[int, dict[str, Any]] = {}
+        self.errors: list[BaseException] = []
+        self.restarts = 0
+        self._over = False
+        self._lock = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        self._driver = DriverClient(self.process.address, deadlines)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._driver.publish(np.zeros(self.size, np.float32), model=b"the model")
+
+    def elements(self, worker: int) -> list[int]:
+        """Where the gradients of a partition's mini-batches are 1."""
+        return list(range(worker * self.batches, (worker + 1) * self.batches))
+
+    # ---- what happens
+
+    def attempt(self, worker: int) -> Attempt:
+        """Starts one, under the next number."""
+        with self._lock:
+            made = Attempt(self, worker, len(self.attempts))
+            self.attempts.append(made)
+            if self._over:
+                made.kill()
+        return made
+
+    def run(self) -> None:
+        """Every partition to its end."""
+        for worker in range(self.workers):
+            self.start(worker)
+        self.wait()
+
+    def start(self, worker: int) -> None:
+        """A partition's attempts, one after the other, until one of them ends as it should."""
+
+        def run() -> None:
+            while not (self.look_after(self.attempt(worker)) or self._over):
+                pass
+
+        self._look_on(run)
+
+    def start_one(self, worker: int) -> Attempt:
+        """One attempt alone."""
+        attempt = self.attempt(worker)
+        self._look_on(lambda: self.look_after(attempt))
+        return attempt
+
+    def _look_on(self, run: Callable[[], object]) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - raised by `wait`
+                self.errors.append(error)
+
+        thread = threading.Thread(target=guarded, name=f"faults-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        for thread in self._threads:
+            while thread.is_alive() and not self.errors:
+                assert time.monotonic() < deadline, "a partition does not come to its end"
+                thread.join(0.2)
+        if self.errors:
+            raise self.errors[0]
+
+    def look_after(self, attempt: Attempt) -> bool:
+        """Strikes ``attempt`` where it is planned; returns whether it brought its partition to the end."""
+        fault: Fault | None = None
+        while (news := attempt.heard()) is not None:
+            if "at" in news:
+                fault = self.plan.claim(news["at"])
+                order = {"order": "go"} if fault is None else self._strike(fault, attempt, news["sequence"])
+                if order is None:
+                    break
+                attempt.tell(order)
+                if fault is not None and fault.kind == "kill_server":
+                    self.revive()
+            elif "did" in news:
+                attempt.went_on.set()
+                if fault is not None:
+                    fault.fired = fault.kind not in ("cut", "slow") or news["connected"]
+            elif "joined" in news:
+                attempt.welcome = news
+                attempt.joined.set()
+            else:
+                assert "done" in news, f"worker {attempt.worker}, attempt {attempt.number}: {news.get('error', news)}"
+                self.ended[attempt.number] = news
+                assert attempt.end() == 0
+                attempt.over.set()
+                return True
+        assert attempt.was_killed()
+        return False
+
+    def _strike(self, fault: Fault, attempt: Attempt, sequence: int) -> dict[str, Any] | None:
+        """Lets ``fault`` happen; returns the worker's order, None if it is dead."""
+        if fault.phase == "after-commit":
+            self.until_applied(fault.worker, sequence + 1)
+        if fault.kind == "kill":
+            attempt.kill()
+            fault.fired = True
+            return None
+        if fault.kind == "stop":
+            attempt.stop()
+            threading.Event().wait(fault.amount)
+            attempt.wake()
+        elif fault.kind == "kill_server":
+            self.kill_server()
+        elif fault.hold is not None:
+            fault.fired = True  # the test may kill it there
+            fault.hold.reach()
+        return {"order": fault.kind, "rate": fault.amount}
+
+    def kill_server(self) -> None:
+        with self._lock:
+            os.kill(self.process.pid, signal.SIGKILL)
+            assert self.process.exited(10)
+
+    def revive(self) -> None:
+        """The dead server, from its snapshots."""
+        with self._lock:
+            self._driver.close()
+            self.process.restart()
+            self.restarts += 1
+            self._publish()
+
+    # ---- what is there
+
+    def ask(self, call: Callable[[DriverClient], _T]) -> _T:
+        """``call`` with the driver's connection, again while another thread brings the server back."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with self._lock:
+                    return call(self._driver)
+            except ServerLostError:
+                assert time.monotonic() < deadline
+
+    def commits(self) -> np.ndarray:
+        """The ledger: `records.COMMIT`, in clock order."""
+        return self.ask(lambda driver: driver.drain()).commits.view(COMMIT)
+
+    def center(self) -> np.ndarray:
+        return self.ask(lambda driver: driver.center()).center
+
+    def until_applied(self, worker: int, sequence: int) -> None:
+        """Waits until a commit is in the ledger, or the server is another one."""
+        deadline, lives = time.monotonic() + PATIENCE, self.restarts
+        while lives == self.restarts:  # what a server forgets is applied again only when the worker goes on
+            commits = self.commits()
+            if sequence in commits["sequence"][commits["worker"] == worker]:
+                return
+            assert time.monotonic() < deadline, f"commit {sequence} of worker {worker} is not applied"
+            clock = len(commits)
+            self.ask(lambda driver: driver.observe(clock, 0.2))  # noqa: B023 - called at once
+
+    def until_finished(self, partitions: int) -> None:
+        """Waits until as many have left."""
+        deadline = time.monotonic() + PATIENCE
+        while self.ask(lambda driver: driver.observe(-1, 0.0)).finished < partitions:
+            assert time.monotonic() < deadline, f"{partitions} partitions do not come to their end"
+            threading.Event().wait(0.05)
+
+    def check(self) -> None:
+        """Every mini-batch of every partition and epoch is in the ledger once, in order, with its row of history."""
+        records = self.ask(lambda driver: driver.drain())
+        commits = records.commits.view(COMMIT)
+        names = ["clock", "worker", "incarnation", "sequence", "epoch", "first_batch", "last_batch"]
+        assert commits["clock"].tolist() == list(range(len(commits))), commits[names]
+        for worker in range(self.workers):
+            own = commits[commits["worker"] == worker]
+            assert own["sequence"].tolist() == list(range(1, len(own) + 1))
+            counted = [
+                (row["epoch"], batch) for row in own for batch in range(row["first_batch"], row["last_batch"] + 1)
+            ]
+            assert counted == [(epoch, batch) for epoch in range(self.epochs) for batch in range(self.batches)]
+        samples = records.history.reshape(-1, 3)[:, 1]
+        assert samples.tolist() == [1.0] * (self.workers * self.epochs * self.batches)
+        status = self.ask(lambda driver: driver.observe(-1, 0.0))
+        assert (status.finished, status.clock) == (self.workers, len(commits))
+
+    def counts(self, each: float) -> None:
+        """Every mini-batch moved the center by minus ``each``, and nothing else did."""
+        expected = np.zeros(self.size, np.float32)
+        expected[: self.workers * self.batches] = -each * self.epochs
+        np.testing.assert_array_equal(self.center(), expected)
+
+    def elastic(self) -> None:
+        """What the workers did is in the center or still in their own models, wherever these began."""
+        total = self.center()[: self.workers * self.batches].astype(np.float64)
+        for news in self.ended.values():
+            assert news["begun"] == 1, "a model that began again has forgotten what it had moved"
+            total += news["moved"]
+        np.testing.assert_allclose(total, -self.epochs, rtol=0, atol=1e-5)
+
+    # ---- the end
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._over = True
+        for fault in self.plan.faults:
+            if fault.hold is not None:
+                fault.hold.release()
+        with self._lock:
+            attempts = list(self.attempts)
+        for attempt in attempts:
+            attempt.kill()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for attempt in self.attempts:
+            attempt.end()
+        self._driver.close()
+        self.process.close()
+        if kind is not None:
+            return
+        self.plan.check()
+        gc.collect()
+        left = _left_over(self._before)
+        assert not left, left
+        with socket.create_server((self.process.address.host, self.process.address.port)):
+            pass
+        assert [name.name for name in self.folder.iterdir() if name.suffix != ".dks"] == []
+
+
+def _belongings() -> dict[str, Any]:
+    """Processes, threads and descriptors of this process."""
+    me = psutil.Process()
+    return {
+        "children": {child.pid for child in me.children(recursive=True)},
+        "threads": {thread.name for thread in threading.enumerate()},
+        "files": me.num_fds(),
+    }
+
+
+def _left_over(before: dict[str, Any]) -> dict[str, Any]:
+    """What this process has now and had not then; what others leave behind may go meanwhile, and may take a moment."""
+    deadline = time.monotonic() + 10
+    while True:
+        now = _belongings()
+        left = {name: now[name] - before[name] for name in ("children", "threads")}
+        left["files"] = max(0, now["files"] - before["files"])
+        left = {name: what for name, what in left.items() if what}
+        if not left or time.monotonic() > deadline:
+            return left

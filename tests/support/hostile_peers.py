@@ -1,0 +1,156 @@
+"""An honest worker that trains while others do their worst, and what it would have reached undisturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.protocol.framing import Connection, EndOfStream
+from distkeras.ps.rules import make
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import Compute, PullRequest, Reply, Request, work
+from support.running_server import KEY, Running
+from support.toy_model import ToyBatch, ToyReplica
+
+RULE = make("downpour", window=1)
+#: How often the honest worker's connection is cut on purpose: it must get in again.
+CUT = 7
+FEWEST = 20
+
+
+def gradient(theta: np.ndarray, value: float) -> np.ndarray:
+    return theta * np.float32(0.1) + np.float32(value)
+
+
+class Honest(threading.Thread):
+    """Trains with ``size`` parameters until `finish`; its connection is cut now and then."""
+
+    def __init__(self, address: Address, size: int, deadlines: Any) -> None:
+        super().__init__(daemon=True)
+        self.client = WorkerClient(address, worker=0, attempt=0, size=size, deadlines=deadlines)
+        self.steps = 0
+        self.over = threading.Event()
+        self.error: BaseException | None = None
+        self.start()
+
+    def _batches(self) -> Iterator[ToyBatch]:
+        last = False
+        while not last:
+            last = self.over.is_set() and self.steps >= FEWEST
+            self.steps += 1
+            yield ToyBatch(0, self.steps - 1, last, 1.0 / self.steps)
+
+    def run(self) -> None:
+        try:
+            self.client.join()
+            drive(self.client, self._batches(), cut=True)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+
+    def finish(self) -> int:
+        """Ends the training; returns the number of steps."""
+        self.over.set()
+        self.join(60)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.steps
+
+
+def drive(client: WorkerClient, batches: Iterator[ToyBatch], *, cut: bool) -> None:
+    replica = ToyReplica(client._size, 0.1, gradient, np.float32)
+    loop = work(RULE, replica, batches, lambda: client.payload(1))
+    request: Request = next(loop)
+    reply: Reply | None
+    commits = 0
+    with contextlib.suppress(StopIteration):
+        while True:
+            if isinstance(request, Compute):
+                reply = None
+            elif isinstance(request, PullRequest):
+                reply = client.pull()
+            else:
+                commits += 1
+                if cut and commits % CUT == 0 and client.channel is not None:
+                    client.channel.hang_up()
+                reply = client.commit(request)
+            request = loop.send(reply)
+    client.leave()
+    client.close()
+
+
+def undisturbed(steps: int, size: int, deadlines: Any) -> np.ndarray:
+    """The center after ``steps`` steps with nobody else about."""
+    with Running(RULE, workers=1, size=size) as running:
+        client = WorkerClient(running.address, worker=0, attempt=0, size=size, deadlines=deadlines)
+        client.join()
+        drive(client, (ToyBatch(0, i, i == steps - 1, 1.0 / (i + 1)) for i in range(steps)), cut=False)
+        return running.driver.center().center.copy()
+
+
+def assert_unharmed(honest: Honest, driver: DriverClient) -> None:
+    """Every step is committed once, in order, and the center is the undisturbed one to the bit."""
+    steps = honest.finish()
+    records = driver.drain(count=steps + 1)
+    commits = records.commits.view(COMMIT)
+    np.testing.assert_array_equal(commits["first_batch"], np.arange(steps))
+    np.testing.assert_array_equal(commits["sequence"], np.arange(1, steps + 1))
+    assert set(commits["worker"]) == {0}
+    size = honest.client._size
+    np.testing.assert_array_equal(driver.center().center, undisturbed(steps, size, honest.client.deadlines))
+
+
+def stranger(address: tuple[str, int], source: str = "127.0.0.1", timeout: float = 10.0) -> socket.socket:
+    """A connection that has proved nothing; closing it leaves no trace in the system's table of ports."""
+    sock = socket.socket()
+    sock.settimeout(timeout)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.bind((source, 0))
+    sock.connect(address)
+    return sock
+
+
+def until_the_end(sock: socket.socket) -> bytes:
+    """What the server still says before it hangs up; a server that does not is a `TimeoutError`."""
+    heard = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := sock.recv(4096):
+            heard += piece
+    return heard
+
+
+def say(sock: socket.socket, noise: bytes) -> None:
+    """Sends, unless the server has hung up already."""
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(noise)
+
+
+class Keyholder:
+    """A peer that proves the key and then sends what it likes."""
+
+    def __init__(self, address: tuple[str, int], source: str = "127.0.0.1", key: bytes = KEY) -> None:
+        self.sock = stranger(address, source)
+        self.connection = Connection(server=False, key=key)
+        self.answers: list[bytes] = []
+        while not self.connection.authenticated:
+            count = self.sock.recv_into(self.connection.space())
+            event, answer = self.connection.received(count)
+            if isinstance(event, EndOfStream):
+                raise ConnectionError("the server hung up")
+            self.answers += [bytes(part) for part in answer]
+            say(self.sock, b"".join(answer))
+
+    def __enter__(self) -> Keyholder:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.sock.close()

@@ -1,0 +1,194 @@
+"""A toy worker as a process of its own, which says where it is and is told what becomes of it: see `fault_job`.
+
+It reads its settings, one line of JSON, from standard input. At each of its spots it writes a line and waits for the
+order to go on; its last line says how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps import rules
+from distkeras.ps.errors import DistkerasError
+from distkeras.ps.protocol.framing import EndOfStream
+from distkeras.ps.protocol.messages import Message, Welcome
+from distkeras.ps.transport import channel
+from distkeras.ps.transport.channel import Channel
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import Loop, work
+from support.toy_model import ToyBatch, ToyReplica, batches
+
+#: Bytes that a slow connection moves at a time.
+_PIECE = 128
+#: Frames of which half is sent when their spot is reached, and those that are out.
+_HALF_SENT = {"the": "handshake", "FetchModel": "model", "Pull": "pull", "Commit": "mid-commit"}
+_SENT = {"Commit": "after-commit", "Leave": "leave"}
+
+
+class Spots:
+    """Where this worker stops: phases, each at a number of commits applied before (None: any)."""
+
+    def __init__(self, spots: list[dict[str, Any]], lifeline: float) -> None:
+        self._left = spots
+        self._lifeline = lifeline
+        self.client: WorkerClient
+
+    def wants(self, phase: str) -> dict[str, Any] | None:
+        for spot in self._left:
+            if spot["phase"] == phase and spot["step"] in (None, self.client.sequence):
+                return spot
+        return None
+
+    def reached(self, phase: str, connection: Hooked | None) -> None:
+        """Says so, if it is a spot, and does as it is told."""
+        spot = self.wants(phase)
+        if spot is None:
+            return
+        self._left.remove(spot)
+        tell(at=spot["number"], sequence=self.client.sequence)
+        if not select.select([sys.stdin], [], [], self._lifeline)[0]:
+            raise TimeoutError(f"no order at {phase}")
+        order = json.loads(sys.stdin.readline())
+        if connection is not None and order["order"] == "cut":
+            connection.hang_up()
+        elif connection is not None and order["order"] == "slow":
+            connection.slow_down(order["rate"])
+        tell(did=spot["number"], connected=connection is not None)
+
+
+@dataclass
+class Pipe:
+    """In place of a channel's own."""
+
+    read: Callable[[list[memoryview], float, bool], int]
+    write: Callable[[list[memoryview], float], int]
+
+
+class Hooked(Channel):
+    """A channel with spots in the middle of its frames and behind them."""
+
+    spots: Spots
+
+    def _send(self, buffers: list[bytes | memoryview], deadline: float, what: str) -> None:
+        kind = what.split()[0]
+        halfway = _HALF_SENT.get(kind, "")
+        if buffers and self.spots.wants(halfway):
+            whole = memoryview(b"".join(buffers))
+            super()._send([whole[: len(whole) // 2]], deadline, what)
+            self.spots.reached(halfway, self)
+            buffers = [whole[len(whole) // 2 :]]
+        super()._send(buffers, deadline, what)
+        if kind in _SENT:
+            self.spots.reached(_SENT[kind], self)
+
+    def receive(self, timeout: float, what: str) -> Message | EndOfStream:
+        if not (what.endswith(("Pull", "Commit")) and self.spots.wants("mid-reply")):
+            return super().receive(timeout, what)
+        pipe = self._pipe
+
+        def some(spaces: list[memoryview], timeout: float, whole: bool) -> int:
+            if sum(map(len, spaces)) <= 4 * _PIECE:
+                return pipe.read(spaces, timeout, whole)
+            self._pipe = pipe  # the vector, of which the first bytes are about to come
+            count = pipe.read([spaces[0][:_PIECE]], timeout, False)
+            self.spots.reached("mid-reply", self)
+            return count
+
+        self._pipe = Pipe(some, pipe.write)  # type: ignore[assignment]
+        return super().receive(timeout, what)
+
+    def slow_down(self, rate: float) -> None:
+        """From now on at most ``rate`` bytes a second, in small pieces."""
+        pipe = self._pipe
+
+        def dribble_in(spaces: list[memoryview], timeout: float, whole: bool) -> int:
+            pause(_PIECE / rate)
+            return pipe.read([spaces[0][:_PIECE]], timeout, False)
+
+        def dribble_out(buffers: list[memoryview], timeout: float) -> int:
+            pause(_PIECE / rate)
+            return pipe.write([buffers[0][:_PIECE]], timeout)
+
+        self._pipe = Pipe(dribble_in, dribble_out)  # type: ignore[assignment]
+
+
+class Moved(ToyReplica):
+    """A model that remembers where it began: at the center, as others had left it."""
+
+    began: np.ndarray | None = None
+
+    def load(self, vector: np.ndarray) -> None:
+        super().load(vector)
+        if self.began is None:
+            self.began = vector.copy()
+
+    def explored(self) -> np.ndarray:
+        """By how much, up to now."""
+        return self.theta if self.began is None else self.theta - self.began
+
+
+def pause(seconds: float) -> None:
+    """What a slow line takes."""
+    select.select([], [], [], seconds)
+
+
+def tell(**news: Any) -> None:
+    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    settings = json.loads(sys.stdin.readline())
+    worker, size, values = settings["worker"], settings["size"], settings["values"]
+    deadlines = Deadlines(**settings["deadlines"])
+    rule = rules.make(settings["rule"], **settings["hyper_parameters"])
+    where = settings["address"]
+    address = Address(where["host"], where["port"], bytes.fromhex(where["key"]), where["certificate"])
+    client = WorkerClient(address, worker=worker, attempt=settings["attempt"], size=size, deadlines=deadlines)
+    Hooked.spots = spots = Spots(settings["spots"], settings["lifeline"])
+    spots.client = client
+    vars(channel)["Channel"] = Hooked
+    replicas: list[Moved] = []
+
+    def one_hot(theta: np.ndarray, element: int) -> np.ndarray:
+        gradient = np.zeros_like(theta)
+        gradient[element] = 1.0
+        return gradient
+
+    def stopping(source: Iterator[ToyBatch]) -> Iterator[ToyBatch]:
+        for batch in source:
+            if (batch.epoch > 0, batch.index) == (True, 0):
+                spots.reached("between-epochs", client.channel)  # type: ignore[arg-type]
+            yield batch
+        spots.reached("end", client.channel)  # type: ignore[arg-type]
+
+    def begin(welcome: Welcome) -> Loop:
+        replicas.append(Moved(size, 1.0, one_hot, np.float32))
+        source = batches(values, epochs=settings["epochs"], start=(welcome.epoch, welcome.batch))
+        return work(rule, replicas[-1], stopping(source), lambda: client.payload(rule.traits.parts))
+
+    try:
+        welcome = client.join()
+        tell(joined=True, finished=welcome.finished, sequence=welcome.sequence)
+        if not welcome.finished:
+            assert client.fetch_model() == b"the model"
+        client.run(welcome, begin)
+        client.close()
+    except DistkerasError as error:
+        tell(error=f"{type(error).__name__}: {error}")
+    else:
+        moved = replicas[-1].explored()[: settings["told"]].tolist() if replicas else None
+        tell(done=True, begun=len(replicas), moved=moved)
+
+
+if __name__ == "__main__":
+    main()

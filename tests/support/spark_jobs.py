@@ -1,0 +1,172 @@
+"""Small models, data and checks for tests that train on Spark.
+
+The *counting model* turns "every row exactly once" into weights: a linear model without a bias over one-hot rows, whose
+loss is the sum of its outputs. Under plain SGD with a learning rate of 1, row i moves weight i by exactly -1, each time
+it is trained on, in whatever batch and order. All numbers are small integers, so float32 is exact.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras import Trainer
+from distkeras.data.batches import Batch, Source
+from distkeras.data.spec import DataSpec, partitioned
+
+
+def total(y_true: Any, y_pred: Any) -> Any:
+    """The counting model's loss."""
+    return keras.ops.sum(y_pred)
+
+
+# As if defined in a notebook: workers know nothing of this module, and get the function by value.
+total.__module__ = "__main__"
+
+
+def counting_model(rows: int, *hooks: keras.Layer) -> keras.Model:
+    """See above; ``hooks`` are layers that let their input through."""
+    inputs = keras.Input((rows,))
+    hidden: Any = inputs
+    for hook in hooks:
+        hidden = hook(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(hidden))
+
+
+def counting_rows(spark: SparkSession, rows: int) -> DataFrame:
+    """One-hot rows."""
+    return table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
+
+
+def counts(model: keras.Model) -> list[float]:
+    """How often each row was trained on."""
+    return (-model.get_weights()[0].ravel()).tolist()
+
+
+def table(spark: SparkSession, x: np.ndarray, y: np.ndarray) -> DataFrame:
+    """Columns ``features`` (array of float) and ``label`` (int, or array of float)."""
+    label = "int" if y.dtype.kind in "iu" else "float"
+    kind = label if y.ndim == 1 else f"array<{label}>"
+    return spark.createDataFrame(list(zip(x.tolist(), y.tolist(), strict=True)), f"features array<float>, label {kind}")
+
+
+def blobs(rows: int = 256, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two clouds of points in the plane, far apart: ``(rows, 2)`` float32, and int32 classes."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, rows).astype(np.int32)
+    points = rng.normal(size=(rows, 2)) + 3.0 * (2 * labels[:, None] - 1)
+    return points.astype(np.float32), labels
+
+
+def wrong_model() -> keras.Model:
+    """A linear classifier for `blobs` that is wrong about nearly every point before it learns."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")])
+    model.set_weights([np.array([[0.1, -0.1], [0.1, -0.1]], np.float32), np.zeros(2, np.float32)])
+    return model
+
+
+def accuracy(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
+    """Share of rows whose largest output is at the label."""
+    return float((model.predict(x, verbose=0).argmax(-1) == y).mean())
+
+
+def batches_of(df: DataFrame, spec: DataSpec) -> Iterator[Batch]:
+    """The mini-batches that the only worker of a job gets, read on the driver."""
+    with Source(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
+        yield from source
+
+
+def expected_ranges(sizes: dict[int, int], epochs: int, batch_size: int) -> dict[tuple[int, int], list[int]]:
+    """For each worker and epoch, the numbers of its mini-batches; ``sizes`` are rows by worker."""
+    return {
+        (worker, epoch): list(range(-(-rows // batch_size)))
+        for worker, rows in sizes.items()
+        for epoch in range(epochs)
+        if rows
+    }
+
+
+def committed(trainer: Trainer) -> dict[tuple[int, int], list[int]]:
+    """For each worker and epoch, the numbers of the mini-batches in the ledger, in clock order."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for row in sorted(trainer.ledger.collect(), key=lambda row: row["clock"]):
+        own = found.setdefault((row["worker"], row["epoch"]), [])
+        own.extend(range(row["first_batch"], row["last_batch"] + 1))
+    return found
+
+
+def servers() -> list[int]:
+    """Process ids of the parameter servers that this process has started and that still run."""
+    found = []
+    for child in psutil.Process().children():
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE and "distkeras.ps" in child.cmdline():
+                found.append(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def assert_nothing_left() -> None:
+    """No server process, and no thread of a job."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("distkeras-"):
+            thread.join(10)  # it may have just said its last word
+            assert not thread.is_alive(), thread
+    assert servers() == []
+
+
+def hook_layer(action: Any) -> keras.Layer:
+    """A layer that lets its input through and calls ``action(step)`` in each training step of a worker, from 0.
+
+    The driver never trains, so it never calls it. The class is local: workers get it by value.
+    """
+
+    @keras.saving.register_keras_serializable("tests")
+    class Hook(keras.layers.Layer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.supports_jit = False  # a Python call cannot be compiled
+            self.steps = 0
+
+        def act(self) -> np.float32:
+            action(self.steps)
+            self.steps += 1
+            return np.float32(0)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if not training:
+                return x
+            import tensorflow as tf
+
+            nothing = tf.numpy_function(self.act, [], tf.float32)
+            nothing.set_shape(())
+            return x + nothing
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    return Hook()
+
+
+def once(marker: Path, step: int, act: Any) -> Any:
+    """An action for `hook_layer`: calls ``act()`` at ``step``, in the first process of all that comes there."""
+    path = str(marker)
+
+    def action(now: int) -> None:
+        if now == step:
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            act()
+
+    return action

@@ -1,0 +1,222 @@
+"""A model that is a vector, for tests of rules, center and server without Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.protocol.messages import Commit, Welcome
+from distkeras.ps.rules import Rule
+from distkeras.ps.transport.client import Address
+from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.worker.loop import (
+    CollectRequest,
+    CommitRequest,
+    Compute,
+    Loop,
+    PostRequest,
+    ProbeRequest,
+    PullRequest,
+    Reply,
+    Request,
+    work,
+)
+
+Gradient = Callable[[np.ndarray, Any], np.ndarray]
+
+
+@dataclass(frozen=True)
+class ToyBatch:
+    epoch: int
+    index: int
+    last: bool
+    value: Any = None
+    size: int = 1
+    checksum: int = 0
+
+
+def batches(values: Sequence[Any], *, epochs: int = 1, start: tuple[int, int] = (0, 0)) -> Iterator[ToyBatch]:
+    """One batch a value, ``epochs`` times over, from ``start`` on."""
+    for epoch in range(epochs):
+        for index, value in enumerate(values):
+            if (epoch, index) >= start:
+                yield ToyBatch(epoch, index, index == len(values) - 1, value)
+
+
+class ToyReplica:
+    """Plain SGD on a vector; ``gradient(theta, batch.value)`` gives the gradient (default: the value itself)."""
+
+    def __init__(self, size: int, learning_rate: float, gradient: Gradient | None = None, dtype: Any = np.float64):
+        self.theta = np.zeros(size, dtype)
+        self.learning_rate = learning_rate
+        self._gradient = gradient or (lambda theta, value: np.asarray(value))
+
+    @property
+    def size(self) -> int:
+        return self.theta.size
+
+    def load(self, vector: np.ndarray) -> None:
+        self.theta[...] = vector
+
+    def read(self, out: np.ndarray) -> None:
+        out[...] = self.theta
+
+    def moved(self, since: np.ndarray, out: np.ndarray) -> None:
+        np.subtract(self.theta, since, out=out)
+
+    def load_statistics(self, vector: np.ndarray) -> None:
+        self.statistics = vector.copy()
+
+    def read_statistics(self, out: np.ndarray) -> None:
+        out[...] = self.statistics
+
+    def train(self, batches: Sequence[ToyBatch]) -> np.ndarray:
+        for batch in batches:
+            self.theta -= (self.learning_rate * self._gradient(self.theta, batch.value)).astype(self.theta.dtype)
+        return np.zeros((len(batches), 1))
+
+    def gradient(self, batch: ToyBatch, out: np.ndarray) -> np.ndarray:
+        out[...] = self._gradient(self.theta, batch.value)
+        return np.zeros(1)
+
+
+class ToyJob:
+    """Workers and a center in this process, one commit at a time, in the order that a test wants."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        theta0: Sequence[float],
+        data: Sequence[Sequence[Any]],
+        *,
+        eta: float = 0.1,
+        gradient: Gradient | None = None,
+        epochs: int = 1,
+        dtype: Any = np.float64,
+        measure_gap: bool = False,
+        block: int = 64 * 1024,
+        occupied: Callable[[int], bool] = lambda worker: False,
+        overlap: bool = False,
+    ) -> None:
+        self._occupied = occupied
+        start = np.array(theta0, dtype)
+        self.rule = rule
+        self.center = Center(
+            rule,
+            start,
+            workers=len(data),
+            learning_rate=eta if rule.traits.gradient else None,
+            measure_gap=measure_gap,
+            block=block,
+        )
+        self.replicas = [ToyReplica(start.size, eta, gradient, dtype) for _ in data]
+        self._loops: list[Loop] = []
+        self._pending: dict[int, Request] = {}
+        self._held: dict[int, CommitRequest] = {}
+        self._posted: dict[int, CommitRequest] = {}
+        for worker, values in enumerate(data):
+            self.center.join(worker, 0)
+
+            def payload() -> tuple[np.ndarray, ...]:
+                return tuple(np.empty_like(start) for _ in range(rule.traits.parts))
+
+            loop = work(rule, self.replicas[worker], batches(values, epochs=epochs), payload, overlap=overlap)
+            self._loops.append(loop)
+            next(loop)
+        for worker in range(len(data)):
+            self._advance(worker, self._pull(worker))
+
+    @property
+    def theta(self) -> np.ndarray:
+        return self.center.current.array
+
+    def _pull(self, worker: int) -> Reply:
+        released = self.center.release(worker, 0)
+        released.buffer.hold()  # toys keep what they were sent for good
+        return Reply(released.learning_rate, released.buffer.array)
+
+    def _advance(self, worker: int, reply: Reply | None) -> None:
+        """Up to the worker's next exchange, or its end."""
+        try:
+            request = self._loops[worker].send(reply)
+            while isinstance(request, (Compute, PostRequest, ProbeRequest)):
+                if isinstance(request, PostRequest):
+                    self._posted[worker] = request.commit
+                asks = isinstance(request, ProbeRequest)
+                request = self._loops[worker].send(Reply(occupied=self._occupied(worker)) if asks else None)
+            self._pending[worker] = request
+        except StopIteration:
+            self._pending.pop(worker, None)
+            self.center.leave(worker, 0)
+            self._let_go()
+
+    def commit(self, worker: int) -> None:
+        """Completes the next exchange of ``worker``; what it has posted is applied when it asks for the reply."""
+        if isinstance(self._pending[worker], PullRequest):
+            self._advance(worker, self._pull(worker))
+        request = self._pending[worker]
+        if isinstance(request, CollectRequest):
+            request = self._posted.pop(worker)
+        assert isinstance(request, CommitRequest)
+        commit = Commit(
+            worker=worker,
+            attempt=0,
+            incarnation=1,
+            sequence=self.center.members[worker].sequence + 1,
+            waited=0.0,
+            **request._asdict(),
+        )
+        self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts])
+        if request.wants_center:
+            self._held[worker] = request
+            self._let_go()
+        else:
+            self._advance(worker, Reply())
+
+    def _let_go(self) -> None:
+        for worker in [worker for worker in self._held if self.center.ready(worker)]:
+            if worker in self._held:
+                del self._held[worker]
+                self._advance(worker, self._pull(worker))
+
+    def run(self, schedule: Sequence[int]) -> np.ndarray:
+        for worker in schedule:
+            self.commit(worker)
+        return self.theta
+
+
+def toy_client(
+    address: Address,
+    rule: Rule,
+    values: Sequence[Any],
+    *,
+    worker: int,
+    attempt: int = 0,
+    size: int,
+    eta: float = 0.1,
+    gradient: Gradient | None = None,
+    epochs: int = 1,
+    deadlines: Any = None,
+    overlap: bool = False,
+    wire_format: str = "float32",
+) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
+    """A real client, what it was told when it joined, and how to begin with a toy replica: for `WorkerClient.run`."""
+    options = {"deadlines": deadlines, "wire_format": wire_format}
+    client = WorkerClient(address, worker=worker, attempt=attempt, size=size, **options)
+
+    def begin(welcome: Welcome) -> Loop:
+        replica = ToyReplica(size, eta, gradient, np.float32)
+        source = batches(values, epochs=epochs, start=(welcome.epoch, welcome.batch))
+        return work(rule, replica, source, lambda: client.payload(rule.traits.parts), overlap=overlap)
+
+    return client, client.join(), begin
+
+
+def toy_worker(address: Address, rule: Rule, values: Sequence[Any], **options: Any) -> tuple[WorkerClient, Loop]:
+    """A real client with a toy replica, joined, and its loop."""
+    client, welcome, begin = toy_client(address, rule, values, **options)
+    return client, begin(welcome)

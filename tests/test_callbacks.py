@@ -1,0 +1,184 @@
+"""Stop conditions on a driver that is fed centers by hand; with real jobs in tests/training."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from distkeras.callbacks import Callback, CallbackContext, Center, EarlyStopping, TimeBudget, Training
+from distkeras.data.batches import Batch
+from distkeras.job.callback_runner import Callbacks
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
+from distkeras.ps.protocol.messages import Status
+
+STATUS = Status(0, 2, 0, 0, 0, math.nan, math.nan)
+
+
+@pytest.fixture(scope="module")
+def replica():
+    """One weight w without a bias: over the only row, 1 with the target 0, the loss is w squared."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return KerasReplica(model)
+
+
+ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)
+
+
+class Fed:
+    """A callback, begun, and what it asks for."""
+
+    def __init__(self, callback, replica, rows=ROWS):
+        self.callback, self.replica, self.stopped = callback, replica, None
+        callback.on_begin(Training(("loss", "mae"), lambda: replica, lambda df, most: rows))
+
+    def moment(self, weight, clock, **options):
+        center = Center(clock, np.array([weight], np.float32), np.empty(0, np.float32))
+        return CallbackContext(STATUS, 1.5, lambda: center, lambda: self.replica, self.stop, **options)
+
+    def stop(self, reason):
+        self.stopped = self.stopped or reason
+
+    def feed(self, *weights):
+        """The number of evaluations after which it stopped, from 1; None if it did not."""
+        for number, weight in enumerate(weights, start=1):
+            self.callback.on_center(self.moment(weight, number))
+            if self.stopped:
+                return number
+        return None
+
+    def end(self, weight, clock):
+        """The weight that it wants restored; None for the last one."""
+        moment = self.moment(weight, clock, final=True)
+        self.callback.on_end(moment)
+        return None if moment.restored is None else float(moment.restored.vector[0])
+
+
+class TestEarlyStopping:
+    def test_target(self, replica):
+        fed = Fed(EarlyStopping(None, target=0.25), replica)
+        assert fed.feed(2.0, 1.0, 0.5, 0.1) == 3
+        assert fed.stopped == "loss 0.25 has reached 0.25"
+        assert fed.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
+
+    def test_target_of_what_is_to_be_large(self, replica):
+        assert Fed(EarlyStopping(None, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0) == 3
+
+    @pytest.mark.parametrize(("patience", "stops"), [(1, 3), (2, 6), (3, None)])
+    def test_patience(self, replica, patience, stops):
+        fed = Fed(EarlyStopping(None, patience=patience), replica)
+        assert fed.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
+
+    def test_it_says_what_it_has_waited_for(self, replica):
+        fed = Fed(EarlyStopping(None, patience=2), replica)
+        fed.feed(2.0, 3.0, 3.0)
+        assert fed.stopped == "loss has not become better than 4 in 2 evaluations in a row"
+
+    def test_min_delta(self, replica):
+        assert Fed(EarlyStopping(None, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4) == 3
+        assert Fed(EarlyStopping(None, "mae", patience=2, min_delta=0.25), replica).feed(2.0, 1.6, 1.5, 1.25) is None
+
+    def test_nan_is_no_better_than_anything(self, replica):
+        assert Fed(EarlyStopping(None, patience=2), replica).feed(math.nan, math.nan) == 2
+        fed = Fed(EarlyStopping(None, patience=2), replica)
+        assert fed.feed(1.0, math.nan, math.nan) == 3
+        assert fed.callback.best == 1.0
+        fed = Fed(EarlyStopping(None, patience=2, target=1.0), replica)
+        assert fed.feed(math.nan, 2.0, math.nan, 1.0) == 4
+
+    def test_the_best_center_is_restored(self, replica):
+        fed = Fed(EarlyStopping(None, restore_best_weights=True), replica)
+        fed.feed(2.0, 0.5, 1.0)
+        assert fed.end(0.75, 9) == 0.5
+        assert (fed.callback.best, fed.callback.best_clock) == (0.25, 2)
+
+    def test_the_last_one_may_be_the_best(self, replica):
+        fed = Fed(EarlyStopping(None, restore_best_weights=True), replica)
+        fed.feed(2.0, 0.5)
+        assert fed.end(0.25, 9) is None
+
+    def test_without_it_the_last_one_stays(self, replica):
+        fed = Fed(EarlyStopping(None), replica)
+        fed.feed(2.0, 0.5)
+        assert fed.end(2.0, 9) is None
+
+    def test_a_center_is_evaluated_once(self, replica):
+        fed = Fed(EarlyStopping(None, patience=1), replica)
+        for _ in range(3):
+            fed.callback.on_center(fed.moment(1.0, 5))
+        fed.end(1.0, 5)
+        assert len(fed.callback.evaluations) == 1
+        assert fed.stopped is None
+
+    def test_another_job_begins_anew(self, replica):
+        callback = EarlyStopping(None, patience=1, restore_best_weights=True)
+        Fed(callback, replica).feed(0.1, 1.0)
+        assert Fed(callback, replica).feed(3.0, 2.0) is None
+        assert len(callback.evaluations) == 2
+
+    def test_an_unknown_metric(self, replica):
+        with pytest.raises(ConfigurationError, match=r"one of \['loss', 'mae'\].*'accuracy'"):
+            Fed(EarlyStopping(None, "val_accuracy"), replica)
+
+    def test_no_rows(self, replica):
+        with pytest.raises(EmptyDataError):
+            Fed(EarlyStopping(None), replica, rows=None)
+
+    @pytest.mark.parametrize(
+        ("name", "sign"),
+        [("loss", 1), ("accuracy", -1), ("val_sparse_categorical_accuracy", -1), ("mae", 1), ("auc", -1)],
+    )
+    def test_which_way_is_better(self, name, sign):
+        assert EarlyStopping(None, name).sign == sign
+
+    def test_where_the_name_does_not_say(self):
+        with pytest.raises(ConfigurationError, match="`mode` must be given"):
+            EarlyStopping(None, "surprise")
+        assert EarlyStopping(None, "surprise", mode="max").sign == -1
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"patience": 0}, {"max_rows": 0}, {"min_delta": -1.0}, {"mode": "best"}, {"every_commits": 0}]
+        + [{"every_seconds": seconds} for seconds in (0, -1.0, math.nan, math.inf, "1", True)],
+    )
+    def test_arguments(self, options):
+        with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
+            EarlyStopping(None, **options)
+
+
+def test_a_time_budget_is_due_once_and_stops(replica):
+    budget = TimeBudget(2.5)
+    assert (budget.every_seconds, budget.every_commits) == (2.5, None)
+    fed = Fed(budget, replica)
+    assert fed.feed(1.0) == 1
+    assert fed.stopped == "the time budget of 2.5 s is spent"
+    with pytest.raises(ConfigurationError, match="`seconds` must be"):
+        TimeBudget(0)
+
+
+def test_weights_are_restored_at_the_end_only(replica):
+    fed = Fed(Callback(), replica)
+    moment = fed.moment(1.0, 1)
+    with pytest.raises(LocalProtocolError, match="on_end"):
+        moment.restore(moment.center)
+
+
+def test_the_model_has_the_centers_weights(replica):
+    moment = Fed(Callback(), replica).moment(1.25, 7)
+    assert moment.clock == 0  # as the status has it
+    assert moment.model.get_weights()[0].item() == 1.25
+    assert moment.clock == 7
+
+
+def test_how_often():
+    assert (Callback().every_commits, Callback().every_seconds) == (None, 10.0)
+    assert (Callback(every_commits=5).every_commits, Callback(every_commits=5).every_seconds) == (5, None)
+
+
+def test_what_is_no_callback():
+    with pytest.raises(ConfigurationError, match="`callbacks` must be"):
+        Callbacks([lambda moment: None], Training((), None, None))

@@ -1,0 +1,218 @@
+"""Callbacks, early ends, skipped commits and events, on real Spark tasks."""
+
+from __future__ import annotations
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+from support.spark_jobs import (
+    accuracy,
+    assert_nothing_left,
+    blobs,
+    committed,
+    counting_model,
+    counting_rows,
+    counts,
+    table,
+    wrong_model,
+)
+
+from distkeras import EarlyStopping, Trainer
+from distkeras.callbacks import Callback
+from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
+from distkeras.ps.rules import make
+
+pytestmark = pytest.mark.timeout(240)
+
+ROWS, BATCH = 41, 4
+SPARSE = "sparse_categorical_crossentropy"
+ENDLESS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(spark):
+    yield
+    assert_nothing_left()
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+
+
+def total(y_true, y_pred):
+    """The counting model's loss; a label of 1 poisons its batch."""
+    return keras.ops.sum(y_pred) / keras.ops.cast(keras.ops.max(y_true) < 1, y_pred.dtype)
+
+
+total.__module__ = "__main__"
+
+
+def counter(rule="downpour", *, workers=2, epochs=ENDLESS, **options):
+    model = counting_model(ROWS)
+    sgd = keras.optimizers.SGD(1.0)
+    return Trainer(
+        model,
+        make(rule, window=2),
+        worker_optimizer=sgd,
+        loss=total,
+        num_workers=workers,
+        batch_size=BATCH,
+        num_epoch=epochs,
+        **options,
+    )
+
+
+class At(Callback):
+    """Ends the job when so many commits are applied, and keeps what it saw."""
+
+    def __init__(self, clock, when=lambda: True):
+        super().__init__(every_commits=1)
+        self.at, self.when = clock, when
+        self.seen, self.ends, self.threads = [], [], set()
+
+    def on_center(self, moment):
+        self.threads.add(threading.current_thread())
+        self.seen.append((moment.center.clock, -float(moment.center.vector.sum()), moment.status.samples))
+        assert counts(moment.model) == (-moment.center.vector).tolist()
+        if moment.clock >= self.at and self.when():
+            moment.stop("seen enough")
+
+    def on_end(self, moment):
+        self.ends.append((moment.clock, moment.final))
+
+
+def assert_prefixes(trainer):
+    """Every mini-batch up to some place, each once."""
+    epochs: dict[int, int] = {}
+    for (worker, epoch), batches in sorted(committed(trainer).items()):
+        assert batches == list(range(len(batches)))
+        assert epoch == epochs.get(worker, 0)
+        epochs[worker] = epoch + 1
+
+
+def test_a_callback_sees_the_center_and_ends_the_job(spark):
+    trainer = counter(workers=3, stall_after=1e-3)  # one more than there are slots: the third begins after the end
+    stalled = At(40, lambda: any(event.kind == "stall" for event in trainer._events.all()))
+    model = trainer.train(counting_rows(spark, ROWS), callbacks=[stalled])
+    assert trainer.stopped == "seen enough"
+    history, ledger = trainer.history.toPandas(), trainer.ledger.toPandas()
+    # What was committed is in the model, and nothing else.
+    assert sum(counts(model)) == history.samples.sum() > 0
+    assert_prefixes(trainer)
+    assert ledger.applied.all()
+    assert len(ledger) == stalled.ends[0][0]
+    assert stalled.ends == [(len(ledger), True)]
+    clocks = [clock for clock, _, _ in stalled.seen]
+    assert clocks == sorted(clocks)
+    assert clocks[-1] >= 40
+    assert all(samples <= summed for clock, summed, samples in stalled.seen)
+    (thread,) = stalled.threads
+    assert thread is not threading.current_thread()
+    assert ledger.groupby("worker").attempt.nunique().max() == 1  # no task failed
+    events = trainer.events.toPandas()
+    assert set(events.kind) == {"stall", "stop"}
+    (stop,) = events[events.kind == "stop"].text
+    assert stop == "the job ends early: seen enough"
+
+
+def test_a_round_does_not_hang_and_the_job_goes_on_later(spark, tmp_path):
+    df = counting_rows(spark, ROWS)
+    first = counter("averaging")
+    first.train(df, callbacks=[At(6)], checkpoint=tmp_path)
+    assert first.stopped == "seen enough"
+    assert_prefixes(first)
+    later = counter("averaging")
+    later.train(df, callbacks=[At(len(first.ledger.collect()) + 10)], checkpoint=tmp_path, resume=True)
+    assert later.resumed.exact
+    assert_prefixes(later)
+    assert later.ledger.count() >= first.ledger.count() + 10
+
+
+def test_early_stopping_restores_the_best(spark):
+    x, y = blobs(seed=1)
+    trainer = Trainer(
+        wrong_model(),
+        make("downpour", window=2),
+        worker_optimizer=keras.optimizers.SGD(0.01),
+        loss=SPARSE,
+        metrics=["accuracy"],
+        num_workers=2,
+        num_epoch=ENDLESS,
+    )
+    stopping = EarlyStopping(
+        table(spark, x, y), "accuracy", target=0.95, restore_best_weights=True, every_commits=1, max_rows=200
+    )
+    trained = trainer.train(table(spark, *blobs()), callbacks=[stopping])
+    assert trainer.stopped.startswith("accuracy ")
+    assert [values["accuracy"] for values in stopping.evaluations if values["accuracy"] >= 0.95]
+    clocks = [values["clock"] for values in stopping.evaluations]
+    assert clocks == sorted(set(clocks))
+    assert stopping.best == max(values["accuracy"] for values in stopping.evaluations)
+    assert accuracy(trained, x, y) >= 0.9  # of all rows, where the stop looked at 200
+    rows = stopping._rows
+    assert trained.evaluate(rows.x[0], rows.y[0], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
+        stopping.best
+    )
+
+
+class TestErrors:
+    def test_a_callback_that_raises_ends_the_job_with_its_error(self, spark):
+        class Failing(Callback):
+            def on_center(self, moment):
+                raise ZeroDivisionError("my own mistake")
+
+        trainer = counter()
+        with pytest.raises(ZeroDivisionError, match="my own mistake"):
+            trainer.train(counting_rows(spark, ROWS), callbacks=[Failing(every_commits=3)])
+        assert trainer.stopped is None
+        assert sum(counts(trainer.model)) == trainer.history.toPandas().samples.sum()
+
+    def test_what_cannot_work_is_found_before_any_work(self, spark, monkeypatch):
+        def refuse(*args, **options):
+            raise AssertionError("a server was started")
+
+        monkeypatch.setattr("distkeras.trainer.ServerProcess", refuse)
+        df = counting_rows(spark, ROWS)
+        with pytest.raises(ConfigurationError, match="`monitor` must be one of"):
+            counter().train(df, callbacks=[EarlyStopping(df, "accuracy")])
+        with pytest.raises(MissingColumnError):
+            counter().train(df, callbacks=[EarlyStopping(df.drop("label"))])
+
+    @pytest.mark.parametrize(
+        "options", [{"bad_numbers": "ignore"}, {"max_skipped": 0}, {"stall_after": 0}, {"stall_after": -1.0}]
+    )
+    def test_arguments(self, options):
+        with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
+            counter(**options)
+
+
+class TestBadNumbers:
+    @pytest.fixture(scope="class")
+    def rows(self, spark):
+        """One-hot rows; the first one's label poisons every batch that it is in."""
+        return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
+
+    def test_skipped(self, rows):
+        trainer = counter(epochs=3, bad_numbers="skip")
+        model = trainer.train(rows)
+        ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
+        skipped = ledger[~ledger.applied]
+        assert sorted(skipped.epoch) == [0, 1, 2]
+        assert skipped.worker.nunique() == 1
+        assert history.samples.sum() == 3 * ROWS
+        lost = (history.loss.isna() | np.isinf(history.loss)).sum()
+        assert 3 <= lost <= 6  # the poisoned mini-batch, and the rest of its window
+        steps = (skipped.last_batch - skipped.first_batch + 1).sum()
+        # Rows of the skipped windows are the ones that are not counted.
+        assert 3 * ROWS - steps * BATCH <= sum(counts(model)) < 3 * ROWS
+        assert counts(model)[0] == 0
+        assert trainer.commits.count() == ledger.applied.sum()
+        events = trainer.events.toPandas()
+        assert list(events.kind) == ["skipped"] * 3
+        assert list(events.worker) == list(skipped.sort_values("clock").worker)
+        assert "(1 of at most 100)" in events.text[0]
+
+    def test_too_many_name_the_layer(self, rows):
+        with pytest.raises(NonFiniteError, match=r"in dense\w*/kernel \(element \d+\).*after 1 commits") as caught:
+            counter(epochs=3, bad_numbers="skip", max_skipped=1).train(rows)
+        assert caught.value.worker in (0, 1)
+        assert caught.value.step is not None

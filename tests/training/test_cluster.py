@@ -1,0 +1,128 @@
+"""Two real executor JVMs. A process has one Spark context at most, so the driver runs as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRIVER = """
+import json, os, signal, sys
+from pathlib import Path
+import keras, psutil
+from pyspark.sql import SparkSession
+from support.spark_jobs import *
+from distkeras import Trainer
+from distkeras.ps.rules import make
+
+directory, rows, epochs = Path(sys.argv[1]), 240, 3
+spark = (
+    SparkSession.builder.master("local-cluster[2,1,1024]")
+    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    .config("spark.sql.shuffle.partitions", "2").config("spark.executor.memory", "1g").getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+
+
+def executors():
+    return {
+        process.pid for process in psutil.Process().children(recursive=True)
+        if process.name() == "java" and any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+    }
+
+
+def nothing():
+    pass
+
+
+def kill_executor(and_myself):
+    def kill():
+        import psutil
+        next(process for process in psutil.Process().parents() if process.name() == "java").kill()
+        if and_myself:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
+
+
+# From a file, as in real life: rows that the driver holds would come back in their order anyway.
+path = str(directory / "rows")
+counting_rows(spark, rows).repartition(4).write.parquet(path)
+for name in sys.argv[2:]:
+    act = {"quiet": nothing, "orphan": kill_executor(False)}.get(name, kill_executor(True))
+    marker = directory / name
+    trainer = Trainer(
+        counting_model(rows, hook_layer(once(marker, 12, act))), make("downpour", window=2),
+        worker_optimizer=keras.optimizers.SGD(1.0), loss=total, num_workers=2, batch_size=8, num_epoch=epochs,
+    )
+    frame, cached = spark.read.parquet(path), 0
+    if name == "blocks":
+        frame = frame.repartition(4).cache()  # a shuffle's blocks and cached ones, on both executors
+        frame.count()
+        cached = sum(rdd.numCachedPartitions() for rdd in spark.sparkContext._jsc.sc().getRDDStorageInfo())
+    before = executors()
+    model = trainer.train(frame)
+    ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
+    sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
+    assert_nothing_left()
+    print(json.dumps({
+        "name": name, "cached": cached, "executors": len(before), "lost": len(before - executors()),
+        "fired": marker.exists(), "counts": sorted(set(counts(model))),
+        "exact": committed(trainer) == expected_ranges(sizes, epochs, 8),
+        "attempts": sorted(map(int, ledger.groupby("worker").attempt.nunique())), "samples": int(history.samples.sum()),
+    }))
+spark.stop()
+"""
+
+
+def run(directory: Path, *names: str) -> list[dict]:
+    script = directory / "driver.py"
+    script.write_text(DRIVER)
+    support = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, str(script), str(directory), *names],
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_WORKER_DIR": str(directory / "work"),
+        },
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [one["name"] for one in told] == list(names)
+    for one in told:
+        assert one["executors"] == 2
+        assert one["fired"]
+        assert one["counts"] == [3.0]
+        assert one["exact"]
+        assert one["samples"] == 3 * 240
+    return told
+
+
+def test_two_executors_and_one_that_is_killed(tmp_path):
+    quiet, killed = run(tmp_path, "quiet", "executor")
+    assert (quiet["lost"], quiet["attempts"]) == (0, [1, 1])
+    assert (killed["lost"], killed["attempts"]) == (1, [1, 2])
+
+
+@pytest.mark.slow
+def test_an_executor_that_is_killed_with_the_blocks_that_it_holds(tmp_path):
+    """Spark computes them again, in an order of its own; the rows of a worker and their order stay the same."""
+    (told,) = run(tmp_path, "blocks")
+    assert (told["cached"], told["lost"], told["attempts"]) == (4, 1, [1, 2])
+
+
+@pytest.mark.slow
+def test_a_worker_that_outlives_its_executor(tmp_path):
+    """It holds the partition's lease until it ends; then its successor goes on, or finds everything done."""
+    (orphan,) = run(tmp_path, "orphan")
+    assert orphan["lost"] == 1

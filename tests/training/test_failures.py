@@ -1,0 +1,419 @@
+"""What goes wrong gives one typed error that says where, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.spark_jobs import (
+    assert_nothing_left,
+    blobs,
+    committed,
+    counting_model,
+    counting_rows,
+    counts,
+    expected_ranges,
+    hook_layer,
+    once,
+    total,
+    wrong_model,
+)
+
+import distkeras.job.spark_job
+from distkeras import Trainer
+from distkeras.ps.errors import (
+    BadValueError,
+    ConfigurationError,
+    EmptyDataError,
+    LedgerError,
+    LocalProtocolError,
+    MissingColumnError,
+    NonFiniteError,
+    ServerLostError,
+    ShapeError,
+    WorkerError,
+)
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+
+# Nothing here takes longer than a worker's start; a hang is a failure.
+pytestmark = pytest.mark.timeout(120)
+
+SPARSE = "sparse_categorical_crossentropy"
+SCHEMA = "features array<float>, label int"
+BATCH = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(spark):
+    yield
+    assert_nothing_left()
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+
+
+def train(df, model=None, rule="downpour", **options):
+    options = {"loss": SPARSE, "num_workers": 2, "batch_size": BATCH} | options
+    return Trainer(model or wrong_model(), rule, **options).train(df)
+
+
+def frame(spark, rows, schema=SCHEMA):
+    return spark.createDataFrame(rows, schema)
+
+
+GOOD = [([float(number), 1.0], number % 2) for number in range(20)]
+
+
+class TestBeforeAnyWork:
+    """Found on the driver: no job starts, so there is no worker to name."""
+
+    @pytest.fixture(autouse=True)
+    def no_job(self, monkeypatch):
+        def refuse(*args, **options):
+            raise AssertionError("a server was started")
+
+        monkeypatch.setattr("distkeras.trainer.ServerProcess", refuse)
+
+    @pytest.mark.parametrize(
+        "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]
+    )
+    def test_missing_column(self, spark, options):
+        with pytest.raises(MissingColumnError, match=r"must have the column 'pixels'.*features.*label") as caught:
+            train(frame(spark, GOOD), **options)
+        assert caught.value.column == "pixels"
+
+    def test_column_of_text(self, spark):
+        with pytest.raises(MissingColumnError, match="must hold numbers") as caught:
+            train(frame(spark, [("a", 1)], "features string, label int"))
+        assert caught.value.column == "features"
+
+    def test_scalar_labels_for_an_output_of_several_numbers(self, spark):
+        with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(2,\)") as caught:
+            train(frame(spark, GOOD), loss="mse")
+        assert caught.value.column == "label"
+
+    def test_a_loss_that_does_not_fit(self, spark):
+        def narrow(y_true, y_pred):
+            return keras.ops.matmul(y_pred, keras.ops.ones((3, 3)))
+
+        with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
+            train(frame(spark, GOOD), loss=narrow)
+
+    def test_an_unknown_loss(self, spark):
+        with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
+            train(frame(spark, GOOD).selectExpr("features", "array(label, label) as label"), loss="krossentropy")
+
+    def test_another_number_of_columns_than_of_inputs(self, spark):
+        with pytest.raises(ConfigurationError, match="a column for each of the 1 inputs"):
+            train(frame(spark, GOOD), features_col=["features", "label"])
+
+    def test_class_weights_without_classes(self, spark):
+        with pytest.raises(ShapeError, match="one label column of integer classes"):
+            train(frame(spark, GOOD).selectExpr("features", "array(label) as label"), class_weight={0: 1.0})
+
+    @pytest.mark.parametrize(("name", "bad"), [("batch_size", 0), ("num_epoch", 0), ("seed", -1)])
+    def test_numbers(self, spark, name, bad):
+        with pytest.raises(ConfigurationError, match="Received"):
+            train(frame(spark, GOOD), **{name: bad})
+
+
+@pytest.mark.parametrize("rule", ["downpour", "averaging"])
+def test_empty(spark, rule):
+    with pytest.raises(EmptyDataError, match="`df` must have rows"):
+        train(frame(spark, []), rule=rule)
+
+
+BAD_ROWS = {
+    "null feature": ((None, 0), SCHEMA, BadValueError, "features", "must not be null"),
+    "NaN": (([float("nan"), 1.0], 0), SCHEMA, BadValueError, "features", "finite.*nan"),
+    "ragged": (([1.0, 2.0, 3.0], 0), SCHEMA, ShapeError, "features", "2 values each.*3 values"),
+    "null label": (([1.0, 1.0], None), SCHEMA, BadValueError, "label", "must not be null"),
+    "label above": (([1.0, 1.0], 2), SCHEMA, BadValueError, "label", r"integers in \[0, 2\).*2 in row"),
+    "label between": (
+        ([1.0, 1.0], 0.5),
+        "features array<float>, label double",
+        BadValueError,
+        "label",
+        r"must be exact|must be integers",
+    ),
+}
+
+
+#: The others differ from these in what the unit tests of columns and mini-batches show.
+FIRST = {"null feature", "ragged", "label above"}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in FIRST else pytest.mark.slow) for k in BAD_ROWS])
+def test_one_bad_row(spark, kind):
+    row, schema, error, column, text = BAD_ROWS[kind]
+    good = [(x, float(y)) for x, y in GOOD] if "double" in schema else GOOD
+    with pytest.raises(error, match=text) as caught:
+        train(frame(spark, [*good, row], schema), num_workers=1)
+    assert type(caught.value) is error
+    assert caught.value.column == column
+    assert caught.value.worker == 0
+    assert caught.value.step in range(6)
+    assert "Traceback (most recent call last)" in caught.value.remote_traceback
+    assert "to_numpy" in caught.value.remote_traceback or "_check_classes" in caught.value.remote_traceback
+
+
+@pytest.mark.slow
+def test_labels_of_another_shape_than_the_output(spark):
+    rows = [(x, [0.0, 1.0, 0.0]) for x, _ in GOOD]
+    with pytest.raises(ShapeError, match=r"2 values each.*3 values") as caught:
+        train(frame(spark, rows, "features array<float>, label array<float>"), loss="mse")
+    assert caught.value.column == "label"
+    assert "Traceback" in caught.value.remote_traceback
+
+
+def test_features_of_another_shape_than_the_input(spark):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+    with pytest.raises(ShapeError, match=r"3 values each.*2 values") as caught:
+        train(frame(spark, GOOD), model)
+    assert caught.value.column == "features"
+
+
+class TestInsideATask:
+    def test_an_exception_at_some_step(self, spark):
+        def fail(step):
+            if step == 3:
+                raise RuntimeError("told to fail")
+
+        model = counting_model(41, hook_layer(fail))
+        with pytest.raises(WorkerError, match="told to fail") as caught:
+            train(counting_rows(spark, 41), model, loss=total)
+        assert type(caught.value) is WorkerError
+        assert caught.value.worker in (0, 1)
+        assert caught.value.step == 3
+        assert "Traceback (most recent call last)" in caught.value.remote_traceback
+        assert "distkeras/job/task.py" in caught.value.remote_traceback
+
+    def test_what_the_others_learned_before_is_left(self, spark):
+        def fail(step):
+            if step == 3:
+                raise RuntimeError("told to fail")
+
+        trainer = Trainer(
+            counting_model(41, hook_layer(fail)),
+            "downpour",
+            worker_optimizer=keras.optimizers.SGD(1.0),
+            loss=total,
+            num_workers=1,
+            batch_size=BATCH,
+        )
+        with pytest.raises(WorkerError):
+            trainer.train(counting_rows(spark, 41))
+        assert sum(counts(trainer.model)) == 3 * BATCH
+        assert trainer.history.count() == 3
+        assert trainer.commits.count() == 3
+
+    @pytest.mark.slow
+    def test_a_loss_that_raises_on_the_worker_only(self, spark):
+        driver = os.getpid()
+
+        def picky(y_true, y_pred):
+            if os.getpid() != driver:
+                raise KeyError("not here")
+            return keras.ops.sum(y_pred)
+
+        with pytest.raises(WorkerError, match="not here") as caught:
+            train(counting_rows(spark, 9), counting_model(9), loss=picky)
+        assert caught.value.step == 0
+        assert "picky" in caught.value.remote_traceback
+
+    @pytest.mark.parametrize("rule", ["downpour", pytest.param("asgd", marks=pytest.mark.slow)])
+    def test_divergence(self, spark, rule):
+        x, _ = blobs(64)
+        rows = frame(spark, [(point, [1.0]) for point in x.tolist()], "features array<float>, label array<float>")
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        with pytest.raises(NonFiniteError, match="must hold finite numbers") as caught:
+            train(rows, model, rule, loss="mse", worker_optimizer=keras.optimizers.SGD(1e30), num_epoch=5)
+        assert type(caught.value) is NonFiniteError
+        assert caught.value.worker in (0, 1)
+        assert caught.value.step is not None
+        assert "Traceback" in caught.value.remote_traceback
+
+    def test_a_rule_that_fails_at_the_server(self, spark, monkeypatch, tmp_path):
+        """A mistake in a rule's file is told as such, and not as a server that cannot be reached."""
+        site = tmp_path / "sitecustomize.py"
+        site.write_text(
+            textwrap.dedent(
+                """
+                import sys
+                if sys.argv[0] == "-m":
+                    from distkeras.ps.rules.downpour import Downpour
+                    Downpour.apply = lambda self, chunk, scalars: chunk.nothing
+                """
+            )
+        )
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        with pytest.raises(LocalProtocolError, match=r"AttributeError.*nothing") as caught:
+            train(counting_rows(spark, 9), counting_model(9), loss=total)
+        assert caught.value.worker in (0, 1)
+        assert "sitecustomize" in caught.value.remote_traceback
+
+    def test_rows_that_spark_cannot_compute(self, spark):
+        """Spark tells why; what a worker sees is only the end of its stream."""
+        rows = spark.range(0, 24, 1, 2).selectExpr(
+            "array(cast(id as float), 1f) as features",
+            "if(id = 20, cast(raise_error('no such row') as int), 0) as label",
+        )
+        with pytest.raises(WorkerError, match="no such row"):
+            train(rows, partitioned_already=True)
+
+    def test_a_lost_server(self, spark, monkeypatch):
+        """Without a snapshot the job cannot go on, and says so."""
+        started: list[ServerProcess] = []
+
+        class Kept(ServerProcess):
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
+                started.append(self)
+
+        monkeypatch.setattr("distkeras.trainer.ServerProcess", Kept)
+        real = distkeras.job.spark_job.Progress.update
+
+        def update(self, status):
+            os.kill(started[0].pid, signal.SIGKILL)
+            real(self, status)
+
+        monkeypatch.setattr("distkeras.job.spark_job.Progress.update", update)
+        with pytest.raises(ServerLostError, match="must live as long as the job"):
+            train(counting_rows(spark, 41), counting_model(41), loss=total, num_epoch=10_000)
+
+
+class TestKilledWorkers:
+    @pytest.mark.parametrize(("rule", "window"), [("downpour", 3), ("averaging", 2)])
+    def test_a_killed_python_worker_is_replaced_and_nothing_counts_twice(self, spark, tmp_path, rule, window):
+        rows, epochs = 41, 2
+        marker = tmp_path / "killed"
+        hook = hook_layer(once(marker, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        trainer = Trainer(
+            counting_model(rows, hook),
+            make(rule, window=window),
+            worker_optimizer=keras.optimizers.SGD(1.0),
+            loss=total,
+            num_workers=2,
+            batch_size=BATCH,
+            num_epoch=epochs,
+        )
+        model = trainer.train(counting_rows(spark, rows))
+        assert marker.exists()
+        if rule == "downpour":
+            assert counts(model) == [epochs] * rows
+        ledger = trainer.ledger.toPandas()
+        assert sorted(ledger.groupby("worker").attempt.nunique()) == [1, 2]
+        (event,) = trainer.events.where("kind = 'takeover'").collect()
+        assert (event["source"], event["attempt"]) == ("server", ledger[ledger.worker == event["worker"]].attempt.max())
+        history = trainer.history.toPandas()
+        assert history.samples.sum() == rows * epochs
+        sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
+        assert committed(trainer) == expected_ranges(sizes, epochs, BATCH)
+        for _, own in history.groupby("worker"):
+            assert own.iteration.tolist() == list(range(len(own)))
+
+    def test_a_source_that_yields_other_rows_the_second_time_is_named(self, spark, tmp_path):
+        def unordered(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for record in records:
+                yield record.take(pa.array(np.random.default_rng().permutation(record.num_rows)))
+
+        rows = 41
+        hook = hook_layer(once(tmp_path / "killed", 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        df = counting_rows(spark, rows)
+        trainer = Trainer(
+            counting_model(rows, hook),
+            "downpour",
+            worker_optimizer=keras.optimizers.SGD(1.0),
+            loss=total,
+            num_workers=1,
+            batch_size=BATCH,
+            partitioned_already=True,
+        )
+        with pytest.raises(LedgerError, match="must yield the same rows again: checksum") as caught:
+            trainer.train(df.coalesce(1).mapInArrow(unordered, df.schema))
+        assert (caught.value.partition, caught.value.step) == (0, 4)
+
+
+INTERRUPTED = """
+import json, os, socket, sys
+from pyspark.sql import SparkSession
+import keras
+from support.spark_jobs import *
+
+fifo, port = sys.argv[1], int(sys.argv[2])
+spark = (
+    SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+
+def tell(step):
+    if step == 5:
+        with open(fifo, "w") as file:
+            file.write("training")
+
+trainer = Trainer(
+    counting_model(8, hook_layer(tell)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
+    num_workers=1, batch_size=8, num_epoch=1_000_000, port=port,
+)
+try:
+    trainer.train(counting_rows(spark, 8))
+    outcome = "returned"
+except KeyboardInterrupt:
+    outcome = "interrupted"
+active = list(spark.sparkContext.statusTracker().getActiveJobsIds())
+assert_nothing_left()
+with socket.create_server(("127.0.0.1", port)):
+    pass
+print(json.dumps({
+    "outcome": outcome, "active": active, "counts": counts(trainer.model), "batches": trainer.history.count(),
+}))
+spark.range(10).count()  # the session still works
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c(tmp_path):
+    """A real SIGINT to a real driver: the Spark job ends, the port is free, and what was learned is there."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    script = tmp_path / "driver.py"
+    script.write_text(INTERRUPTED)
+    support = str(Path(__file__).parents[1])
+    path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(fifo), str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        text=True,
+    )
+    try:
+        assert select.select([reader], [], [], 100)[0], "no training"
+        driver.send_signal(signal.SIGINT)
+        output, _ = driver.communicate(timeout=60)
+    finally:
+        os.close(reader)
+        driver.kill()
+        driver.wait()
+    told = json.loads(output.splitlines()[-1])
+    assert driver.returncode == 0
+    assert told["outcome"] == "interrupted"
+    assert told["active"] == []
+    assert min(told["counts"]) >= 5
+    assert set(told["counts"]) == {float(told["batches"])}

@@ -1,0 +1,91 @@
+"""A worker whose slot comes late."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import keras
+import pytest
+from support.spark_jobs import (
+    assert_nothing_left,
+    committed,
+    counting_model,
+    counting_rows,
+    counts,
+    expected_ranges,
+    hook_layer,
+    total,
+)
+
+from distkeras import Trainer
+from distkeras.ps.rules import make
+
+ROWS, BATCH, EPOCHS = 41, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    assert_nothing_left()
+
+
+def until_there(path):
+    """An action: waits for a file."""
+    path = str(path)
+
+    def wait(*_):
+        pause = threading.Event()
+        for _ in range(2000):
+            if Path(path).exists():
+                return
+            pause.wait(0.1)
+        raise TimeoutError(path)
+
+    return wait
+
+
+def holding_a_slot(spark, started, go):
+    """A thread with a Spark job of one task, which ends when the file ``go`` is there; returns when it runs."""
+    begin, wait = str(started), until_there(go)
+
+    def hold(_):
+        Path(begin).touch()
+        wait()
+
+    thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).foreach(hold), daemon=True)
+    thread.start()
+    until_there(started)()
+    return thread
+
+
+@pytest.mark.slow
+def test_a_worker_whose_slot_comes_late(spark, tmp_path):
+    """An asynchronous rule begins with who is there; the one who comes later has its own share to do, and does it."""
+    go = str(tmp_path / "go")
+
+    def release(step):
+        if step == 5:
+            Path(go).touch()
+
+    other = holding_a_slot(spark, tmp_path / "started", go)
+    trainer = Trainer(
+        counting_model(ROWS, hook_layer(release)),
+        make("downpour", window=1),
+        worker_optimizer=keras.optimizers.SGD(1.0),
+        loss=total,
+        num_workers=2,
+        batch_size=BATCH,
+        num_epoch=EPOCHS,
+    )
+    model = trainer.train(counting_rows(spark, ROWS))
+    other.join(60)
+    assert not other.is_alive()
+    assert counts(model) == [EPOCHS] * ROWS
+    ledger = trainer.ledger.toPandas()
+    first = ledger.groupby("worker").clock.min()
+    assert sorted(first)[0] == 0
+    assert sorted(first)[1] >= 5
+    history = trainer.history.toPandas()
+    sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
+    assert committed(trainer) == expected_ranges(sizes, EPOCHS, BATCH)

@@ -1,0 +1,195 @@
+"""dist-keras' classes: its names, positions, defaults and accessors, over the same trainer."""
+
+from __future__ import annotations
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from support.spark_jobs import (
+    accuracy,
+    assert_nothing_left,
+    batches_of,
+    blobs,
+    counting_model,
+    counts,
+    table,
+    total,
+    wrong_model,
+)
+
+import distkeras
+from distkeras import (
+    ADAG,
+    AEASGD,
+    AGN,
+    DOWNPOUR,
+    EAMSGD,
+    EASGD,
+    AveragingTrainer,
+    DynSGD,
+    EnsembleTrainer,
+    SingleTrainer,
+    Trainer,
+)
+from distkeras.data.columns import Column
+from distkeras.data.spec import DataSpec
+from distkeras.ps.errors import BadValueError, ConfigurationError
+
+SPARSE = "sparse_categorical_crossentropy"
+NAMED = {
+    DOWNPOUR: ("downpour", 5),
+    AGN: ("agn", 10),
+    ADAG: ("adag", 10),
+    DynSGD: ("dynsgd", 5),
+    AEASGD: ("aeasgd", 10),
+    EASGD: ("easgd", 10),
+    EAMSGD: ("eamsgd", 10),
+    AveragingTrainer: ("averaging", None),
+    SingleTrainer: ("downpour", 10),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def clouds(spark):
+    return table(spark, *blobs()).cache()
+
+
+def sgd(rate=0.1):
+    return keras.optimizers.SGD(rate)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_rule_and_window(kind):
+    name, window = NAMED[kind]
+    trainer = kind(wrong_model(), sgd(), SPARSE)
+    assert (trainer.rule.name, trainer.rule.window) == (name, window)
+    assert kind(wrong_model(), sgd(), SPARSE, communication_window=3).rule.window == 3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NAMED if kind is not SingleTrainer])
+def test_positions_and_defaults_are_dist_keras(kind):
+    names = list(inspect.signature(kind).parameters)
+    assert names[:10] == [
+        "keras_model", "worker_optimizer", "loss", "metrics", "num_workers", "batch_size", "features_col", "label_col",
+        "num_epoch", "communication_window",
+    ]  # fmt: skip
+    trainer = kind(wrong_model(), sgd(), SPARSE)
+    assert (trainer.num_workers, trainer.batch_size, trainer.num_epoch) == (2, 32, 1)
+    assert (trainer.features, trainer.labels) == (("features",), ("label",))
+
+
+def test_hyper_parameters_are_keywords():
+    trainer = EAMSGD(wrong_model(), sgd(), SPARSE, rho=2.0, learning_rate=0.05, momentum=0.5, communication_window=4)
+    assert trainer.rule.config() == {"window": 4, "rho": 2.0, "learning_rate": 0.05, "momentum": 0.5}
+    assert ADAG(wrong_model(), sgd(), SPARSE, form="4.1").rule.form == "4.1"
+
+
+def test_a_hyper_parameter_of_another_rule_is_refused():
+    with pytest.raises(TypeError, match="rho"):
+        DOWNPOUR(wrong_model(), sgd(), SPARSE, rho=1.0)
+
+
+def test_every_public_name_exists():
+    for name in distkeras.__all__:
+        assert getattr(distkeras, name) is not None
+
+
+class TestAccessors:
+    @pytest.fixture(scope="class")
+    def trainer(self, clouds):
+        trainer = DOWNPOUR(wrong_model(), sgd(), SPARSE, batch_size=16, num_epoch=2)
+        trainer.trained = trainer.train(clouds)
+        return trainer
+
+    def test_it_learned(self, trainer):
+        x, y = blobs(seed=1)
+        assert accuracy(trainer.trained, x, y) > 0.95
+
+    def test_time(self, trainer):
+        assert 0 < trainer.get_training_time() < 120
+
+    def test_history_of_one_executor(self, trainer):
+        own = trainer.get_executor_history(1).toPandas()
+        assert set(own.worker) == {1}
+        assert len(own) + trainer.get_executor_history(0).count() == trainer.get_history().count()
+
+    def test_averaged_history(self, trainer):
+        averaged = trainer.get_averaged_history().toPandas()
+        assert averaged.columns.tolist() == ["iteration", "loss", "accuracy"]
+        assert averaged.iteration.is_monotonic_increasing
+        whole = trainer.history.toPandas()
+        first = whole[whole.iteration == 0]
+        assert len(first) == 2
+        assert averaged.loss[0] == pytest.approx(first.loss.mean())
+
+
+def test_single_trainer_is_plain_keras(clouds):
+    """Float32 rounding of some 16 commits apart."""
+    spec = DataSpec((Column("features", (2,)),), (Column("label", (), "int32"),), batch_size=48, epochs=3, seed=5)
+    plain = wrong_model()
+    plain.compile(sgd(), SPARSE)
+    for batch in batches_of(clouds, spec):
+        plain.train_on_batch(batch.x[0], batch.y[0])
+    trainer = SingleTrainer(wrong_model(), sgd(), SPARSE, batch_size=48, num_epoch=3, seed=5)
+    for got, expected in zip(trainer.train(clouds).get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    assert {row["worker"] for row in trainer.history.collect()} == {0}
+
+
+def test_shuffle_of_train_overrides_the_constructors(clouds):
+    spec = DataSpec((Column("features", (2,)),), (Column("label", (), "int32"),), batch_size=64, shuffle=False)
+    plain = wrong_model()
+    plain.compile(sgd(), SPARSE)
+    for batch in batches_of(clouds, spec):
+        plain.train_on_batch(batch.x[0], batch.y[0])
+    trainer = SingleTrainer(wrong_model(), sgd(), SPARSE, batch_size=64)
+    for got, expected in zip(trainer.train(clouds, shuffle=False).get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_averaging_trainer_is_the_mean_of_the_workers(spark):
+    # Each row moves its own weight by 1 at its worker only; the mean of two workers' moves is a half.
+    rows = 40
+    trainer = AveragingTrainer(counting_model(rows), sgd(1.0), total, None, batch_size=8)
+    df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
+    assert counts(trainer.train(df)) == [0.5] * rows
+
+
+class TestEnsemble:
+    def test_each_model_sees_its_own_part_of_the_rows(self, spark):
+        rows = 40
+        df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
+        trainer = EnsembleTrainer(counting_model(rows), sgd(1.0), total, None, num_ensembles=3, batch_size=8)
+        models = trainer.train(df)
+        seen = np.array([counts(model) for model in models])
+        assert seen.shape == (3, rows)
+        assert set(seen.ravel()) == {0.0, 1.0}
+        assert seen.sum(0).tolist() == [1.0] * rows
+        assert seen.sum(1).min() >= 1
+        assert [one.history.agg({"samples": "sum"}).first()[0] for one in trainer.trainers] == seen.sum(1).tolist()
+
+    def test_a_failure_is_told(self, spark):
+        df = spark.createDataFrame(
+            [([float("nan"), float(n)], 0) for n in range(20)], "features array<float>, label int"
+        )
+        trainer = EnsembleTrainer(wrong_model(), sgd(), SPARSE, num_ensembles=2)
+        with pytest.raises(BadValueError, match="finite") as caught:
+            trainer.train(df)
+        assert caught.value.column == "features"
+
+    @pytest.mark.parametrize("number", [0, -1, 1.5, True])
+    def test_number(self, number):
+        with pytest.raises(ConfigurationError, match="`num_ensembles` must be"):
+            EnsembleTrainer(wrong_model(), sgd(), SPARSE, num_ensembles=number)
+
+
+def test_all_are_trainers():
+    assert all(issubclass(kind, Trainer) for kind in NAMED)

@@ -1,0 +1,81 @@
+"""Vectors that are rounded on the wire, in real jobs."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from support.spark_jobs import accuracy, assert_nothing_left, counting_model, counting_rows, counts, total
+
+from distkeras import Trainer
+from distkeras.data import datasets
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import make
+
+ROWS = 61
+BATCH, EPOCHS, WORKERS, SEEDS = 64, 3, 2, (0, 1)
+SPARSE = "sparse_categorical_crossentropy"
+#: Accuracy that a mean over `SEEDS` may be behind that of float32.
+POINTS = 0.005
+
+
+def counter(rule: str, **options: object) -> Trainer:
+    sgd = keras.optimizers.SGD(1.0)
+    return Trainer(counting_model(ROWS), rule, worker_optimizer=sgd, loss=total, num_workers=2, batch_size=8, **options)
+
+
+def test_every_row_still_counts_once_an_epoch(spark):
+    """A movement of 1 is 127 steps of 1/127; float32 rounds in between."""
+    trainer = counter("downpour", num_epoch=3, wire_format="int8")
+    np.testing.assert_allclose(counts(trainer.train(counting_rows(spark, ROWS))), 3, rtol=0, atol=1e-4)
+    assert {row["bytes"] for row in trainer.commits.collect()} == {ROWS + 4}
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize(("rule", "wire_format"), [("aeasgd", "bfloat16"), ("adag", "int8"), ("agn", "float16")])
+def test_refused_before_any_work(rule, wire_format):
+    with pytest.raises(ConfigurationError, match=f"`wire_format` must be .*wire_format='{wire_format}'"):
+        counter(rule, wire_format=wire_format)
+
+
+def network() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((784,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "window", "rate"), [("agn", 10, 0.3), ("downpour", 1, 0.1)])
+def test_it_learns_as_well(name, window, rate, spark, tmp_path, record_property):
+    """The rate falls to zero, so that what is compared is not the noise of the last steps."""
+    (x, y), (x_test, y_test) = datasets.fashion_mnist()
+    x_test = x_test.astype(np.float32) / 255
+    train = spark.read.parquet(datasets.write_parquet(tmp_path / "train", x, y, files=WORKERS))
+    found: dict[str, list[float]] = {"float32": [], "bfloat16": [], "int8": []}
+    for seed in SEEDS:
+        for wire_format, accuracies in found.items():
+            falling = keras.optimizers.schedules.CosineDecay(rate, EPOCHS * len(x) // (WORKERS * BATCH))
+            trainer = Trainer(
+                network(),
+                make(name, window=window),
+                worker_optimizer=keras.optimizers.SGD(falling),
+                loss=SPARSE,
+                num_workers=WORKERS,
+                batch_size=BATCH,
+                num_epoch=EPOCHS,
+                seed=seed,
+                wire_format=wire_format,
+            )
+            accuracies.append(accuracy(trainer.train(train), x_test, y_test))
+            assert_nothing_left()
+    for wire_format, accuracies in found.items():
+        record_property(wire_format, accuracies)
+    plain = np.mean(found.pop("float32"))
+    for wire_format, accuracies in found.items():
+        assert np.mean(accuracies) > plain - POINTS, wire_format

@@ -1,0 +1,130 @@
+"""The executor's half of prediction, without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from distkeras.keras_model import archive
+from distkeras.ps.errors import BadValueError, ShapeError
+from distkeras.transformers import serving
+
+
+def batch(ids: range) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(list(ids), pa.int32())], names=["id"])
+
+
+@pytest.mark.parametrize("sizes", [[10], [3, 3, 3, 1], [0, 5, 0, 5, 0], [1] * 10, [4, 4, 2], [9, 1], []])
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 100])
+def test_rebatching_keeps_every_row_in_order(sizes: list[int], size: int) -> None:
+    starts = np.cumsum([0, *sizes])
+    out = list(serving.rebatched([batch(range(a, a + n)) for a, n in zip(starts, sizes, strict=False)], size))
+    assert [row for part in out for row in part.column(0).to_pylist()] == list(range(sum(sizes)))
+    assert all(part.num_rows % size == 0 for part in out[:-1])
+    assert all(part.num_rows for part in out)
+
+
+def test_large_batches_are_not_copied() -> None:
+    whole = batch(range(10))
+    first = next(serving.rebatched([whole], 4))
+    assert first.num_rows == 8
+    assert first.column(0).buffers()[1].address == whole.column(0).buffers()[1].address
+
+
+@pytest.mark.parametrize(("n", "full", "expected"), [(1, 8, 1), (3, 8, 4), (5, 6, 6), (8, 8, 8), (5, 1000, 8)])
+def test_padding_repeats_the_last_row(n: int, full: int, expected: int) -> None:
+    array = np.arange(2 * n).reshape(n, 2)
+    padded = serving.padded(array, full)
+    assert len(padded) == expected
+    np.testing.assert_array_equal(padded[:n], array)
+    assert (padded[n:] == array[-1]).all()
+
+
+KIND = pa.struct(
+    {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
+)
+
+
+def vectors(*rows: tuple | None) -> pa.StructArray:
+    names = ("type", "size", "indices", "values")
+    return pa.array([None if row is None else dict(zip(names, row, strict=True)) for row in rows], KIND)
+
+
+DENSE = (1, None, None, [1.0, 2.0, 3.0])
+SPARSE = (0, 3, [2, 0], [5.0, 4.0])
+ZERO = (0, 3, [], [])
+
+
+@pytest.mark.parametrize("rows", [(DENSE, DENSE), (SPARSE, DENSE, ZERO), (ZERO,), (ZERO, SPARSE)])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_vectors_become_lists(rows: tuple, skip: int) -> None:
+    values = {id(DENSE): [1.0, 2.0, 3.0], id(SPARSE): [4.0, 0.0, 5.0], id(ZERO): [0.0] * 3}
+    array = vectors(*[DENSE] * skip, *rows).slice(skip)
+    assert serving.dense(array, "v", 0, 0).to_pylist() == [values[id(row)] for row in rows]
+
+
+def test_broken_vectors_are_refused() -> None:
+    with pytest.raises(BadValueError, match=r"null in row 11.*column 'v'"):
+        serving.dense(vectors(DENSE, None), "v", 0, 10)
+    with pytest.raises(ShapeError, match=r"4 values in row 1 "):
+        serving.dense(vectors(DENSE, (0, 4, [0], [1.0])), "v", 0, 0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 2, 3), (4, 0), (0, 3), (4, 1, 1, 2)])
+def test_outputs_become_nested_lists(shape: tuple[int, ...]) -> None:
+    output = np.random.default_rng(0).normal(size=shape).astype("float16")
+    array = serving.arrow(output, "float32")
+    assert array.to_pylist() == output.astype("float32").tolist()
+    array.validate(full=True)
+
+
+def plan(model: keras.Model, batch_size: int) -> serving.Plan:
+    data = archive.to_bytes(model)
+    return serving.Plan(
+        archive=serving.Inline(data),
+        key=repr(hash(data)),
+        objects=archive.CustomObjects(),
+        inputs=(serving.Input("x", (2,), "float32"),),
+        outputs=("float32",),
+        names=("y",),
+        batch_size=batch_size,
+    )
+
+
+def test_rows_are_counted_over_the_whole_partition() -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    good, bad = ({"x": [[1.0, 1.0]] * 4}, {"x": [[1.0, 1.0], None]})
+    batches = [pa.RecordBatch.from_pydict(rows) for rows in (good, good, bad)]
+    out = serving.predicted(plan(model, 2), batches, 3)
+    assert next(out).schema.names == ["x", "y"]
+    assert next(out).num_rows == 4
+    with pytest.raises(BadValueError, match=r"row 9 \[worker/partition 3, column 'x'\]"):
+        next(out)
+
+
+def test_a_model_that_loses_rows_is_refused() -> None:
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.ops.sum(inputs, axis=0))
+    batches = [pa.RecordBatch.from_pydict({"x": [[1.0, 1.0]] * 4})]
+    with pytest.raises(ShapeError, match="one value a row"):
+        list(serving.predicted(plan(model, 8), batches, 0))
+
+
+def test_only_the_last_few_models_are_kept() -> None:
+    rows = [pa.RecordBatch.from_pydict({"x": [[1.0, 1.0]]})]
+    made = [keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)]) for _ in range(6)]
+    plans = [plan(model, 1) for model in made]
+    for one in plans:
+        list(serving.predicted(one, rows, 0))
+    assert list(serving._MODELS) == [one.key for one in plans[-serving._KEPT :]]
+
+
+def test_importing_the_package_loads_no_keras() -> None:
+    code = "import sys, distkeras.transformers; assert not {'keras', 'tensorflow'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
