@@ -37,12 +37,12 @@ class Center(NamedTuple):
 
     clock: int
     vector: np.ndarray
-    statistics: np.ndarray
+    moving_statistics: np.ndarray
 
     def load(self, replica: KerasReplica) -> None:
         """Sets a model's weights."""
         replica.load(self.vector)
-        replica.load_statistics(self.statistics)
+        replica.load_moving_statistics(self.moving_statistics)
 
 
 @dataclass(frozen=True)

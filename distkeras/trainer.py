@@ -265,9 +265,9 @@ class Trainer(Outcome):
         running.begin()
         start = np.empty(replica.size, np.float32)
         replica.read(start)
-        moving = np.empty(replica.statistics.size, np.float32)
-        replica.read_statistics(moving)
-        layouts = (replica.layout, replica.statistics)
+        moving = np.empty(replica.moving_statistics.size, np.float32)
+        replica.read_moving_statistics(moving)
+        layouts = (replica.layout, replica.moving_statistics)
 
         def publish(driver: DriverClient) -> None:
             driver.publish(start, moving, self.model_file, layouts)
@@ -301,7 +301,7 @@ class Trainer(Outcome):
                 spec=spec,
                 recipe=self.recipe,
                 size=replica.size,
-                statistics=replica.statistics.size,
+                moving_statistics=replica.moving_statistics.size,
                 metrics=replica.metric_names,
                 workers=workers,
                 threads=self.threads,
@@ -363,7 +363,7 @@ class Trainer(Outcome):
     def _collect(self, driver: DriverClient, replica: KerasReplica) -> Center:
         """The center and the records, also of a job that failed: what was learned is not lost."""
         reply = driver.center()
-        center = Center(reply.clock, reply.center, reply.statistics)
+        center = Center(reply.clock, reply.center, reply.moving_statistics)
         center.load(replica)
         self._model = replica.model
         self._records = Records.drain(driver)

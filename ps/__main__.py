@@ -97,14 +97,14 @@ def build(settings: dict[str, Any]) -> tuple[ParameterServer, bool]:
         raise ConfigurationError("the key must be hexadecimal digits. Received: something else") from None
     saver, saved, life, incarnation = None, None, StartMode(**settings.get("life", {})), 1
 
-    def center(vector: np.ndarray, statistics: np.ndarray) -> Center:
+    def center(vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         return Center(
             rule,
             vector,
             workers=workers,
             learning_rate=settings["learning_rate"],
             scheduler=None if bound is None else BoundedStaleness(workers, bound),
-            statistics=statistics,
+            moving_statistics=moving_statistics,
             measure_gap=settings["measure_gap"],
             incarnation=incarnation,
         )
@@ -116,7 +116,7 @@ def build(settings: dict[str, Any]) -> tuple[ParameterServer, bool]:
         saved = saver.load(life)
         incarnation = 1 + max(saver.lives(), life.after)
         if saved is not None:
-            restored = center(saved.state.arrays["center"], saved.state.arrays["statistics"])
+            restored = center(saved.state.arrays["center"], saved.state.arrays["moving_statistics"])
             exact = saver.resume(restored, saved, life)
     server = ParameterServer(
         center,

@@ -540,7 +540,7 @@ class Enemy:
 def entitled(event: Message | EndOfStream, size: int) -> bool:
     """Whether a peer may end or change the job by this: whoever holds the key is believed."""
     if isinstance(event, Hello):  # another model ends the job
-        return event.worker == 0 or (event.size, event.statistics) != (size, 0)
+        return event.worker == 0 or (event.size, event.moving_statistics) != (size, 0)
     if isinstance(event, (Abort, Fault)):
         return True
     return isinstance(event, (Commit, Pull, Leave)) and (event.worker, event.attempt) == (0, 0)

@@ -233,9 +233,9 @@ class KerasGradient:
         self._load(theta)
         replica = KerasReplica(self._recipe.build(self._file))
         replica.load(self._vector)
-        moving = self._replica.statistics.empty()
-        self._replica.read_statistics(moving)
-        replica.load_statistics(moving)
+        moving = self._replica.moving_statistics.empty()
+        self._replica.read_moving_statistics(moving)
+        replica.load_moving_statistics(moving)
         return replica.model
 
     def loss(self, theta: np.ndarray) -> float:

@@ -164,7 +164,7 @@ class _Run:
         while True:
             try:
                 reply = self._client.center()
-                return Center(reply.clock, reply.center, reply.statistics)
+                return Center(reply.clock, reply.center, reply.moving_statistics)
             except ServerLostError:  # whether that matters is for the driver's main thread to find
                 if self._owner._over.wait(_PATIENCE):
                     raise _Over from None

@@ -59,7 +59,7 @@ class Task:
         spec: columns, mini-batches, epochs.
         recipe: how to rebuild the model.
         size: elements of the parameter vector, as the driver counted them.
-        statistics: elements of the moving statistics.
+        moving_statistics: elements of the moving statistics.
         metrics: history columns, loss first.
         workers: number of workers of the job.
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
@@ -74,7 +74,7 @@ class Task:
     spec: DataSpec
     recipe: Recipe
     size: int
-    statistics: int
+    moving_statistics: int
     metrics: tuple[str, ...]
     workers: int
     threads: int | None = None
@@ -103,7 +103,7 @@ class Task:
             worker=worker,
             attempt=attempt,
             size=self.size,
-            statistics=self.statistics,
+            moving_statistics=self.moving_statistics,
             metrics=self.metrics,
             deadlines=self.deadlines,
             wire_format=self.wire_format,
@@ -181,7 +181,7 @@ class Task:
                     replica,
                     position.following(source),
                     lambda: client.payload(self.rule.traits.parts),
-                    statistics=self.statistics,
+                    moving_statistics=self.moving_statistics,
                     overlap=self.overlap,
                     windows=windows,
                 )

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
 
-#: Most bytes of mini-batches that one compiled burst stacks; a longer burst is cut.
+#: Most bytes of mini-batches that one call of the compiled loop stacks; more are cut.
 MOST_BYTES_A_CALL = 64 * 2**20
 
-Burst = Callable[..., Any]
+CompiledLoop = Callable[..., Any]
 
 _Slot = tuple[Any, Any]
 """A Keras variable, and TensorFlow's handle to it if its memory is float32."""
@@ -35,7 +35,7 @@ class KerasReplica:
     precision: they are cast on load and on read. Integers, seed generators, metrics and optimizer slots never leave
     the replica.
 
-    On TensorFlow a burst of steps is one compiled loop over ``model.train_step``, traced once per kind of input, for
+    On TensorFlow many steps are one compiled loop over ``model.train_step``, traced once per kind of input, for
     any number of steps and any batch size. Elsewhere, and with ``run_eagerly=True``, each step is a ``train_on_batch``.
 
     Args:
@@ -70,10 +70,10 @@ class KerasReplica:
         self.layout = _layout(variables)
         self._variables = variables
         moving = _moving_statistics(model)
-        self.statistics = _layout(moving)
+        self.moving_statistics = _layout(moving)
         self._weights, self._moving = _slots(variables), _slots(moving)
         self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
-        self._bursts: dict[Any, Burst] = {}
+        self._loops: dict[Any, CompiledLoop] = {}
         self._names: tuple[str, ...] | None = None
         self._collecting: tuple[Any, Any] | None = None  # (optimizer, train_function) of gradient()
         self._gradients: list[_Slot] = []
@@ -148,13 +148,13 @@ class KerasReplica:
         for value, before, movement in views:
             np.subtract(value, before, out=movement, dtype=np.float32)
 
-    def load_statistics(self, vector: np.ndarray) -> None:
+    def load_moving_statistics(self, vector: np.ndarray) -> None:
         """Sets the moving statistics from a float32 vector of shape ``(statistics.size,)``."""
-        _assign(self._moving, self.statistics.views(vector))
+        _assign(self._moving, self.moving_statistics.views(vector))
 
-    def read_statistics(self, out: np.ndarray) -> None:
+    def read_moving_statistics(self, out: np.ndarray) -> None:
         """Fills ``out``, float32 of shape ``(statistics.size,)``, with the moving statistics."""
-        _copy(self._moving, self.statistics.views(out))
+        _copy(self._moving, self.moving_statistics.views(out))
 
     def train(self, batches: Sequence[Batch]) -> np.ndarray:
         """One optimizer step per mini-batch, in order.
@@ -254,14 +254,14 @@ class KerasReplica:
         weighted = first.weight is not None
         kind = (collecting, weighted, *((a.shape[1:], a.dtype) for a in _arrays(first)))
         columns = [stacked(column) for column in zip(*map(_arrays, batches), strict=True)]
-        burst = self._bursts.get(kind)
-        if burst is None:
+        loop = self._loops.get(kind)
+        if loop is None:
             with self._swapped() if collecting else nullcontext():
-                burst = self._trace(columns, len(first.x), weighted)
-            self._bursts[kind] = burst
-        return burst(*columns).numpy()
+                loop = self._trace(columns, len(first.x), weighted)
+            self._loops[kind] = loop
+        return loop(*columns).numpy()
 
-    def _trace(self, columns: Sequence[tf.Tensor], inputs: int, weighted: bool) -> Burst:
+    def _trace(self, columns: Sequence[tf.Tensor], inputs: int, weighted: bool) -> CompiledLoop:
         """Compiles ``(k, batch, ...)`` arrays -> ``(k, metrics)`` with k and batch left open: one trace for all."""
         import tensorflow as tf
 

@@ -57,7 +57,7 @@ class PartitionLease:
 class Round:
     """A synchronous rule's round: what has been contributed, and when it and the one before it began."""
 
-    statistics: np.ndarray
+    moving_statistics: np.ndarray
     total: Buffer | None = None
     steps: int = 0
     #: Contributions that were left out for their numbers: their workers have arrived.
@@ -73,7 +73,7 @@ class Released(NamedTuple):
     clock: int
     sequence: int
     learning_rate: float
-    statistics: np.ndarray = NO_FLOATS
+    moving_statistics: np.ndarray = NO_FLOATS
 
 
 class Center:
@@ -85,7 +85,7 @@ class Center:
         workers: number of workers of the job, n.
         learning_rate: the server's eta, a number or a schedule over the clock; gradient rules only.
         scheduler: when replies are released; None: what the rule needs.
-        statistics: initial moving statistics (BatchNormalization), averaged by step count, never through the rule.
+        moving_statistics: the initial ones (BatchNormalization), averaged by step count, never through the rule.
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit, for one more pass over the vector.
         incarnation: which life of the server this is.
         block: elements of one chunk.
@@ -103,7 +103,7 @@ class Center:
         workers: int,
         learning_rate: float | Schedule | None = None,
         scheduler: Scheduler | None = None,
-        statistics: np.ndarray = NO_FLOATS,
+        moving_statistics: np.ndarray = NO_FLOATS,
         measure_gap: bool = False,
         incarnation: int = 1,
         block: int = BLOCK,
@@ -129,7 +129,7 @@ class Center:
         self.workers = workers
         self.schedule = None if learning_rate is None else schedule_of(learning_rate)
         self.scheduler = scheduler
-        self.statistics = np.array(statistics)
+        self.moving_statistics = np.array(moving_statistics)
         self.incarnation = incarnation
         self.clock = 0
         #: Why the job ends early, if it does; then everybody who asks is told to leave.
@@ -148,7 +148,7 @@ class Center:
         self._keeps_sent = self.traits.keeps_sent or measure_gap
         self._chunk = Chunk()
         self._scratch = np.empty(min(max(self._block, BLOCK), vector.size), vector.dtype)
-        self.round = Round(np.zeros_like(self.statistics))
+        self.round = Round(np.zeros_like(self.moving_statistics))
 
     def rate(self, clock: int) -> float:
         """The server's eta for the commit that finds the clock at ``clock``; 0 for rules that step at the workers."""
@@ -265,7 +265,7 @@ class Center:
             self._contribute(parts[0])
         else:
             total = self._apply(member, parts, scalars)
-        self._blend_statistics(commit, member)
+        self._blend_moving_statistics(commit, member)
         scale = commit.scale if total is None else total / self.size
         now = self._now()
         self.log.add(
@@ -451,23 +451,25 @@ class Center:
             self.rule.round_end(chunk, contributions, scalars)
         self._publish(total)
         self.round.total = None
-        if self.statistics.size:
-            self.statistics = self.round.statistics / self.round.steps
-            self.round.statistics = np.zeros_like(self.statistics)
+        if self.moving_statistics.size:
+            self.moving_statistics = self.round.moving_statistics / self.round.steps
+            self.round.moving_statistics = np.zeros_like(self.moving_statistics)
             self.round.steps = 0
         self.round.previous_began, self.round.began = self.round.began, self.clock
 
-    def _blend_statistics(self, commit: Commit, member: PartitionLease) -> None:
-        if not self.statistics.size:
+    def _blend_moving_statistics(self, commit: Commit, member: PartitionLease) -> None:
+        if not self.moving_statistics.size:
             return
         if self.traits.synchronous:
-            self.round.statistics += commit.statistics * commit.steps
+            self.round.moving_statistics += commit.moving_statistics * commit.steps
             self.round.steps += commit.steps
             return
         # Each active worker's share of the average is its share of the latest steps; one worker's is all of it.
         others = (self.members[other] for other in self.scheduler.active)
         steps = commit.steps + sum(other.steps for other in others if other is not member)
-        self.statistics = self.statistics + (commit.statistics - self.statistics) * (commit.steps / steps)
+        self.moving_statistics = self.moving_statistics + (commit.moving_statistics - self.moving_statistics) * (
+            commit.steps / steps
+        )
 
     # ---- releases ---------------------------------------------------------------------------------------------
 
@@ -497,11 +499,11 @@ class Center:
             member.sent = version.hold()
         if not self.traits.pull_first or member.released is None:
             member.released = self.clock
-        return Released(version, self.clock, member.sequence, self.rate(self.clock), self.statistics)
+        return Released(version, self.clock, member.sequence, self.rate(self.clock), self.moving_statistics)
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""
-        return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.statistics)
+        return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics)
 
     def _view_context(self, worker: int, clock: int, previous: int) -> Context:
         return Context(self.workers, worker, self.clock, 0, 0, self.rate(clock), self.rate(previous))

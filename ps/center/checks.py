@@ -28,11 +28,11 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
     sizes, packed = [part.size for part in commit.parts], [data.size for data in commit.packed]
     parts = center.traits.parts
     good = (sizes, packed) == (([center.size] * parts, []) if codec is None else ([], [codec.nbytes] * parts))
-    if not good or commit.statistics.size != center.statistics.size:
+    if not good or commit.moving_statistics.size != center.moving_statistics.size:
         expected = f"{center.size} elements" if codec is None else f"{codec.nbytes} bytes"
         raise ShapeError(
-            f"a commit must have {parts} parts of {expected} and {center.statistics.size} statistics. "
-            f"Received: {sizes} elements, {packed} bytes and {commit.statistics.size}",
+            f"a commit must have {parts} parts of {expected} and {center.moving_statistics.size} statistics. "
+            f"Received: {sizes} elements, {packed} bytes and {commit.moving_statistics.size}",
             worker=commit.worker,
             step=commit.first,
         )
@@ -52,7 +52,7 @@ def not_finite(commit: Commit, layouts: Sequence[Layout] = ()) -> NonFiniteError
         commit: of the right shapes.
         layouts: of the center and the statistics; none: no name is told.
     """
-    for part in (*commit.parts, commit.statistics):
+    for part in (*commit.parts, commit.moving_statistics):
         # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.
         with np.errstate(over="ignore"):
             suspicious = part.size > 0 and not math.isfinite(float(np.dot(part, part)))
@@ -61,7 +61,7 @@ def not_finite(commit: Commit, layouts: Sequence[Layout] = ()) -> NonFiniteError
             if bad.size:
                 where = f"element {bad[0]}"
                 if layouts:
-                    layout = layouts[part is commit.statistics]
+                    layout = layouts[part is commit.moving_statistics]
                     where = f"{layout.locate(int(bad[0]))} ({where})"
                 return NonFiniteError(
                     f"a commit must hold finite numbers. Received: {part[bad[0]]} in {where} "

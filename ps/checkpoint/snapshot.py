@@ -40,7 +40,10 @@ def capture(center: Center) -> State:
     and of its workers, an unfinished round, and the center itself under a rule with a view.
     """
     held = None if center.traits.view else center.current.hold()
-    arrays = {"center": center.current.array.copy() if held is None else held.array, "statistics": center.statistics}
+    arrays = {
+        "center": center.current.array.copy() if held is None else held.array,
+        "moving_statistics": center.moving_statistics,
+    }
     arrays |= {f"model/{number}": vector.copy() for number, vector in enumerate(center.model)}
     members = {}
     for worker, member in center.members.items():
@@ -49,7 +52,7 @@ def capture(center: Center) -> State:
     current = center.round
     if current.total is not None:
         arrays["round"] = current.total.array.copy()
-    arrays["round/statistics"] = current.statistics.copy()
+    arrays["round/statistics"] = current.moving_statistics.copy()
     rounds = ("steps", "skipped", "began", "previous_began")
     header = {
         "rule": {"name": center.rule.name, "hyper_parameters": center.rule.config()},
@@ -90,7 +93,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
             f"Received: {header['rule']} and {arrays['center'].size}"
         )
     center.current.array[...] = arrays["center"]
-    center.statistics = np.array(arrays["statistics"])
+    center.moving_statistics = np.array(arrays["moving_statistics"])
     center.clock = header["clock"]
     members = {int(worker): values for worker, values in header["members"].items()}
     if header["workers"] != center.workers:
@@ -135,7 +138,7 @@ def _begin_epoch(center: Center, epoch: int) -> None:
 
 def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
     current = center.round
-    vars(current).update(values, statistics=np.array(arrays["round/statistics"]))
+    vars(current).update(values, moving_statistics=np.array(arrays["round/statistics"]))
     if "round" in arrays:
         current.total = center.pool.take()
         current.total.array[...] = arrays["round"]

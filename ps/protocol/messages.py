@@ -65,7 +65,7 @@ class Hello(Message):
     worker: int
     attempt: int
     size: int
-    statistics: int
+    moving_statistics: int
     metrics: str = ""
     wire_format: str = "float32"
 
@@ -103,7 +103,7 @@ class Commit(Message):
     scale: float
     waited: float
     parts: tuple[Floats, ...]
-    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     history: Doubles = field(default_factory=lambda: NO_DOUBLES)
     checksum: int = 0
     overlapped: bool = False
@@ -177,7 +177,7 @@ class CenterReply(Message):
     durable: int
     learning_rate: float
     center: Floats
-    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     stopping: bool = False
     packed: Bytes = field(default_factory=lambda: NO_BYTES)
 
@@ -216,7 +216,7 @@ class Publish(Message):
     """
 
     center: Floats
-    statistics: Floats = field(default_factory=lambda: NO_FLOATS)
+    moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     model: Bytes = field(default_factory=lambda: NO_BYTES)
     names: Bytes = field(default_factory=lambda: NO_BYTES)
 

@@ -99,34 +99,34 @@ class ADAG(Rule):
 
     # ---- worker half ------------------------------------------------------------------------------------------
 
-    def _delta(self, replica: Replica, local: WorkerState) -> Vector:
-        delta = local.payload[0]
-        replica.moved(local.sent, delta)
+    def _delta(self, replica: Replica, state: WorkerState) -> Vector:
+        delta = state.payload[0]
+        replica.moved(state.sent, delta)
         if self.normalize:
-            delta /= local.steps
+            delta /= state.steps
         return delta
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
-        self._delta(replica, local)
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        self._delta(replica, state)
         if self.algorithm == 11:
-            local.payload[1][...] = local.sent
+            state.payload[1][...] = state.sent
 
-    def elastic_exchange(self, replica: Replica, local: WorkerState, fresh: Vector) -> None:
-        delta = self._delta(replica, local)
+    def elastic_exchange(self, replica: Replica, state: WorkerState, fresh: Vector) -> None:
+        delta = self._delta(replica, state)
         divisor = self.divisor(replica.learning_rate)
-        moved = local.vectors.setdefault("moved", np.empty_like(fresh))
-        np.subtract(fresh, local.sent, out=moved)
+        moved = state.vectors.setdefault("moved", np.empty_like(fresh))
+        np.subtract(fresh, state.sent, out=moved)
         if self.form.endswith("norm"):
-            local.scale = 1.0 / (sum_of_squares(moved) / divisor + 1.0)
-            delta *= local.scale
+            state.scale = 1.0 / (sum_of_squares(moved) / divisor + 1.0)
+            delta *= state.scale
         else:
             total = 0.0
             for start in range(0, moved.size, BLOCK):
                 scale = _scale(moved[start : start + BLOCK], divisor)
                 delta[start : start + BLOCK] *= scale
                 total += float(scale.sum(dtype=np.float64))
-            local.scale = total / max(1, moved.size)
-        self.receive(replica, local, fresh)
+            state.scale = total / max(1, moved.size)
+        self.receive(replica, state, fresh)
 
     # ---- server half ------------------------------------------------------------------------------------------
 

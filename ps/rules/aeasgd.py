@@ -68,12 +68,12 @@ class AEASGD(Rule):
             )
         return alpha
 
-    def elastic_exchange(self, replica: Replica, local: WorkerState, fresh: Vector) -> None:
-        elastic = local.payload[0]
-        position = local.vectors.setdefault("position", np.empty_like(fresh))
+    def elastic_exchange(self, replica: Replica, state: WorkerState, fresh: Vector) -> None:
+        elastic = state.payload[0]
+        position = state.vectors.setdefault("position", np.empty_like(fresh))
         replica.read(position)
         np.subtract(position, fresh, out=elastic)
         elastic *= self.strength(replica)
         position -= elastic
         replica.load(position)
-        local.sent = fresh
+        state.sent = fresh

@@ -41,6 +41,6 @@ class AGN(Rule):
     def traits(self) -> Traits:
         return Traits(overlaps=True)
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
-        super().fill_payload(replica, local)
-        local.payload[0][...] /= local.steps
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        super().fill_payload(replica, state)
+        state.payload[0][...] /= state.steps

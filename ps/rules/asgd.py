@@ -44,20 +44,20 @@ class ASGD(Rule):
     def traits(self) -> Traits:
         return Traits(gradient=True, overlaps=True)
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         (batch,) = batches
-        gradient = local.payload[0]
+        gradient = state.payload[0]
         row = replica.gradient(batch, gradient)
         if self.weight_decay:
-            gradient += self.weight_decay * local.sent
+            gradient += self.weight_decay * state.sent
         return row[np.newaxis]
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         """Nothing: `compute` wrote the gradient."""
 
-    def begin_overlapped_window(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
+    def begin_overlapped_window(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
         """The next gradient is taken where the worker was last sent to; it lacks the one that travels."""
-        self.receive(replica, local, sent)
+        self.receive(replica, state, sent)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return (context.learning_rate,)

@@ -40,8 +40,8 @@ class ModelAveraging(Rule):
     def traits(self) -> Traits:
         return Traits(synchronous=True)
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
-        replica.read(local.payload[0])
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        replica.read(state.payload[0])
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         np.divide(chunk.payload[0], contributions, out=chunk.out)

@@ -52,7 +52,7 @@ class Traits:
         view: what a worker is sent is not the center itself but `Rule.view` of it.
         reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
         overlaps: a worker may compute its next window while a commit travels (`Rule.begin_overlapped_window`).
-        probes: while no exchange is due, a worker asks after each burst whether the server is occupied, and asks `due`
+        probes: while no exchange is due, a worker asks after each call whether the server is occupied, and asks `due`
             again.
         model_vectors: names of the vectors that the server keeps beside the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
@@ -220,43 +220,43 @@ class Rule(ABC):
         replica.load(sent)
         return WorkerState(sent=sent)
 
-    def burst(self, local: WorkerState) -> int:
+    def steps_until_due(self, state: WorkerState) -> int:
         """Steps that may be taken before `due` must be asked again."""
-        return MOST_STEPS_A_CALL if self.window is None else min(self.window - local.steps, MOST_STEPS_A_CALL)
+        return MOST_STEPS_A_CALL if self.window is None else min(self.window - state.steps, MOST_STEPS_A_CALL)
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         """Takes ``len(batches)`` local steps. Returns what `Replica.train` returns."""
         return replica.train(batches)
 
-    def due(self, local: WorkerState) -> bool:
+    def due(self, state: WorkerState) -> bool:
         """Whether to exchange now; the end of an epoch makes an exchange due in any case."""
-        return local.due_early or (self.window is not None and local.steps >= self.window)
+        return state.due_early or (self.window is not None and state.steps >= self.window)
 
-    def elastic_exchange(self, replica: Replica, local: WorkerState, fresh: Vector) -> None:
-        """``Traits.pull_first`` only: fills ``local.payload`` from the center just pulled, and moves the replica."""
+    def elastic_exchange(self, replica: Replica, state: WorkerState, fresh: Vector) -> None:
+        """``Traits.pull_first`` only: fills ``state.payload`` from the center just pulled, and moves the replica."""
         raise NotImplementedError
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
-        """All other rules: fills ``local.payload``."""
-        replica.moved(local.sent, local.payload[0])
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
+        """All other rules: fills ``state.payload``."""
+        replica.moved(state.sent, state.payload[0])
 
-    def receive(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
+    def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
         """Takes in the reply to a commit."""
         replica.load(sent)
-        local.sent = sent
+        state.sent = sent
 
-    def begin_overlapped_window(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
-        """``Traits.overlaps`` only: goes on while ``local.payload`` travels.
+    def begin_overlapped_window(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
+        """``Traits.overlaps`` only: goes on while ``state.payload`` travels.
 
         ``sent`` is the reply to the commit before it (at first, what was pulled), which it is missing in. The window
         that follows begins where the center would be if nobody else committed: what it moves is counted from there.
         """
-        begun = local.vectors.get("begun")
+        begun = state.vectors.get("begun")
         if begun is None:
-            begun = local.vectors["begun"] = np.empty_like(sent)
-        np.add(sent, local.payload[0], out=begun)
+            begun = state.vectors["begun"] = np.empty_like(sent)
+        np.add(sent, state.payload[0], out=begun)
         replica.load(begun)
-        local.sent = begun
+        state.sent = begun
 
     # ---- server half ------------------------------------------------------------------------------------------
 

@@ -47,13 +47,13 @@ class DanaSlim(ASGD):
         require_momentum(self.momentum)
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
-        local = super().start(replica, sent)
-        local.vectors["velocity"] = np.zeros_like(sent)
-        return local
+        state = super().start(replica, sent)
+        state.vectors["velocity"] = np.zeros_like(sent)
+        return state
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
-        rows = super().compute(replica, local, batches)
-        gradient, velocity = local.payload[0], local.vectors["velocity"]
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+        rows = super().compute(replica, state, batches)
+        gradient, velocity = state.payload[0], state.vectors["velocity"]
         velocity *= self.momentum
         velocity += gradient
         gradient += self.momentum * velocity

@@ -62,16 +62,16 @@ class EAMSGD(AEASGD):
         return Traits(pull_first=True, keeps_replica=True, plain_sgd=True)
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
-        local = super().start(replica, sent)
-        local.vectors["position"] = sent.copy()
-        local.vectors["velocity"] = np.zeros_like(sent)
-        local.vectors["gradient"] = np.empty_like(sent)
-        local.vectors["ahead"] = np.empty_like(sent)
-        return local
+        state = super().start(replica, sent)
+        state.vectors["position"] = sent.copy()
+        state.vectors["velocity"] = np.zeros_like(sent)
+        state.vectors["gradient"] = np.empty_like(sent)
+        state.vectors["ahead"] = np.empty_like(sent)
+        return state
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
-        position, velocity = local.vectors["position"], local.vectors["velocity"]
-        gradient, ahead = local.vectors["gradient"], local.vectors["ahead"]
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+        position, velocity = state.vectors["position"], state.vectors["velocity"]
+        gradient, ahead = state.vectors["gradient"], state.vectors["ahead"]
         rows = []
         for batch in batches:
             velocity *= self.momentum

@@ -63,34 +63,34 @@ class EASGD(AEASGD):
     def traits(self) -> Traits:
         return Traits(synchronous=True, keeps_replica=True, plain_sgd=self.early_stopping is not None)
 
-    def burst(self, local: WorkerState) -> int:
-        return 1 if self.early_stopping else super().burst(local)
+    def steps_until_due(self, state: WorkerState) -> int:
+        return 1 if self.early_stopping else super().steps_until_due(state)
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         if self.early_stopping is None:
             return replica.train(batches)
-        before = local.vectors.setdefault("before", np.empty_like(local.sent))
-        step = local.vectors.setdefault("step", np.empty_like(local.sent))
+        before = state.vectors.setdefault("before", np.empty_like(state.sent))
+        step = state.vectors.setdefault("step", np.empty_like(state.sent))
         replica.read(before)
         eta = replica.learning_rate
         rows = replica.train(batches)
         replica.read(step)
         step -= before
-        before -= local.sent
+        before -= state.sent
         gradient_norm = math.sqrt(sum_of_squares(step))  # plain SGD: the step is -eta g
         elastic_norm = self.strength(replica) * math.sqrt(sum_of_squares(before))
         if self.early_stopping == "2.9":
-            local.due_early = gradient_norm <= elastic_norm
+            state.due_early = gradient_norm <= elastic_norm
         else:
-            local.due_early = gradient_norm - elastic_norm < eta
+            state.due_early = gradient_norm - elastic_norm < eta
         return rows
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         # Algorithm 4's exchange is the elastic one with the pulled center where AEASGD takes the fresh one.
-        self.elastic_exchange(replica, local, local.sent)
+        self.elastic_exchange(replica, state, state.sent)
 
-    def receive(self, replica: Replica, local: WorkerState, sent: Vector) -> None:
-        local.sent = sent
+    def receive(self, replica: Replica, state: WorkerState, sent: Vector) -> None:
+        state.sent = sent
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         np.add(chunk.center, chunk.payload[0], out=chunk.out)

@@ -47,14 +47,14 @@ class ShiftedMomentum(ASGD):
         require_momentum(self.momentum)
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
-        local = super().start(replica, sent)
-        local.vectors["momentum"] = np.zeros_like(sent)
-        return local
+        state = super().start(replica, sent)
+        state.vectors["momentum"] = np.zeros_like(sent)
+        return state
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
-        rows = super().compute(replica, local, batches)
-        gradient, momentum = local.payload[0], local.vectors["momentum"]
-        eta, previous = local.learning_rate, local.previous_learning_rate
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+        rows = super().compute(replica, state, batches)
+        gradient, momentum = state.payload[0], state.vectors["momentum"]
+        eta, previous = state.learning_rate, state.previous_learning_rate
         momentum *= self.momentum * (eta / previous if previous else 1.0)
         gradient *= eta
         momentum += gradient

@@ -57,16 +57,16 @@ class ZealousDownpour(Rule):
     def traits(self) -> Traits:
         return Traits(plain_sgd=not self.explore, probes=True)
 
-    def burst(self, local: WorkerState) -> int:
+    def steps_until_due(self, state: WorkerState) -> int:
         return 1
 
-    def compute(self, replica: Replica, local: WorkerState, batches: Sequence[Any]) -> np.ndarray:
+    def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         if self.explore:
             return replica.train(batches)
         (batch,) = batches
-        accumulated = local.payload[0]
-        first = local.steps == 0
-        step = accumulated if first else local.vectors.setdefault("step", np.empty_like(accumulated))
+        accumulated = state.payload[0]
+        first = state.steps == 0
+        step = accumulated if first else state.vectors.setdefault("step", np.empty_like(accumulated))
         eta = replica.learning_rate  # before the gradient counts as a step of the optimizer's
         row = replica.gradient(batch, step)
         step *= -eta
@@ -74,9 +74,9 @@ class ZealousDownpour(Rule):
             accumulated += step
         return row[np.newaxis]
 
-    def due(self, local: WorkerState) -> bool:
-        return not local.occupied or super().due(local)
+    def due(self, state: WorkerState) -> bool:
+        return not state.occupied or super().due(state)
 
-    def fill_payload(self, replica: Replica, local: WorkerState) -> None:
+    def fill_payload(self, replica: Replica, state: WorkerState) -> None:
         if self.explore:
-            super().fill_payload(replica, local)
+            super().fill_payload(replica, state)

@@ -147,7 +147,7 @@ class Dispatcher:
         if center is None or not self._published_once:
             return Limits(body=self._max_body)
         vectors = center.traits.parts * center.current.array.nbytes
-        return Limits(body=vectors + center.statistics.nbytes + _HISTORY_BYTES)
+        return Limits(body=vectors + center.moving_statistics.nbytes + _HISTORY_BYTES)
 
     def fail(self, fault: Fault) -> None:
         """Ends the job; the first fault is the one that is told."""
@@ -235,11 +235,11 @@ class Dispatcher:
                 raise RemoteProtocolError("the center must be published once. Received: a second Publish")
             self._model, self._published_once = message.model, True
             if self.center is None:
-                self.center = self._make_center(message.center, message.statistics)
+                self.center = self._make_center(message.center, message.moving_statistics)
                 if self.saver is not None:
                     self.saver.start(self.center, self.changed)
             if message.names.size:
-                sizes = self.center.size, self.center.statistics.size
+                sizes = self.center.size, self.center.moving_statistics.size
                 self._layouts = decode(message.names.tobytes(), sizes)
             self.changed.notify_all()
         return self._ack()
@@ -248,10 +248,10 @@ class Dispatcher:
         self._published(session)
         with self.changed:
             center = self._existing()
-            if (message.size, message.statistics) != (center.size, center.statistics.size):
+            if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
                 raise ShapeError(
-                    f"the model must have {center.size} trainable and {center.statistics.size} moving elements. "
-                    f"Received: {message.size} and {message.statistics}",
+                    f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "
+                    f"Received: {message.size} and {message.moving_statistics}",
                     worker=message.worker,
                 )
             if message.wire_format not in FORMATS:
@@ -524,6 +524,6 @@ class Dispatcher:
             durable=self._durable(worker, released.sequence),
             learning_rate=released.learning_rate,
             center=released.buffer.array,
-            statistics=released.statistics,
+            moving_statistics=released.moving_statistics,
             stopping=center.stopping is not None,
         )

@@ -206,10 +206,10 @@ class FunctionReplica:
         """Writes the parameters less ``since`` into ``out``."""
         np.subtract(self._theta, since, out=out)
 
-    def load_statistics(self, vector: np.ndarray) -> None:
+    def load_moving_statistics(self, vector: np.ndarray) -> None:
         """A function has none."""
 
-    def read_statistics(self, out: np.ndarray) -> None:
+    def read_moving_statistics(self, out: np.ndarray) -> None:
         """A function has none."""
 
     def train(self, batches: Sequence[Any]) -> np.ndarray:
@@ -333,7 +333,7 @@ class _Simulation:
             scale=request.scale,
             waited=0.0,
             parts=request.parts,
-            statistics=NO_FLOATS,
+            moving_statistics=NO_FLOATS,
             history=NO_FLOATS,
         )
         self._center.commit(commit, self._payloads[worker])
@@ -355,7 +355,7 @@ class _Simulation:
                 )
             self.now = float(number)
             request = self._pending[worker]
-            while isinstance(request, (Compute, ProbeRequest)):  # a window may be taken in bursts
+            while isinstance(request, (Compute, ProbeRequest)):  # a window may be taken in several calls
                 asks = isinstance(request, ProbeRequest)
                 request = self.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
             self.exchange(worker)

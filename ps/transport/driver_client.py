@@ -38,7 +38,7 @@ class DriverClient(Caller):
     def publish(
         self,
         center: Vector,
-        statistics: np.ndarray = NO_FLOATS,
+        moving_statistics: np.ndarray = NO_FLOATS,
         model: bytes = b"",
         layouts: Sequence[Layout] = (),
     ) -> None:
@@ -48,7 +48,7 @@ class DriverClient(Caller):
         """
         blobs = (model, encode(layouts) if layouts else b"")
         arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
-        self._call(Publish(center, statistics, *arrays), Ack)
+        self._call(Publish(center, moving_statistics, *arrays), Ack)
 
     def observe(self, clock: int, patience: float) -> Status:
         """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.

@@ -59,7 +59,7 @@ class WorkerClient(Caller):
         worker: the partition's number.
         attempt: Spark's task attempt id.
         size: elements of the model's parameter vector.
-        statistics: elements of its moving statistics.
+        moving_statistics: elements of its moving statistics.
         metrics: the history's metric columns, loss first.
         deadlines: of every wait.
         wire_format: what vectors look like on the wire, both ways: a name in `codecs`.
@@ -75,7 +75,7 @@ class WorkerClient(Caller):
         worker: int,
         attempt: int,
         size: int,
-        statistics: int = 0,
+        moving_statistics: int = 0,
         metrics: tuple[str, ...] = ("loss",),
         deadlines: Deadlines | None = None,
         wire_format: str = "float32",
@@ -83,7 +83,7 @@ class WorkerClient(Caller):
         super().__init__(address, deadlines)
         self.worker = worker
         self.attempt = attempt
-        self._hello = Hello(worker, attempt, size, statistics, "\n".join(metrics), wire_format)
+        self._hello = Hello(worker, attempt, size, moving_statistics, "\n".join(metrics), wire_format)
         self._size = size
         self._codec = codec_of(wire_format, size)
         #: Encoded vectors: the parts of the latest commit, and a reply. Of a format that needs
@@ -106,7 +106,7 @@ class WorkerClient(Caller):
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         # Statistics of the vector's own size would be given the same memory.
-        if kind is CenterReply and dtype == np.float32 and size == self._size != self._hello.statistics:
+        if kind is CenterReply and dtype == np.float32 and size == self._size != self._hello.moving_statistics:
             return self._spare()
         if kind is CenterReply and self._codec is not None and (dtype, size) == (np.uint8, self._codec.nbytes):
             if self._arriving is None:
@@ -246,7 +246,7 @@ class WorkerClient(Caller):
             scale=request.scale,
             waited=self._waited,
             parts=() if packed else request.parts,
-            statistics=request.statistics,
+            moving_statistics=request.moving_statistics,
             history=request.history,
             checksum=request.checksum,
             overlapped=request.overlapped,
@@ -302,7 +302,7 @@ class WorkerClient(Caller):
     def _taken(self, reply: CenterReply) -> Reply:
         self._delivered = center = self._unpack(reply) if reply.packed.size else reply.center
         self.stopping = self.stopping or reply.stopping
-        return Reply(reply.learning_rate, center, reply.statistics, stopping=self.stopping)
+        return Reply(reply.learning_rate, center, reply.moving_statistics, stopping=self.stopping)
 
     def _pack(self, parts: tuple[Vector, ...]) -> tuple[np.ndarray, ...]:
         codec = self._codec

@@ -49,7 +49,7 @@ class CommitRequest(NamedTuple):
     learning_rate: float
     scale: float
     parts: tuple[Vector, ...]
-    statistics: np.ndarray
+    moving_statistics: np.ndarray
     history: np.ndarray
     checksum: int = 0
     overlapped: bool = False
@@ -85,7 +85,7 @@ class Reply(NamedTuple):
 
     learning_rate: float = 0.0
     center: Vector | None = None
-    statistics: np.ndarray = NO_FLOATS
+    moving_statistics: np.ndarray = NO_FLOATS
     occupied: bool = False
     stopping: bool = False
 
@@ -97,8 +97,8 @@ Loop = Generator[Request, Reply | None, None]
 class WorkerReplica(Replica, Protocol):
     """A `Replica` whose model may carry moving statistics."""
 
-    def load_statistics(self, vector: np.ndarray) -> None: ...
-    def read_statistics(self, out: np.ndarray) -> None: ...
+    def load_moving_statistics(self, vector: np.ndarray) -> None: ...
+    def read_moving_statistics(self, out: np.ndarray) -> None: ...
 
 
 def work(
@@ -107,7 +107,7 @@ def work(
     batches: Iterator[BatchLike],
     payload: Callable[[], tuple[Vector, ...]],
     *,
-    statistics: int = 0,
+    moving_statistics: int = 0,
     overlap: bool = False,
     windows: AutoWindow | None = None,
     now: Callable[[], float] | None = time.time,
@@ -119,7 +119,7 @@ def work(
         replica: the model.
         batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
         payload: gives the buffers that the next commit ships.
-        statistics: size of the moving statistics, 0 for none.
+        moving_statistics: size of the moving statistics, 0 for none.
         overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). What a
             worker is sent is then one window older, and so counted in the staleness; it keeps its own moving
             statistics, for those of the reply lack its latest window's. One commit is under way at a time.
@@ -137,51 +137,51 @@ def work(
     center, stopping = _center(reply), _answered(reply).stopping
     if stopping:
         return
-    local = rule.start(replica, center)
-    local.learning_rate = local.previous_learning_rate = _answered(reply).learning_rate
-    if _answered(reply).statistics.size:
-        replica.load_statistics(_answered(reply).statistics)
+    state = rule.start(replica, center)
+    state.learning_rate = state.previous_learning_rate = _answered(reply).learning_rate
+    if _answered(reply).moving_statistics.size:
+        replica.load_moving_statistics(_answered(reply).moving_statistics)
     rows: list[np.ndarray] = []
     first, posted = 0, False
 
     def limit() -> int:
-        return rule.burst(local)
+        return rule.steps_until_due(state)
 
-    for burst in _bursts(batches, limit):
-        yield Compute(len(burst))
-        if local.steps == 0:
-            first, local.payload = burst[0].index, payload()
+    for group in _batch_groups(batches, limit):
+        yield Compute(len(group))
+        if state.steps == 0:
+            first, state.payload = group[0].index, payload()
         if windows is not None:
             windows.start()
-        metrics = rule.compute(replica, local, burst)
-        local.steps += len(burst)
+        metrics = rule.compute(replica, state, group)
+        state.steps += len(group)
         if windows is not None:
-            windows.computed(len(burst))
+            windows.computed(len(group))
         if now is not None:
-            stamps = np.array([[now(), batch.size] for batch in burst], np.float64)
+            stamps = np.array([[now(), batch.size] for batch in group], np.float64)
             rows.append(np.concatenate([stamps, metrics], axis=1))
-        end = burst[-1]
-        due = end.last or rule.due(local)
+        end = group[-1]
+        due = end.last or rule.due(state)
         if probes and not due:
-            local.occupied = _answered((yield ProbeRequest())).occupied
-            due = rule.due(local)
+            state.occupied = _answered((yield ProbeRequest())).occupied
+            due = rule.due(state)
         if not due:
             continue
         if windows is not None:
             windows.start()
         measured = NO_FLOATS
-        if statistics:
-            measured = np.empty(statistics, np.float32)
-            replica.read_statistics(measured)
+        if moving_statistics:
+            measured = np.empty(moving_statistics, np.float32)
+            replica.read_moving_statistics(measured)
         if pull_first:
             reply = yield PullRequest()
-            rule.elastic_exchange(replica, local, _center(reply))
-            _take_in(rule, replica, local, reply)
+            rule.elastic_exchange(replica, state, _center(reply))
+            _take_in(rule, replica, state, reply)
         else:
             if posted:
                 reply = yield CollectRequest()
                 center, stopping = _center(reply), _answered(reply).stopping
-            rule.fill_payload(replica, local)
+            rule.fill_payload(replica, state)
         commit = CommitRequest(
             epoch=end.epoch,
             first=first,
@@ -189,9 +189,9 @@ def work(
             epoch_end=end.last,
             wants_center=not pull_first,
             learning_rate=0.0 if gradient else replica.learning_rate,
-            scale=local.scale,
-            parts=local.payload,
-            statistics=measured,
+            scale=state.scale,
+            parts=state.payload,
+            moving_statistics=measured,
             history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
             checksum=end.checksum,
             overlapped=posted,
@@ -201,33 +201,33 @@ def work(
             posted = True
             if stopping:
                 break
-            rule.begin_overlapped_window(replica, local, center)
-            _take_rate(local, reply)
+            rule.begin_overlapped_window(replica, state, center)
+            _take_rate(state, reply)
         else:
             reply = yield commit
             if _answered(reply).stopping:
                 return
             if not pull_first:
                 center = _center(reply)
-                rule.receive(replica, local, center)
-                _take_in(rule, replica, local, reply)
+                rule.receive(replica, state, center)
+                _take_in(rule, replica, state, reply)
             if windows is not None:
                 rule = windows.exchanged()
         rows.clear()
-        local.steps, local.due_early, local.occupied, local.payload = 0, False, True, ()
+        state.steps, state.due_early, state.occupied, state.payload = 0, False, True, ()
     if posted:
         yield CollectRequest()
 
 
-def _bursts(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
+def _batch_groups(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
     """Consecutive batches of one epoch, at most ``limit()`` at a time."""
     for head in batches:
-        burst = [head]
+        group = [head]
         for batch in () if head.last else islice(batches, limit() - 1):
-            burst.append(batch)
+            group.append(batch)
             if batch.last:
                 break
-        yield burst
+        yield group
 
 
 def _answered(reply: Reply | None) -> Reply:
@@ -241,12 +241,12 @@ def _center(reply: Reply | None) -> Vector:
     return center
 
 
-def _take_in(rule: Rule, replica: WorkerReplica, local: WorkerState, reply: Reply | None) -> None:
-    _take_rate(local, reply)
-    statistics = _answered(reply).statistics
-    if statistics.size and not rule.traits.keeps_replica:
-        replica.load_statistics(statistics)
+def _take_in(rule: Rule, replica: WorkerReplica, state: WorkerState, reply: Reply | None) -> None:
+    _take_rate(state, reply)
+    moving_statistics = _answered(reply).moving_statistics
+    if moving_statistics.size and not rule.traits.keeps_replica:
+        replica.load_moving_statistics(moving_statistics)
 
 
-def _take_rate(local: WorkerState, reply: Reply | None) -> None:
-    local.previous_learning_rate, local.learning_rate = local.learning_rate, _answered(reply).learning_rate
+def _take_rate(state: WorkerState, reply: Reply | None) -> None:
+    state.previous_learning_rate, state.learning_rate = state.learning_rate, _answered(reply).learning_rate

@@ -71,7 +71,7 @@ class WorkerExchange:
             learning_rate=ETA,
             scale=1.0,
             parts=self._parts,
-            statistics=NO_FLOATS,
+            moving_statistics=NO_FLOATS,
             history=self._history,
         )
         self._client.commit(request)

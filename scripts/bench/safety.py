@@ -147,7 +147,8 @@ def _serve(pipe: Connection, careful: bool) -> None:
         module.not_finite = lambda *_: None
         CommitLog.add = lambda log, commit, **facts: None  # type: ignore[method-assign]
     with ParameterServer(
-        lambda vector, statistics: Center(RULE, vector, workers=WORKERS, statistics=statistics), key=_KEY
+        lambda vector, moving_statistics: Center(RULE, vector, workers=WORKERS, moving_statistics=moving_statistics),
+        key=_KEY,
     ) as server:
         pipe.send(server.address)
         pipe.poll(None)  # until the other end closes

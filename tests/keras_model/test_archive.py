@@ -115,7 +115,7 @@ def test_custom_objects_load_in_a_process_that_has_never_seen_them() -> None:
         "import sys, numpy as np\n"
         "from pyspark import cloudpickle\n"
         "data, objects = cloudpickle.loads(sys.stdin.buffer.read())\n"
-        "from distkeras import models\n"
+        "from distkeras.keras_model import archive\n"
         "print(archive.from_bytes(data, objects).predict_on_batch(np.ones((1, 3))).tolist())",
         shipped,
     )
@@ -125,9 +125,9 @@ def test_custom_objects_load_in_a_process_that_has_never_seen_them() -> None:
 
 def test_the_backend_is_set_before_keras_is_imported() -> None:
     done = python(
-        "from distkeras import models\n"
+        "from distkeras.keras_model import archive\n"
         "import sys; assert 'keras' not in sys.modules\n"
-        "models.ensure_backend('tensorflow')\n"
+        "archive.ensure_backend('tensorflow')\n"
         "import keras; print(keras.backend.backend())",
         backend="jax",
     )

@@ -303,16 +303,16 @@ def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home(
         return classifier("sgd", layers.BatchNormalization(momentum=0.5), layers.Dropout(0.0))
 
     replica = assert_same_training(build, batches(3))
-    assert [name.rsplit("/", 1)[1] for name in replica.statistics.names] == ["moving_mean", "moving_variance"]
-    moved = replica.statistics.empty()
-    replica.read_statistics(moved)
+    assert [name.rsplit("/", 1)[1] for name in replica.moving_statistics.names] == ["moving_mean", "moving_variance"]
+    moved = replica.moving_statistics.empty()
+    replica.read_moving_statistics(moved)
     assert not np.allclose(moved[:8], 0)
-    replica.load_statistics(np.arange(16, dtype=np.float32))
-    replica.read_statistics(moved)
+    replica.load_moving_statistics(np.arange(16, dtype=np.float32))
+    replica.read_moving_statistics(moved)
     np.testing.assert_array_equal(moved, np.arange(16))
     before = moved.copy()
     replica.gradient(batches(1)[0], replica.layout.empty())
-    replica.read_statistics(moved)
+    replica.read_moving_statistics(moved)
     assert not np.array_equal(moved, before)
 
 
@@ -322,7 +322,7 @@ def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_trav
     frozen.trainable = False
     model.compile("sgd", loss="sparse_categorical_crossentropy")
     replica = KerasReplica(model)
-    assert replica.statistics.size == 0
+    assert replica.moving_statistics.size == 0
     assert len(replica.layout.names) == 4
     kernel = np.array(frozen.kernel)
     replica.train(batches(3))
@@ -333,7 +333,7 @@ def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_trav
         [keras.Input((4, 2), batch_size=3), layers.Normalization(), layers.LSTM(3, stateful=True), layers.Dense(1)]
     )
     recurrent.compile("sgd", loss="mse")
-    assert KerasReplica(recurrent).statistics.size == 0
+    assert KerasReplica(recurrent).moving_statistics.size == 0
 
 
 def test_dropout_draws_anew_each_step_and_as_keras_does():
@@ -465,8 +465,8 @@ def test_prepare_settles_the_names_and_moves_nothing():
     replica.prepare(zeros)
     assert replica.metric_names == ("loss", "accuracy")
     np.testing.assert_array_equal(weights(replica), before)
-    moved = replica.statistics.empty()
-    replica.read_statistics(moved)
+    moved = replica.moving_statistics.empty()
+    replica.read_moving_statistics(moved)
     np.testing.assert_array_equal(moved, [0.0] * 8 + [1.0] * 8)
 
 

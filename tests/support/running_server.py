@@ -31,7 +31,7 @@ class Running:
         deadlines: Deadlines = QUICK,
         start: Any = None,
         eta: Any = 0.1,
-        statistics: int = 0,
+        moving_statistics: int = 0,
         max_skipped: int = 0,
         layouts: Any = (),
         scheduler: Any = lambda: None,
@@ -39,9 +39,9 @@ class Running:
         self.rule = rule
         self.deadlines = deadlines
 
-        def center(vector: np.ndarray, statistics: np.ndarray) -> Center:
+        def center(vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
             eta_here = eta if rule.traits.gradient else None
-            options = {"learning_rate": eta_here, "statistics": statistics, "scheduler": scheduler()}
+            options = {"learning_rate": eta_here, "moving_statistics": moving_statistics, "scheduler": scheduler()}
             return Center(rule, vector, workers=workers, **options)
 
         self.server = ParameterServer(center, key=KEY, deadlines=deadlines, max_skipped=max_skipped)
@@ -49,7 +49,7 @@ class Running:
         self.server.start()
         self.driver = DriverClient(self.address, deadlines)
         vector = np.zeros(size, np.float32) if start is None else np.asarray(start, np.float32)
-        self.driver.publish(vector, np.zeros(statistics, np.float32), b"the model", layouts)
+        self.driver.publish(vector, np.zeros(moving_statistics, np.float32), b"the model", layouts)
 
     def client(self, worker: int = 0, attempt: int = 0, size: int = SIZE, **options: Any) -> WorkerClient:
         options.setdefault("deadlines", self.deadlines)

@@ -68,11 +68,11 @@ class ToyReplica:
     def moved(self, since: np.ndarray, out: np.ndarray) -> None:
         np.subtract(self.theta, since, out=out)
 
-    def load_statistics(self, vector: np.ndarray) -> None:
-        self.statistics = vector.copy()
+    def load_moving_statistics(self, vector: np.ndarray) -> None:
+        self.moving_statistics = vector.copy()
 
-    def read_statistics(self, out: np.ndarray) -> None:
-        out[...] = self.statistics
+    def read_moving_statistics(self, out: np.ndarray) -> None:
+        out[...] = self.moving_statistics
 
     def train(self, batches: Sequence[ToyBatch]) -> np.ndarray:
         for batch in batches:

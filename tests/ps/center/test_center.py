@@ -24,7 +24,7 @@ def commit_of(worker=0, attempt=0, sequence=1, epoch=0, first=0, last=0, *, valu
         "learning_rate": 0.1,
         "scale": 1.0,
         "waited": 0.0,
-        "statistics": NO_FLOATS,
+        "moving_statistics": NO_FLOATS,
         "history": np.zeros(3 * (last - first + 1)),
     } | fields
     parts = (np.full(size, value, np.float32),)
@@ -242,28 +242,28 @@ class TestBoundedStaleness:
 
 class TestStatistics:
     def test_one_worker_sets_them(self):
-        center = center_of(workers=1, statistics=np.zeros(1, np.float32))
+        center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
         joined(center)
-        send(center, commit_of(statistics=np.array([4.0], np.float32)))
-        np.testing.assert_array_equal(center.statistics, [4])
+        send(center, commit_of(moving_statistics=np.array([4.0], np.float32)))
+        np.testing.assert_array_equal(center.moving_statistics, [4])
 
     def test_workers_share_by_their_latest_steps(self):
-        center = center_of(statistics=np.zeros(1, np.float32))
+        center = center_of(moving_statistics=np.zeros(1, np.float32))
         joined(center, 0)
         joined(center, 1)
-        send(center, commit_of(0, first=0, last=2, statistics=np.array([4.0], np.float32)))
-        send(center, commit_of(1, first=0, last=0, statistics=np.array([8.0], np.float32)))
-        np.testing.assert_array_equal(center.statistics, [5])  # 4 + (8 - 4) * 1 / (3 + 1)
+        send(center, commit_of(0, first=0, last=2, moving_statistics=np.array([4.0], np.float32)))
+        send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
+        np.testing.assert_array_equal(center.moving_statistics, [5])  # 4 + (8 - 4) * 1 / (3 + 1)
 
     def test_a_round_weighs_by_steps(self):
-        center = center_of("averaging", statistics=np.zeros(1, np.float32))
+        center = center_of("averaging", moving_statistics=np.zeros(1, np.float32))
         for worker in (0, 1):
             center.join(worker, 0)
         for worker in (0, 1):
             center.release(worker, 0)
-        send(center, commit_of(0, first=0, last=2, statistics=np.array([4.0], np.float32)))
-        send(center, commit_of(1, first=0, last=0, statistics=np.array([8.0], np.float32)))
-        np.testing.assert_array_equal(center.statistics, [5])
+        send(center, commit_of(0, first=0, last=2, moving_statistics=np.array([4.0], np.float32)))
+        send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
+        np.testing.assert_array_equal(center.moving_statistics, [5])
 
 
 def test_a_gradient_rule_needs_a_learning_rate():

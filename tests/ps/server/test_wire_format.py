@@ -33,7 +33,7 @@ def normal(seed, scale=1.0, size=SIZE):
     return np.random.default_rng(seed).normal(scale=scale, size=size).astype(np.float32)
 
 
-def request(number, part, *, statistics=NO_FLOATS):
+def request(number, part, *, moving_statistics=NO_FLOATS):
     return CommitRequest(
         epoch=0,
         first=number,
@@ -43,7 +43,7 @@ def request(number, part, *, statistics=NO_FLOATS):
         learning_rate=0.1,
         scale=1.0,
         parts=(part,),
-        statistics=statistics,
+        moving_statistics=moving_statistics,
         history=np.zeros(3),
     )
 
@@ -306,23 +306,23 @@ def test_beside_a_window_that_is_computed(wire_format, cut):
 def test_statistics_as_many_as_weights(wire_format):
     """A vector and statistics of one size arrive side by side, and are two."""
     size, start = 6, normal(0, size=6)
-    with Running(make("downpour"), size=size, start=start, statistics=size) as running:
-        client = joined(running, size=size, statistics=size, wire_format=wire_format)
+    with Running(make("downpour"), size=size, start=start, moving_statistics=size) as running:
+        client = joined(running, size=size, moving_statistics=size, wire_format=wire_format)
         client.pull()
         for number in range(3):
             seen = normal(number + 7, size=size)
-            reply = client.commit(request(number, normal(number + 1, size=size), statistics=seen))
-            np.testing.assert_allclose(reply.statistics, seen, rtol=1e-6)
+            reply = client.commit(request(number, normal(number + 1, size=size), moving_statistics=seen))
+            np.testing.assert_allclose(reply.moving_statistics, seen, rtol=1e-6)
             np.testing.assert_allclose(reply.center, center_of(running), rtol=2**-8, atol=0.05)
         client.close()
 
 
 def test_plain_statistics_as_many_as_weights():
-    with Running(make("downpour"), size=6, start=normal(0, size=6), statistics=6) as running:
-        client = joined(running, size=6, statistics=6)
+    with Running(make("downpour"), size=6, start=normal(0, size=6), moving_statistics=6) as running:
+        client = joined(running, size=6, moving_statistics=6)
         reply = client.pull()
         np.testing.assert_array_equal(reply.center, normal(0, size=6))
-        np.testing.assert_array_equal(reply.statistics, np.zeros(6))
+        np.testing.assert_array_equal(reply.moving_statistics, np.zeros(6))
         client.close()
 
 

@@ -44,8 +44,8 @@ def certificate():
 
 @pytest.fixture
 def server(certificate):
-    def center(vector, statistics):
-        return Center(RULE, vector, workers=1, statistics=statistics)
+    def center(vector, moving_statistics):
+        return Center(RULE, vector, workers=1, moving_statistics=moving_statistics)
 
     with ParameterServer(center, key=KEY, deadlines=BRIEF, context=server_context(certificate)) as server:
         yield server
