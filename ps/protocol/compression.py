@@ -194,7 +194,7 @@ def require_format(wire_format: str, rule: Rule) -> None:
         why = "reads at the server exactly what a worker was sent"
     elif rule.traits.keeps_replica:
         why = "takes from a worker exactly what it gives to the center"
-    elif _CODECS[wire_format] is Int8 and rule.card.family == "averaging":
+    elif _CODECS[wire_format] is Int8 and rule.info.family == "averaging":
         why = "sends parameters, whose small ones a coarse format loses"
     else:
         return

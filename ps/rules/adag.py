@@ -60,7 +60,7 @@ class ADAG(Rule):
     """
 
     name = "adag"
-    card = RuleInfo(
+    info = RuleInfo(
         title="ADAG",
         paper="Hermans 2017",
         equations="Alg 11-13, Eq 4.1, 4.7-4.10",
@@ -111,11 +111,11 @@ class ADAG(Rule):
         if self.algorithm == 11:
             state.payload[1][...] = state.sent
 
-    def elastic_exchange(self, replica: Replica, state: WorkerState, fresh: Vector) -> None:
+    def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
         delta = self._delta(replica, state)
         divisor = self.divisor(replica.learning_rate)
-        moved = state.vectors.setdefault("moved", np.empty_like(fresh))
-        np.subtract(fresh, state.sent, out=moved)
+        moved = state.vectors.setdefault("moved", np.empty_like(center))
+        np.subtract(center, state.sent, out=moved)
         if self.form.endswith("norm"):
             state.scale = 1.0 / (sum_of_squares(moved) / divisor + 1.0)
             delta *= state.scale
@@ -126,7 +126,7 @@ class ADAG(Rule):
                 delta[start : start + BLOCK] *= scale
                 total += float(scale.sum(dtype=np.float64))
             state.scale = total / max(1, moved.size)
-        self.receive(replica, state, fresh)
+        self.receive(replica, state, center)
 
     # ---- server half ------------------------------------------------------------------------------------------
 
@@ -135,7 +135,8 @@ class ADAG(Rule):
 
     def _moved(self, chunk: Chunk) -> Vector:
         origin = chunk.payload[1] if self.algorithm == 11 else chunk.sent
-        return np.subtract(chunk.center, origin, out=chunk.scratch)
+        np.subtract(chunk.center, origin, out=chunk.scratch)
+        return chunk.scratch
 
     def partial(self, chunk: Chunk, scalars: Scalars) -> float:
         return sum_of_squares(self._moved(chunk))
@@ -165,4 +166,5 @@ def _scale(moved: Vector, divisor: float) -> Vector:
     np.multiply(moved, moved, out=moved)
     moved /= divisor
     moved += 1.0
-    return np.reciprocal(moved, out=moved)
+    np.reciprocal(moved, out=moved)
+    return moved

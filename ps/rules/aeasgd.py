@@ -32,7 +32,7 @@ class AEASGD(Rule):
     """
 
     name = "aeasgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="AEASGD",
         paper="Hermans 2017",
         equations="Alg 9, Eq 2.15-2.16",
@@ -57,8 +57,8 @@ class AEASGD(Rule):
     def traits(self) -> Traits:
         return Traits(pull_first=True, keeps_replica=True)
 
-    def strength(self, replica: Replica) -> float:
-        """The spring's constant, alpha = eta * rho."""
+    def moving_rate(self, replica: Replica) -> float:
+        """The moving rate of the elastic exchange, alpha = eta * rho."""
         alpha = self.rho * (replica.learning_rate if self.learning_rate is None else self.learning_rate)
         if alpha >= 1:
             raise invalid(
@@ -68,12 +68,12 @@ class AEASGD(Rule):
             )
         return alpha
 
-    def elastic_exchange(self, replica: Replica, state: WorkerState, fresh: Vector) -> None:
+    def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
         elastic = state.payload[0]
-        position = state.vectors.setdefault("position", np.empty_like(fresh))
+        position = state.vectors.setdefault("position", np.empty_like(center))
         replica.read(position)
-        np.subtract(position, fresh, out=elastic)
-        elastic *= self.strength(replica)
+        np.subtract(position, center, out=elastic)
+        elastic *= self.moving_rate(replica)
         position -= elastic
         replica.load(position)
-        state.sent = fresh
+        state.sent = center

@@ -26,7 +26,7 @@ class AGN(Rule):
     """
 
     name = "agn"
-    card = RuleInfo(
+    info = RuleInfo(
         title="AGN",
         paper="Hermans 2017",
         equations="Alg 10, Eq 3.1",

@@ -29,7 +29,7 @@ class ASGD(Rule):
     """
 
     name = "asgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="ASGD", paper="Hakimi et al. 2019", equations="Alg 1-2", sends="g", family="gradient", bibtex=DANA
     )
 

@@ -28,12 +28,12 @@ class ASGDm(NagASGD):
     """
 
     name = "asgdm"
-    card = RuleInfo(
+    info = RuleInfo(
         title="naive ASGDm", paper="Shi et al. 2024", equations="Alg 5", sends="g", family="gradient", bibtex=ORMO
     )
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
-        return context.learning_rate, self.momentum * corrected(context)
+        return context.learning_rate, self.momentum * momentum_correction(context)
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         learning_rate, decay = scalars
@@ -46,7 +46,7 @@ class ASGDm(NagASGD):
         return None
 
 
-def corrected(context: Context) -> float:
+def momentum_correction(context: Context) -> float:
     """What a momentum that holds the learning rate is scaled by when a schedule changes that rate."""
     previous = context.previous_learning_rate
     return context.learning_rate / previous if previous else 1.0

@@ -25,7 +25,7 @@ class ModelAveraging(Rule):
     """
 
     name = "averaging"
-    card = RuleInfo(
+    info = RuleInfo(
         title="Model averaging",
         paper="Hermans 2017",
         equations="Alg 3, Eq 2.2-2.3",

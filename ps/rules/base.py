@@ -201,7 +201,7 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    card: ClassVar[RuleInfo]
+    info: ClassVar[RuleInfo]
 
     window: int | None = 1
 
@@ -232,7 +232,7 @@ class Rule(ABC):
         """Whether to exchange now; the end of an epoch makes an exchange due in any case."""
         return state.due_early or (self.window is not None and state.steps >= self.window)
 
-    def elastic_exchange(self, replica: Replica, state: WorkerState, fresh: Vector) -> None:
+    def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
         """``Traits.pull_first`` only: fills ``state.payload`` from the center just pulled, and moves the replica."""
         raise NotImplementedError
 

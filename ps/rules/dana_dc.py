@@ -29,7 +29,7 @@ class DanaDC(DanaZero):
     """
 
     name = "dana_dc"
-    card = RuleInfo(
+    info = RuleInfo(
         title="DANA-DC", paper="Hakimi et al. 2019", equations="Alg 7", sends="g", family="gradient", bibtex=DANA
     )
 

@@ -31,7 +31,7 @@ class DanaSlim(ASGD):
     """
 
     name = "dana_slim"
-    card = RuleInfo(
+    info = RuleInfo(
         title="DANA-Slim",
         paper="Hakimi et al. 2019",
         equations="Alg 6, Eq 15-16",

@@ -31,7 +31,7 @@ class DanaZero(NagASGD):
     """
 
     name = "dana_zero"
-    card = RuleInfo(
+    info = RuleInfo(
         title="DANA-Zero",
         paper="Hakimi et al. 2019",
         equations="Alg 4, Eq 10-11",

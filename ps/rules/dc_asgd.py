@@ -41,7 +41,7 @@ class DCASGD(ASGD):
     """
 
     name = "dc_asgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="DC-ASGD",
         paper="Zheng et al. 2017",
         equations="Alg 1-2, Section 6",
@@ -78,7 +78,7 @@ class DCASGD(ASGD):
         )
 
     @property
-    def strength(self) -> float:
+    def compensation_strength(self) -> float:
         """lambda, or lambda_0."""
         return (2.0 if self.adaptive else 0.04) if self.compensation is None else self.compensation
 
@@ -91,7 +91,7 @@ class DCASGD(ASGD):
         if self.adaptive:
             self._compensate_adaptively(chunk)
         else:
-            compensate(chunk, self.strength)
+            compensate(chunk, self.compensation_strength)
         if self.momentum:
             (velocity,) = chunk.worker
             velocity *= self.momentum
@@ -109,7 +109,7 @@ class DCASGD(ASGD):
         mean_square += scratch
         # g + lambda_0 g^2 d / root: the root goes in last, where only a vector of its own could hold it otherwise.
         moved = np.subtract(chunk.center, chunk.sent, out=scratch)
-        moved *= self.strength
+        moved *= self.compensation_strength
         moved *= gradient
         moved *= gradient
         moved /= np.sqrt(mean_square + self.epsilon)

@@ -29,7 +29,7 @@ class Downpour(Rule):
     """
 
     name = "downpour"
-    card = RuleInfo(
+    info = RuleInfo(
         title="DOWNPOUR",
         paper="Hermans 2017",
         equations="Alg 5, Eq 2.11-2.12",

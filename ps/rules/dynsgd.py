@@ -26,7 +26,7 @@ class DynSGD(Rule):
     """
 
     name = "dynsgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="DynSGD",
         paper="Hermans 2017",
         equations="Alg 7-8, Eq 2.13",

@@ -34,7 +34,7 @@ class EAMSGD(AEASGD):
     """
 
     name = "eamsgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="EAMSGD",
         paper="Zhang et al. 2015",
         equations="Section 2",

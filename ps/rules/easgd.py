@@ -44,7 +44,7 @@ class EASGD(AEASGD):
     """
 
     name = "easgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="EASGD",
         paper="Hermans 2017",
         equations="Alg 4, Eq 2.4-2.10",
@@ -78,7 +78,7 @@ class EASGD(AEASGD):
         step -= before
         before -= state.sent
         gradient_norm = math.sqrt(sum_of_squares(step))  # plain SGD: the step is -eta g
-        elastic_norm = self.strength(replica) * math.sqrt(sum_of_squares(before))
+        elastic_norm = self.moving_rate(replica) * math.sqrt(sum_of_squares(before))
         if self.early_stopping == "2.9":
             state.due_early = gradient_norm <= elastic_norm
         else:

@@ -27,7 +27,7 @@ class LWP(NagASGD):
     """
 
     name = "lwp"
-    card = RuleInfo(
+    info = RuleInfo(
         title="LWP", paper="Hakimi et al. 2019", equations="Alg 3, Eq 9", sends="g", family="gradient", bibtex=DANA
     )
 

@@ -27,7 +27,7 @@ class MultiASGD(NagASGD):
     """
 
     name = "multi_asgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="Multi-ASGD", paper="Hakimi et al. 2019", equations="Alg 9", sends="g", family="gradient", bibtex=DANA
     )
 

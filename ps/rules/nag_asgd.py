@@ -28,7 +28,7 @@ class NagASGD(ASGD):
     """
 
     name = "nag_asgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="NAG-ASGD", paper="Hakimi et al. 2019", equations="Alg 8", sends="g", family="gradient", bibtex=DANA
     )
 

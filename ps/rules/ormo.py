@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.asgdm import corrected
+from distkeras.ps.rules.asgdm import momentum_correction
 from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
 from distkeras.ps.rules.papers import ORMO
@@ -37,7 +37,7 @@ class OrMo(NagASGD):
     """
 
     name = "ormo"
-    card = RuleInfo(title="OrMo", paper="Shi et al. 2024", equations="Alg 2", sends="g", family="gradient", bibtex=ORMO)
+    info = RuleInfo(title="OrMo", paper="Shi et al. 2024", equations="Alg 2", sends="g", family="gradient", bibtex=ORMO)
 
     @property
     def traits(self) -> Traits:
@@ -51,7 +51,7 @@ class OrMo(NagASGD):
         counters["head"] = head
         late = head - -(-context.sent_clock // n)
         eta = context.learning_rate
-        return corrected(context), float(shift), eta * beta**late, eta * (1 - beta ** (late + 1)) / (1 - beta)
+        return momentum_correction(context), float(shift), eta * beta**late, eta * (1 - beta ** (late + 1)) / (1 - beta)
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         correction, shift, of_momentum, of_center = scalars

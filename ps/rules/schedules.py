@@ -33,7 +33,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, clock: int) -> float:
-        """eta of the commit that finds the clock at ``clock``, at least 0."""
+        """Learning rate of the commit that finds the clock at ``clock``, at least 0."""
 
     def config(self) -> dict[str, Any]:
         """JSON-ready; `schedule_of` takes it back."""

@@ -31,7 +31,7 @@ class ShiftedMomentum(ASGD):
     """
 
     name = "shifted_momentum"
-    card = RuleInfo(
+    info = RuleInfo(
         title="shifted momentum",
         paper="Shi et al. 2024",
         equations="Remark 2",

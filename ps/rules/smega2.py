@@ -32,7 +32,7 @@ class SMEGA2(NagASGD):
     """
 
     name = "smega2"
-    card = RuleInfo(
+    info = RuleInfo(
         title="SMEGA²",
         paper="Cohen et al. 2022",
         equations="as cited by Shi et al. 2024",

@@ -26,7 +26,7 @@ class SSGD(ASGD):
     """
 
     name = "ssgd"
-    card = RuleInfo(
+    info = RuleInfo(
         title="SSGD", paper="Shi et al. 2024", equations="Alg 1-I, Remark 1", sends="g", family="gradient", bibtex=ORMO
     )
 

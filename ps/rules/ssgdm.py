@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.asgdm import corrected
+from distkeras.ps.rules.asgdm import momentum_correction
 from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
 from distkeras.ps.rules.papers import ORMO
@@ -31,7 +31,7 @@ class SSGDm(NagASGD):
     """
 
     name = "ssgdm"
-    card = RuleInfo(
+    info = RuleInfo(
         title="SSGDm (global)",
         paper="Shi et al. 2024",
         equations="Alg 3, Eq 4-6",
@@ -45,7 +45,7 @@ class SSGDm(NagASGD):
         return Traits(gradient=True, synchronous=True, model_vectors=("momentum",))
 
     def release(self, context: Context, counters: dict[str, int]) -> Scalars:
-        return context.learning_rate, self.momentum * corrected(context)
+        return context.learning_rate, self.momentum * momentum_correction(context)
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         learning_rate, decay = scalars

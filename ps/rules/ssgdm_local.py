@@ -25,7 +25,7 @@ class SSGDmLocal(ShiftedMomentum):
     """
 
     name = "ssgdm_local"
-    card = RuleInfo(
+    info = RuleInfo(
         title="SSGDm (local)", paper="Shi et al. 2024", equations="Alg 4", sends="uᵏ", family="gradient", bibtex=ORMO
     )
 

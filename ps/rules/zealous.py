@@ -37,7 +37,7 @@ class ZealousDownpour(Rule):
     """
 
     name = "zealous_downpour"
-    card = RuleInfo(
+    info = RuleInfo(
         title="Zealous DOWNPOUR",
         paper="Hermans 2017",
         equations="Alg 6",

@@ -133,10 +133,10 @@ def test_configuration_round_trip_through_json(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_card_is_complete(name):
-    card = rules.all_rules()[name].card
-    assert all(vars(card).values())
-    assert card.bibtex.startswith("@")
+def test_info_is_complete(name):
+    info = rules.all_rules()[name].info
+    assert all(vars(info).values())
+    assert info.bibtex.startswith("@")
     assert f"| `{name}` |" in rules.table()
 
 

@@ -1,0 +1,73 @@
+"""Which rules there are, and a rule from its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import typing
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.base import Rule
+
+
+@cache
+def all_rules() -> Mapping[str, type[Rule]]:
+    """Every rule by its name, in alphabetical order: each subclass of `Rule` that a file of this folder defines."""
+    assert __package__
+    found: dict[str, type[Rule]] = {}
+    for module_info in pkgutil.iter_modules(importlib.import_module(__package__).__path__):
+        module = importlib.import_module(f"{__package__}.{module_info.name}")
+        found |= {kind.name: kind for kind in vars(module).values() if _is_rule(kind, module.__name__)}
+    return dict(sorted(found.items()))
+
+
+def _is_rule(value: Any, module: str) -> bool:
+    """Whether ``value`` is a rule that ``module`` defines."""
+    # In Python 3.10 a subscripted generic, such as tuple[float, ...], counts as a class until issubclass sees it.
+    is_class = inspect.isclass(value) and typing.get_origin(value) is None
+    return is_class and value.__module__ == module and issubclass(value, Rule) and value is not Rule
+
+
+def make(name: str, **hyper_parameters: Any) -> Rule:
+    """The rule called ``name`` (upper or lower case).
+
+    Raises:
+        ConfigurationError: no such rule, or a hyper-parameter that it does not have or cannot take.
+    """
+    rule = all_rules().get(name.lower())
+    if rule is None:
+        raise ConfigurationError(f"`rule` must be one of {', '.join(all_rules())}. Received: rule={name!r}")
+    known = {field.name for field in dataclasses.fields(rule)}
+    unknown = sorted(set(hyper_parameters) - known)
+    if unknown:
+        raise ConfigurationError(f"rule {rule.name!r} takes {', '.join(sorted(known))}. Received: {', '.join(unknown)}")
+    return rule(**hyper_parameters)
+
+
+def from_text(name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Hyper-parameters of the rule called ``name`` from the words of a command line; the last of a name counts.
+
+    Values are JSON where they can be, else text; "4.10" stays text where the rule wants text.
+    """
+    kind = all_rules().get(name.lower())
+    texts = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("str")} if kind else set()
+    values: dict[str, Any] = {}
+    for key, text in pairs:
+        value = json_or_text(text)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        values[key] = text if number and key in texts else value
+    return values
+
+
+def json_or_text(text: str) -> Any:
+    """What ``text`` says as JSON; itself, if that is nothing."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
