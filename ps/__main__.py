@@ -21,7 +21,7 @@ from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.events import Lines
-from distkeras.ps.protocol.framing import KEY_BYTES
+from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.tls import Certificate, make_certificate, server_context

@@ -33,7 +33,8 @@ import numpy as np
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol import messages
-from distkeras.ps.protocol.framing import MAGIC, VERSION, Connection, EndOfStream, Limits, Reader, encode
+from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, encode
+from distkeras.ps.protocol.handshake import Connection, make_proof
 from distkeras.ps.protocol.messages import (
     MESSAGES,
     Abort,
@@ -227,14 +228,14 @@ class Target:
         else:
             self.parser = Connection(server=kind.endswith("server"), key=KEY, limits=LIMITS, allocate=self._allocate)
             if kind.startswith("peer"):
-                self.parser._welcome_peer()
+                self.parser._authenticate()
 
     def genuine(self) -> bytes:
         """What a stranger would have to say to be let in."""
         assert isinstance(self.parser, Connection)
         other = Connection(server=not self.parser.server, key=KEY)
         if not self.parser.server:
-            proof = Proof(other._proof(b"server", other._nonce, self.parser._nonce))
+            proof = Proof(make_proof(KEY, b"server", other.nonce, self.parser.nonce))
             self._genuine = b"".join(map(bytes, other.start())) + frame(proof)
             return self._genuine
         challenge, answers = b"".join(map(bytes, self.parser.start())), b""
@@ -489,7 +490,7 @@ class Enemy:
     def _foresee(self, data: bytes) -> tuple[str, int]:
         """What a server must do with ``data`` from a peer, and how many requests there are in it."""
         parser = Connection(server=True, key=KEY, limits=self._limits)
-        parser._welcome_peer()
+        parser._authenticate()
         requests, at = 0, 0
         while at < len(data):
             space = parser.space()

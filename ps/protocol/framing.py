@@ -1,4 +1,4 @@
-"""The protocol without I/O: bytes in, messages out, and back.
+"""Framing without I/O: bytes in, messages out, and back.
 
 A frame is a fixed header, the message's fields, a table of its arrays, and the arrays' raw bytes::
 
@@ -10,18 +10,13 @@ A frame is a fixed header, the message's fields, a table of its arrays, and the 
 Rules:
 
 1. Every length is checked against its bound before anything is allocated for it.
-2. Nothing but the handshake is read from a peer that has not proved that it holds the job's key (HMAC-SHA256 over
-   both nonces, compared in constant time); its frames are bounded to a few hundred bytes.
-3. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
-4. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
-5. A peer waits for the answer before it sends on: one frame at a time, each way.
+2. Arrays are received straight into the memory that ``allocate`` gives: no copy, no join.
+3. The end of the stream is an event between two frames and a `RemoteProtocolError` within one.
+4. A peer waits for the answer before it sends on: one frame at a time, each way.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
 import struct
 import typing
 from collections.abc import Callable
@@ -29,15 +24,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.messages import MESSAGES, Answer, Challenge, Message, Proof
+from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol.messages import MESSAGES, Message
 
 MAGIC = b"DKPS"
 VERSION = 3
-KEY_BYTES = 32
-NONCE_BYTES = 32
-#: Bytes that are read along with a header, for a system call less: a commit's fields, and some.
-AHEAD = 256
+#: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
+READ_AHEAD = 256
 
 _HEADER = struct.Struct(">4sBBHIQ")
 _ENTRY = struct.Struct(">BQ")
@@ -45,7 +38,6 @@ _LENGTH = struct.Struct(">I")
 _DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
-_HANDSHAKE = (Challenge, Answer, Proof)
 
 #: Gives the memory for an array that is about to arrive: message type, dtype, elements.
 Allocate = Callable[[type[Message], np.dtype, int], np.ndarray]
@@ -64,10 +56,6 @@ class Limits:
     fields: int = 256 * 1024
     body: int = 1 << 32
     arrays: int = 8
-
-
-#: In force until the peer is authenticated.
-HANDSHAKE_LIMITS = Limits(fields=128, body=NONCE_BYTES + hashlib.sha256().digest_size, arrays=2)
 
 
 @dataclass(frozen=True)
@@ -168,11 +156,11 @@ class Reader:
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
         #: What came along with a header: its fields and perhaps the first bytes of its arrays.
-        self._ahead = memoryview(bytearray(AHEAD))
+        self._ahead = memoryview(bytearray(READ_AHEAD))
         self._expect_header()
 
     def _expect_header(self) -> None:
-        self._stage: Callable[[], Message | None] = self._on_header
+        self._stage: Callable[[], Message | None] = self._parse_header
         self._spaces = [memoryview(self._header), self._ahead]
 
     def space(self) -> memoryview:
@@ -197,17 +185,17 @@ class Reader:
         """
         spaces = self._spaces
         if count == 0:
-            if self._stage == self._on_header and len(spaces[0]) == _HEADER.size:
+            if self._stage == self._parse_header and len(spaces[0]) == _HEADER.size:
                 return EndOfStream()
             raise RemoteProtocolError("the stream must end between two frames. Received: its end within one")
-        if self._stage == self._on_header:
+        if self._stage == self._parse_header:
             if count < len(spaces[0]):
                 spaces[0] = spaces[0][count:]
                 return None
-            return self._take(self._ahead[: count - len(spaces[0])], self._on_header())
-        return self._filled(count)
+            return self._distribute(self._ahead[: count - len(spaces[0])], self._parse_header())
+        return self._advance(count)
 
-    def _filled(self, count: int) -> Message | None:
+    def _advance(self, count: int) -> Message | None:
         spaces = self._spaces
         while count >= len(spaces[0]):
             count -= len(spaces.pop(0))
@@ -216,7 +204,7 @@ class Reader:
         spaces[0] = spaces[0][count:]
         return None
 
-    def _take(self, ahead: memoryview, event: Message | None) -> Message | None:
+    def _distribute(self, ahead: memoryview, event: Message | None) -> Message | None:
         """What came along with a header goes where it belongs."""
         while ahead:
             if event is not None:
@@ -225,10 +213,10 @@ class Reader:
             space = self._spaces[0]
             size = min(len(space), len(ahead))
             space[:size], ahead = ahead[:size], ahead[size:]
-            event = self._filled(size)
+            event = self._advance(size)
         return event
 
-    def _on_header(self) -> Message | None:
+    def _parse_header(self) -> Message | None:
         magic, version, code, arrays, fields, body = _HEADER.unpack(self._header)
         if magic != MAGIC:
             raise RemoteProtocolError(f"a frame must begin with {MAGIC!r}. Received: {bytes(magic)!r}")
@@ -249,11 +237,11 @@ class Reader:
         self._schema, self._arrays, self._body = schema, arrays, body
         self._fields = bytearray(fields)
         if fields == 0:
-            return self._on_fields()
-        self._stage, self._spaces = self._on_fields, [memoryview(self._fields)]
+            return self._parse_fields()
+        self._stage, self._spaces = self._parse_fields, [memoryview(self._fields)]
         return None
 
-    def _on_fields(self) -> Message | None:
+    def _parse_fields(self) -> Message | None:
         schema, fields = self._schema, self._fields
         values = self._values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
         at = schema.packer.size
@@ -272,13 +260,16 @@ class Reader:
         if at != table:
             raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
         entries = list(_ENTRY.iter_unpack(memoryview(fields)[table:]))
-        self._check(entries)
-        self._done = [self._allocate(schema.kind, _DTYPES[code], size) for code, size in entries]
+        self._check_array_table(entries)
+        self._incoming = [self._allocate(schema.kind, _DTYPES[code], size) for code, size in entries]
         # One system call may fill them all.
-        self._stage, self._spaces = self._finish, [array.data.cast("B") for array in self._done if array.size]
-        return None if self._spaces else self._finish()
+        self._stage, self._spaces = (
+            self._finish_message,
+            [array.data.cast("B") for array in self._incoming if array.size],
+        )
+        return None if self._spaces else self._finish_message()
 
-    def _check(self, entries: list[tuple[int, int]]) -> None:
+    def _check_array_table(self, entries: list[tuple[int, int]]) -> None:
         """Before anything is allocated for them."""
         name, codes, body = self._schema.kind.__name__, [], 0
         for field, code, several in self._schema.arrays:
@@ -295,8 +286,8 @@ class Reader:
         if body != self._body:
             raise RemoteProtocolError(f"the arrays must fill the body of {self._body} bytes. Received: {entries}")
 
-    def _finish(self) -> Message:
-        values, arrays = self._values, self._done
+    def _finish_message(self) -> Message:
+        values, arrays = self._values, self._incoming
         at = 0
         for name, _, several in self._schema.arrays:
             if several:
@@ -307,123 +298,6 @@ class Reader:
                 at += 1
         for name in self._schema.booleans:
             values[name] = bool(values[name])
-        self._values, self._done = {}, []  # the message's arrays are its owner's now
+        self._values, self._incoming = {}, []  # the message's arrays are its owner's now
         self._expect_header()
         return self._schema.kind(**values)
-
-
-class Connection:
-    """One end of a connection: the handshake, then messages.
-
-    Args:
-        server: which end this is.
-        key: the job's key, 32 bytes.
-        limits: bounds on a frame once the peer is authenticated.
-        allocate: memory for arrays, once the peer is authenticated.
-
-    Raises:
-        ConfigurationError: a key of another length.
-    """
-
-    def __init__(
-        self, *, server: bool, key: bytes, limits: Limits | None = None, allocate: Allocate | None = None
-    ) -> None:
-        if len(key) != KEY_BYTES:
-            raise ConfigurationError(f"`key` must have {KEY_BYTES} bytes. Received: {len(key)}")
-        self.server = server
-        self.authenticated = False
-        self.limits = limits or Limits()
-        self._key = key
-        self._nonce = np.frombuffer(secrets.token_bytes(NONCE_BYTES), np.uint8)
-        self._reader = Reader(HANDSHAKE_LIMITS, self._allocate)
-        self._reader.accepts = (Answer,) if server else (Challenge,)
-        self._give = allocate
-
-    def __repr__(self) -> str:
-        return f"Connection(server={self.server}, authenticated={self.authenticated})"
-
-    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        if self._give is None or kind in _HANDSHAKE:
-            return np.empty(size, dtype)
-        return self._give(kind, dtype, size)
-
-    def _proof(self, role: bytes, server_nonce: np.ndarray, client_nonce: np.ndarray) -> np.ndarray:
-        text = MAGIC + bytes([VERSION]) + role + server_nonce.tobytes() + client_nonce.tobytes()
-        return np.frombuffer(hmac.new(self._key, text, hashlib.sha256).digest(), np.uint8)
-
-    def start(self) -> list[bytes | memoryview]:
-        """What to send before anything is read: the server's challenge, nothing from a client."""
-        return encode(Challenge(self._nonce)) if self.server else []
-
-    def refusal(self) -> list[bytes | memoryview]:
-        """What a server sends to a client whose proof is wrong: a proof that is wrong too. Nothing from a client."""
-        return encode(Proof(np.zeros(hashlib.sha256().digest_size, np.uint8))) if self.server else []
-
-    def send(self, message: Message) -> list[bytes | memoryview]:
-        """The bytes of ``message``.
-
-        Raises:
-            LocalProtocolError: before the handshake is over.
-        """
-        if not self.authenticated:
-            raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
-        return encode(message)
-
-    def space(self) -> memoryview:
-        """Where the next bytes of the peer go."""
-        return self._reader.space()
-
-    def spaces(self) -> list[memoryview]:
-        """See `Reader.spaces`."""
-        return self._reader.spaces()
-
-    def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:
-        """Takes in ``count`` bytes written to `space`; 0 is the end of the stream.
-
-        Returns:
-            A message for the application if one is complete, and what the handshake wants sent now.
-
-        Raises:
-            AuthenticationError: the peer does not hold the key.
-            RemoteProtocolError: see `Reader.received`.
-        """
-        event = self._reader.received(count)
-        if isinstance(event, _HANDSHAKE):
-            return None, self._handshake(event)
-        return event, []
-
-    def _handshake(self, message: Message) -> list[bytes | memoryview]:
-        if isinstance(message, Challenge):
-            self._require_nonce(message.nonce)
-            self._theirs = message.nonce
-            self._reader.accepts = (Proof,)
-            return encode(Answer(self._nonce, self._proof(b"client", message.nonce, self._nonce)))
-        if isinstance(message, Answer):
-            self._require_nonce(message.nonce)
-            self._check(message.proof, self._proof(b"client", self._nonce, message.nonce))
-            self._welcome_peer()
-            return encode(Proof(self._proof(b"server", self._nonce, message.nonce)))
-        assert isinstance(message, Proof)
-        self._check(message.proof, self._proof(b"server", self._theirs, self._nonce))
-        self._welcome_peer()
-        return []
-
-    def _require_nonce(self, nonce: np.ndarray) -> None:
-        if nonce.nbytes != NONCE_BYTES:
-            raise RemoteProtocolError(f"a nonce must have {NONCE_BYTES} bytes. Received: {nonce.nbytes}")
-
-    def _check(self, received: np.ndarray, expected: np.ndarray) -> None:
-        if not hmac.compare_digest(received.tobytes(), expected.tobytes()):
-            peer = "client" if self.server else "server"
-            raise AuthenticationError(f"the {peer} must hold this job's key. Received: a proof made with another")
-
-    def _welcome_peer(self) -> None:
-        self.authenticated = True
-        self._reader.limits = self.limits
-        self._reader.accepts = tuple(kind for kind in MESSAGES if kind not in _HANDSHAKE)
-
-    def bound(self, limits: Limits) -> None:
-        """Replaces the bounds on the peer's frames, between two of them."""
-        self.limits = limits
-        if self.authenticated:
-            self._reader.limits = limits

@@ -21,7 +21,7 @@ import distkeras
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
 from distkeras.ps.events import Events, hand_on, record_of
-from distkeras.ps.protocol.framing import KEY_BYTES
+from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.client import Address

@@ -34,7 +34,8 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import Codec
 from distkeras.ps.protocol.faults import fault_of
-from distkeras.ps.protocol.framing import Connection, EndOfStream
+from distkeras.ps.protocol.framing import EndOfStream
+from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit, Fault, Message
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
@@ -283,7 +284,7 @@ class _Session:
         self.server.forget(self)
 
     def _serve_one(self) -> bool:
-        self.channel.connection.bound(self.server.desk.limits())
+        self.channel.connection.set_limits(self.server.desk.limits())
         message = self.channel.receive(self.server.deadlines.silence, f"a request of {self.peer}")
         if isinstance(message, EndOfStream):
             return False

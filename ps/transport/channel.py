@@ -1,4 +1,4 @@
-"""A socket with a `wire.Connection` around it: blocking calls, each with a deadline."""
+"""A socket with a `handshake.Connection` around it: blocking calls, each with a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.framing import Allocate, Connection, EndOfStream
+from distkeras.ps.protocol.framing import Allocate, EndOfStream
+from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Message
 from distkeras.ps.transport.deadlines import Deadlines
 

@@ -23,7 +23,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.protocol.framing import KEY_BYTES
+from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer

@@ -9,7 +9,7 @@ import pytest
 from distkeras.job.task import Task
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.faults import fault_of
-from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
 from distkeras.ps.transport.channel import Channel

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from distkeras.ps.protocol import framing
-from distkeras.ps.protocol.framing import Connection, Reader
+from distkeras.ps.protocol.framing import Reader
+from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Ack
 
 
@@ -40,7 +41,7 @@ class TestFinding:
         return pytest.raises(fuzz.Violation, match="of seed 0 to a")
 
     def test_another_error(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(Reader, "_on_fields", lambda self, fields=None: [][1])
+        monkeypatch.setattr(Reader, "_parse_fields", lambda self, fields=None: [][1])
         with self.finds(fuzz):
             fuzz.parse(3000, 0)
 
@@ -56,7 +57,7 @@ class TestFinding:
 
         note("dump_traceback_later")
         note("cancel_dump_traceback_later")
-        monkeypatch.setattr(Reader, "_on_fields", lambda self, fields=None: [][1])
+        monkeypatch.setattr(Reader, "_parse_fields", lambda self, fields=None: [][1])
         with self.finds(fuzz):
             fuzz.parse(3000, 0)
         assert calls == ["dump_traceback_later", "cancel_dump_traceback_later"]
@@ -70,7 +71,7 @@ class TestFinding:
             fuzz.parse(3000, 0)
 
     def test_a_stranger_that_is_let_in(self, fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(Connection, "_check", lambda self, received, expected: None)
+        monkeypatch.setattr(Connection, "_check_proof", lambda self, received, expected: None)
         with self.finds(fuzz):
             fuzz.parse(3000, 0)
 

@@ -57,7 +57,7 @@ def steps(vector: np.ndarray) -> np.ndarray:
 
 
 class TestBFloat16:
-    def test_bytes(self):
+    def test_bytes(self) -> None:
         ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-23]  # down to even, up to even, no tie
         expected = "803f 803f 823f 813f 20c0 0000 0080 807f 80ff"
         vector = [1.0, *ties, -2.5, 0.0, -0.0, math.inf, -math.inf]
@@ -65,7 +65,7 @@ class TestBFloat16:
 
     @settings(max_examples=40)
     @given(st.one_of(few, many()))
-    def test_error(self, vector: np.ndarray):
+    def test_error(self, vector: np.ndarray) -> None:
         out = there_and_back(BFloat16(vector.size), vector).astype(np.float64)
         exact = vector.astype(np.float64)
         inside = np.abs(exact) < (2 - 2.0**-8) * 2.0**127
@@ -74,12 +74,12 @@ class TestBFloat16:
 
     @settings(max_examples=40)
     @given(st.one_of(few, many()))
-    def test_it_is_the_cast(self, vector: np.ndarray):
+    def test_it_is_the_cast(self, vector: np.ndarray) -> None:
         with np.errstate(over="ignore"):
             expected = vector.astype(bfloat16).astype(np.float32)
         np.testing.assert_array_equal(there_and_back(BFloat16(vector.size), vector), expected)
 
-    def test_every_number_of_it_comes_back(self):
+    def test_every_number_of_it_comes_back(self) -> None:
         words = np.arange(2**16, dtype=np.uint16)
         numbers = (words.astype(np.uint32) << 16).view(np.float32)
         data = np.empty(2 * words.size, np.uint8)
@@ -91,7 +91,7 @@ class TestBFloat16:
 
 
 class TestInt8:
-    def test_bytes(self):
+    def test_bytes(self) -> None:
         vector = [127.0, -127.0, 0.5, 1.5, -2.5, 0.0, 63.0]  # a scale of 1; ties go to even
         assert coded(Int8(7), vector) == bytes.fromhex("0000803f 7f 81 00 02 fe 00 3f")
         # The second block has its own scale, 1/2.
@@ -104,20 +104,20 @@ class TestInt8:
     @example(np.array([100 * TINY, 178 * TINY, 2.0**-126], np.float32))
     @example(np.array([LARGEST, -LARGEST, 1.0], np.float32))
     @pytest.mark.filterwarnings("error::RuntimeWarning")
-    def test_error(self, vector: np.ndarray):
+    def test_error(self, vector: np.ndarray) -> None:
         out = there_and_back(Int8(vector.size), vector).astype(np.float64)
         inside = np.abs(vector) <= LARGEST * (1 - 2.0**-22)
         assert (np.abs(out - vector.astype(np.float64)) <= (0.5 + 2.0**-16) * steps(vector))[inside].all()
         assert (np.abs(out[~inside]) >= LARGEST * (1 - 2.0**-22)).all()
         assert (out[vector == 0] == 0).all()
 
-    def test_zeros_stay(self):
+    def test_zeros_stay(self) -> None:
         vector = np.zeros(2 * BLOCK + 1, np.float32)
         assert there_and_back(Int8(vector.size), vector).tobytes() == vector.tobytes()
 
     @given(st.binary(max_size=50))
     @pytest.mark.filterwarnings("error::RuntimeWarning")
-    def test_any_bytes_are_something(self, noise: bytes):
+    def test_any_bytes_are_something(self, noise: bytes) -> None:
         data = np.frombuffer(noise + bytes(4), np.uint8)
         out = np.empty(data.size - 4, np.float32)
         Int8(out.size).decode(data, out)
@@ -128,7 +128,7 @@ class TestInt8:
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kind", [BFloat16, Int8])
-def test_what_is_not_finite_stays_so_where_it_is(kind: type[BFloat16 | Int8], bad: float):
+def test_what_is_not_finite_stays_so_where_it_is(kind: type[BFloat16 | Int8], bad: float) -> None:
     vector = np.linspace(-1, 1, 2 * BLOCK + 5).astype(np.float32)
     vector[[3, BLOCK + 7]] = bad
     out = there_and_back(kind(vector.size), vector)
@@ -138,7 +138,7 @@ def test_what_is_not_finite_stays_so_where_it_is(kind: type[BFloat16 | Int8], ba
 
 @pytest.mark.parametrize("name", FORMATS[1:])
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes(name: str, size: int):
+def test_sizes(name: str, size: int) -> None:
     codec = codec_of(name, size)
     assert codec is not None
     assert codec.nbytes == {"bfloat16": 2 * size, "int8": size + 4 * math.ceil(size / BLOCK)}[name]
@@ -152,7 +152,7 @@ def test_sizes(name: str, size: int):
 
 class TestRest:
     @given(st.lists(hnp.arrays(np.float32, 9, elements=TAME), min_size=1, max_size=20))
-    def test_what_is_read_adds_up_to_what_was_meant(self, vectors: list[np.ndarray]):
+    def test_what_is_read_adds_up_to_what_was_meant(self, vectors: list[np.ndarray]) -> None:
         codec, rest, data = Int8(9), np.zeros(9, np.float32), np.empty(13, np.uint8)
         meant, read, out = np.zeros(9), np.zeros(9), np.empty(9, np.float32)
         rounding = 0.0
@@ -166,7 +166,7 @@ class TestRest:
             np.testing.assert_array_less(np.abs(rest), (0.5 + 2.0**-15) * step)
             np.testing.assert_array_less(np.abs(read + rest - meant), rounding + 1e-44)
 
-    def test_it_spans_blocks(self):
+    def test_it_spans_blocks(self) -> None:
         size = 2 * BLOCK + 3
         codec, generator = Int8(size), np.random.default_rng(0)
         rest, data, out = np.zeros(size, np.float32), np.empty(codec.nbytes, np.uint8), np.empty(size, np.float32)
@@ -184,7 +184,7 @@ class TestRest:
 
     @pytest.mark.filterwarnings("error::RuntimeWarning")
     @pytest.mark.parametrize("bad", [math.nan, math.inf, LARGEST])
-    def test_no_rest_is_kept_of_what_is_not_finite(self, bad: float):
+    def test_no_rest_is_kept_of_what_is_not_finite(self, bad: float) -> None:
         codec, rest, data = Int8(3), np.zeros(3, np.float32), np.empty(7, np.uint8)
         codec.encode_with_residual(np.array([1.0, bad, 2.0], np.float32), rest, data)
         assert np.isfinite(rest).all()
@@ -193,7 +193,7 @@ class TestRest:
 
 
 class TestChange:
-    def test_both_ends_have_the_same_and_it_does_not_drift(self):
+    def test_both_ends_have_the_same_and_it_does_not_drift(self) -> None:
         size = BLOCK + 9
         codec, generator = Int8(size), np.random.default_rng(1)
         center = generator.normal(size=size).astype(np.float32)
@@ -210,7 +210,7 @@ class TestChange:
             assert (np.abs(center.astype(np.float64) - theirs) <= bound).all()
 
     @given(hnp.arrays(np.float32, 5, elements=ANY), hnp.arrays(np.float32, 5, elements=ANY))
-    def test_of_any_numbers(self, center: np.ndarray, known: np.ndarray):
+    def test_of_any_numbers(self, center: np.ndarray, known: np.ndarray) -> None:
         codec, data, out = Int8(5), np.empty(9, np.uint8), np.empty(5, np.float32)
         theirs = known.copy()
         codec.encode_change(center, known, data)
@@ -218,7 +218,7 @@ class TestChange:
         np.testing.assert_array_equal(out, known)
 
     @pytest.mark.filterwarnings("error::RuntimeWarning")
-    def test_a_center_that_is_not_finite_is_none_at_the_worker(self):
+    def test_a_center_that_is_not_finite_is_none_at_the_worker(self) -> None:
         codec, data, out = Int8(3), np.empty(7, np.uint8), np.empty(3, np.float32)
         known = np.array([1.0, 2.0, 3.0], np.float32)
         theirs = known.copy()
@@ -227,7 +227,7 @@ class TestChange:
         assert np.isfinite(out).tolist() == np.isfinite(known).tolist() == [True, False, True]
 
 
-def test_names():
+def test_names() -> None:
     assert codec_of("float32", 3) is None
     for name in ("float16", "", None, ["int8"]):
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of 'float32', 'bfloat16', 'int8'"):
@@ -235,7 +235,7 @@ def test_names():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rules_that_rely_on_what_was_sent_refuse(name: str):
+def test_rules_that_rely_on_what_was_sent_refuse(name: str) -> None:
     refused = set()
     for rule in all_rules():
         try:

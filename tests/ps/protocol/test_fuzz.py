@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.frames import shake_hands
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import HANDSHAKE_LIMITS, MAGIC, VERSION, Connection, EndOfStream, Limits, encode
+from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, encode
+from distkeras.ps.protocol.handshake import HANDSHAKE_LIMITS, Connection
 from distkeras.ps.protocol.messages import (
     MESSAGES,
     Ack,
@@ -58,7 +60,8 @@ class Fed:
         self.known = known
         self.connection = Connection(server=server, key=KEY, limits=LIMITS, allocate=self._allocate)
         if known:
-            self.connection._welcome_peer()
+            peer = Connection(server=not server, key=KEY)
+            shake_hands(*((peer, self.connection) if server else (self.connection, peer)))
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         self.allocated += size * dtype.itemsize
@@ -124,13 +127,13 @@ STEPS = st.sampled_from([10**6, 1, 3, 17])
 @pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
 @settings(max_examples=250)
 @given(data=INPUTS, step=STEPS)
-def test_nothing_but_refusals_comes_of_it(server, known, data, step):
+def test_nothing_but_refusals_comes_of_it(server, known, data, step) -> None:
     Fed(server=server, known=known).feed(data, step)
 
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 123), st.integers(1, 255)), min_size=1, max_size=3))
-def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages):
+def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages) -> None:
     server, client = (Connection(server=role, key=KEY) for role in (True, False))
     challenge, answer = b"".join(map(bytes, server.start())), b""
     while challenge:

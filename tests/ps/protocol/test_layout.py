@@ -13,7 +13,7 @@ shapes = st.lists(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=
 
 
 @given(shapes)
-def test_flatten_then_views_gives_the_arrays_back(shapes):
+def test_flatten_then_views_gives_the_arrays_back(shapes) -> None:
     layout = Layout(tuple(f"a{i}" for i in range(len(shapes))), tuple(shapes))
     arrays = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(shapes)]
     vector = layout.flatten(arrays)
@@ -23,7 +23,7 @@ def test_flatten_then_views_gives_the_arrays_back(shapes):
 
 
 @given(shapes)
-def test_layouts_travel(shapes):
+def test_layouts_travel(shapes) -> None:
     layouts = [Layout(tuple(f"a{i}" for i in range(len(shapes))), tuple(shapes)), Layout((), ())]
     assert decode(encode(layouts), [layouts[0].size, 0]) == layouts
 
@@ -31,26 +31,26 @@ def test_layouts_travel(shapes):
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"7", b"[7]", b"[[7]]", b'[[["a", 3]]]', b'[[["a", ["b"]]]]', b'[[["a", [4]]]]', b"[]"]
 )
-def test_what_is_no_layout_is_refused(data):
+def test_what_is_no_layout_is_refused(data) -> None:
     with pytest.raises(ConfigurationError, match="layouts must"):
         decode(data, [3])
 
 
-def test_views_share_memory():
+def test_views_share_memory() -> None:
     layout = Layout(("kernel", "bias"), ((2, 2), (2,)))
     vector = np.zeros(6, np.float32)
     layout.views(vector)[1][0] = 7
     assert vector[4] == 7
 
 
-def test_locate_names_the_array_of_an_element():
+def test_locate_names_the_array_of_an_element() -> None:
     layout = Layout(("kernel", "bias"), ((2, 2), (2,)))
     assert [layout.locate(i) for i in (0, 3, 4, 5)] == ["kernel"] * 2 + ["bias"] * 2
     with pytest.raises(ConfigurationError, match="below 6"):
         layout.locate(6)
 
 
-def test_mismatches_are_refused():
+def test_mismatches_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="equally long"):
         Layout(("a",), ())
     layout = Layout(("a",), ((2,),))

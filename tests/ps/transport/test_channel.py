@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from distkeras.ps.errors import DeadlineError
-from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Occupancy, Probe
 from distkeras.ps.transport import channel
 from distkeras.ps.transport.channel import Channel
@@ -34,19 +34,19 @@ def ends(monkeypatch) -> Iterator[tuple[Channel, Channel]]:
         end.close()
 
 
-def test_a_wait_goes_on_over_several_calls(ends, monkeypatch):
+def test_a_wait_goes_on_over_several_calls(ends, monkeypatch) -> None:
     server, client = ends
     again = threading.Semaphore(0)
     limit = channel._Plain._limit
 
-    def counted(plain, option, timeout):
+    def counted(plain, option, timeout) -> None:
         if option == socket.SO_RCVTIMEO:
             again.release()
         limit(plain, option, timeout)
 
     monkeypatch.setattr(channel._Plain, "_limit", counted)
 
-    def answer():
+    def answer() -> None:
         for _ in range(4):
             assert again.acquire(timeout=10)
         server.send(Occupancy(True))
@@ -57,7 +57,7 @@ def test_a_wait_goes_on_over_several_calls(ends, monkeypatch):
     peer.join(10)
 
 
-def test_and_ends_at_its_deadline(ends):
+def test_and_ends_at_its_deadline(ends) -> None:
     server, client = ends
     with pytest.raises(DeadlineError, match="an answer"):
         client.receive(0.1, "an answer")

@@ -22,7 +22,7 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.framing import Connection
+from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.transport.channel import Channel, dial
@@ -56,7 +56,7 @@ def refusal(server) -> str:
     return refusal.reason
 
 
-def test_training_over_tls_is_training_to_the_bit():
+def test_training_over_tls_is_training_to_the_bit() -> None:
     with ServerProcess(RULE, workers=1, deadlines=QUICK, tls=True) as process:
         assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
         driver = DriverClient(process.address, QUICK)
@@ -68,7 +68,7 @@ def test_training_over_tls_is_training_to_the_bit():
         driver.close()
 
 
-def test_a_vector_that_takes_many_records_arrives_whole(server, certificate):
+def test_a_vector_that_takes_many_records_arrives_whole(server, certificate) -> None:
     driver = DriverClient(Address(*server.address, KEY, certificate.certificate), QUICK)
     vector = np.random.default_rng(0).normal(size=1_000_003).astype(np.float32)
     driver.publish(vector)
@@ -77,43 +77,43 @@ def test_a_vector_that_takes_many_records_arrives_whole(server, certificate):
 
 
 class TestRefusals:
-    def test_another_certificate_even_with_the_right_key(self, server):
+    def test_another_certificate_even_with_the_right_key(self, server) -> None:
         other = make_certificate().certificate
         with pytest.raises(AuthenticationError, match="must have the job's certificate"):
             DriverClient(Address(*server.address, KEY, other), BRIEF).publish(np.zeros(3, np.float32))
         assert server.center is None
 
-    def test_another_key_even_with_the_right_certificate(self, server, certificate):
+    def test_another_key_even_with_the_right_certificate(self, server, certificate) -> None:
         with pytest.raises(AuthenticationError, match="must hold this job's key"):
             DriverClient(Address(*server.address, b"x" * 32, certificate.certificate), BRIEF).center()
 
-    def test_a_plain_client(self, server):
+    def test_a_plain_client(self, server) -> None:
         with pytest.raises((DeadlineError, ServerLostError), match="handshake"):
             dial(server.address, KEY, BRIEF)
 
-    def test_a_plain_client_that_speaks_first(self, server):
+    def test_a_plain_client_that_speaks_first(self, server) -> None:
         with stranger(server.address) as sock:
             say(sock, b"DKPS" + bytes(60))
             until_the_end(sock)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_an_older_tls(self, server, certificate):
+    def test_an_older_tls(self, server, certificate) -> None:
         context = client_context(certificate.certificate)
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
         with pytest.raises(RemoteProtocolError, match=r"TLS 1\.3"):
             dial(server.address, KEY, BRIEF, context=context)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, server):
+    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, server) -> None:
         with stranger(server.address) as silent, stranger(server.address) as half:
             say(half, bytes.fromhex("16030100c8010000c4"))
             assert until_the_end(silent) == b""
             until_the_end(half)
 
-    def test_a_plain_server(self, certificate):
+    def test_a_plain_server(self, certificate) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
-            def serve():
+            def serve() -> None:
                 sock, _ = listener.accept()
                 channel = Channel(sock, Connection(server=True, key=KEY), frame=5)
                 with pytest.raises((RemoteProtocolError, AuthenticationError, OSError)):
@@ -135,7 +135,7 @@ class TestChannel:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             context = server_context(certificate)
 
-            def serve():
+            def serve() -> None:
                 sock, _ = listener.accept()
                 ends.append(Channel(sock, Connection(server=True, key=KEY), frame=5, context=context))
                 ends[0].handshake(5)
@@ -148,7 +148,7 @@ class TestChannel:
         ends[0].close()
         client.close()
 
-    def test_it_finds_out_that_the_peer_hung_up(self, pair):
+    def test_it_finds_out_that_the_peer_hung_up(self, pair) -> None:
         server, client = pair
         assert not server.hung_up()
         assert not client.hung_up()
@@ -157,7 +157,7 @@ class TestChannel:
         assert server.sock.recv(1) == b""
         assert server.hung_up()
 
-    def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair):
+    def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair) -> None:
         server, _ = pair
         heard: list[object] = []
         reading = threading.Thread(target=lambda: heard.append(server.receive(20, "anything")), daemon=True)
@@ -166,7 +166,7 @@ class TestChannel:
         reading.join(10)
         assert not reading.is_alive()
 
-    def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(self, pair):
+    def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(self, pair) -> None:
         server, client = pair
         server.close()
         with pytest.raises(OSError):
@@ -175,7 +175,7 @@ class TestChannel:
 
 
 class TestSecrets:
-    def test_the_process_shows_none(self):
+    def test_the_process_shows_none(self) -> None:
         with ServerProcess(RULE, workers=1, tls=True) as process:
             private = process._settings["tls"]["private_key"]
             assert private.startswith("-----BEGIN PRIVATE KEY-----")
@@ -191,7 +191,7 @@ class TestSecrets:
 
     def test_the_private_key_is_on_no_disk_afterwards_and_was_nobody_elses_to_read(
         self, certificate, monkeypatch, tmp_path
-    ):
+    ) -> None:
         modes: list[int] = []
         load = ssl.SSLContext.load_cert_chain
 
@@ -205,25 +205,25 @@ class TestSecrets:
         assert modes == [0o600, 0o700]
         assert os.listdir(tmp_path) == []
 
-    def test_the_private_key_stays_out_of_the_repr(self, certificate):
+    def test_the_private_key_stays_out_of_the_repr(self, certificate) -> None:
         assert certificate.private_key not in repr(certificate)
         assert "PRIVATE" not in repr(certificate)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_what_is_no_certificate_is_a_configuration_error(text):
+def test_what_is_no_certificate_is_a_configuration_error(text) -> None:
     with pytest.raises(ConfigurationError, match="in PEM"):
         client_context(text)
     with pytest.raises(ConfigurationError, match="in PEM"):
         server_context(Certificate(text, ""))
 
 
-def test_a_private_key_of_another_certificate_is_a_configuration_error(certificate):
+def test_a_private_key_of_another_certificate_is_a_configuration_error(certificate) -> None:
     with pytest.raises(ConfigurationError, match="its private key"):
         server_context(Certificate(certificate.certificate, make_certificate().private_key))
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
     real = builtins.__import__
 
     def missing(name, *rest):

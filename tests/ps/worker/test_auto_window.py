@@ -15,7 +15,7 @@ from distkeras.ps.worker.loop import CollectRequest, CommitRequest, PostRequest,
 
 
 class Clock:
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self):
@@ -55,39 +55,39 @@ def windows_of(rule, *, step, exchange, count, **options):
     return found
 
 
-def test_communication_keeps_to_its_share():
+def test_communication_keeps_to_its_share() -> None:
     # lambda >= (1 - .1) / .1 * 5 / 2 = 22.5
     found = windows_of(make("agn", window=4), step=2.0, exchange=5.0, count=MEASURED + 3, share=0.1)
     assert found == [(4, False)] * (MEASURED + 1) + [(23, False)] * 2
 
 
-def test_what_is_asked_for_is_what_comes():
+def test_what_is_asked_for_is_what_comes() -> None:
     assert windows_of(make("downpour"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.5)[-1] == (3, False)
     assert windows_of(make("downpour"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.25)[-1] == (9, False)
 
 
-def test_a_whole_epoch_is_no_window_to_measure_with():
+def test_a_whole_epoch_is_no_window_to_measure_with() -> None:
     found = windows_of(make("dynsgd", window=None), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
     assert found == [(10, False)] * (MEASURED + 1) + [(1, False)]
 
 
-def test_overlapped_exchanges_are_hidden_behind_the_window():
+def test_overlapped_exchanges_are_hidden_behind_the_window() -> None:
     # 5 seconds behind steps of 2: three of them. While they are measured, they are waited for.
     found = windows_of(make("downpour"), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
     assert found == [(1, False)] * (MEASURED + 1) + [(3, True)] * 2
 
 
-def test_an_exchange_that_takes_for_ever_gets_the_longest_window():
+def test_an_exchange_that_takes_for_ever_gets_the_longest_window() -> None:
     assert windows_of(make("agn"), step=1e-12, exchange=60.0, count=MEASURED + 2)[-1] == (LONGEST, False)
 
 
 @pytest.mark.parametrize("rule", ["asgd", "ssgd", "averaging", "easgd", "zealous_downpour", "ormo", "dana_dc"])
-def test_rules_that_need_their_window_refuse(rule):
+def test_rules_that_need_their_window_refuse(rule) -> None:
     with pytest.raises(ConfigurationError, match=rule):
         AutoWindow(make(rule))
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
-def test_what_is_no_share(share):
+def test_what_is_no_share(share) -> None:
     with pytest.raises(ConfigurationError, match="communication_share"):
         AutoWindow(make("agn"), share)

@@ -22,7 +22,7 @@ def halving(theta, value):
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_one_worker_is_sequential_sgd(window):
+def test_one_worker_is_sequential_sgd(window) -> None:
     with Running(make("downpour", window=window), workers=1, start=np.ones(SIZE)) as running:
         client, welcome, begin = toy_client(
             running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=halving, overlap=True
@@ -32,7 +32,7 @@ def test_one_worker_is_sequential_sgd(window):
     np.testing.assert_array_equal(center, np.full(SIZE, 0.5**STEPS, np.float32))
 
 
-def test_the_next_window_begins_before_the_commit_is_applied():
+def test_the_next_window_begins_before_the_commit_is_applied() -> None:
     began = threading.Event()
     taken = itertools.count(1)
 
@@ -63,7 +63,7 @@ def test_the_next_window_begins_before_the_commit_is_applied():
 
 
 @pytest.mark.parametrize("step", [2, 5, STEPS])
-def test_a_connection_cut_under_a_commit_that_travels(step):
+def test_a_connection_cut_under_a_commit_that_travels(step) -> None:
     taken = itertools.count(1)
     parties = []
 
@@ -82,7 +82,7 @@ def test_a_connection_cut_under_a_commit_that_travels(step):
         assert running.driver.observe(0, 5.0).batches == STEPS
 
 
-def test_bad_numbers_of_a_commit_that_travels_are_named():
+def test_bad_numbers_of_a_commit_that_travels_are_named() -> None:
     values = [0.0, 0.0, np.nan, 0.0, 0.0]
     with Running(make("downpour"), workers=1) as running:
         client, welcome, begin = toy_client(
@@ -93,7 +93,7 @@ def test_bad_numbers_of_a_commit_that_travels_are_named():
         assert (caught.value.worker, caught.value.step) == (0, 2)
 
 
-def test_after_a_skipped_commit_the_loop_begins_again_behind_it():
+def test_after_a_skipped_commit_the_loop_begins_again_behind_it() -> None:
     values = [1.0, 2.0, np.nan, 4.0, 8.0, 16.0]
     with Running(make("downpour"), workers=1, max_skipped=1) as running:
         client, welcome, begin = toy_client(
@@ -103,7 +103,7 @@ def test_after_a_skipped_commit_the_loop_begins_again_behind_it():
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, -31.0, np.float32))
 
 
-def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels():
+def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> None:
     taken = itertools.count(1)
 
     def gradient(theta, value):

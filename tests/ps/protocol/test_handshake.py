@@ -1,0 +1,105 @@
+"""The handshake of two ends in memory: keys, replays, strangers, bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.frames import deliver, joined, same_message, shake_hands
+
+from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol import messages
+from distkeras.ps.protocol.framing import Limits, encode
+from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, make_proof
+from distkeras.ps.protocol.messages import Ack, Commit, Fault, Message, Publish
+
+KEY, ANOTHER_KEY = b"k" * KEY_BYTES, b"x" * KEY_BYTES
+
+
+def pair(client_key: bytes = KEY, server_key: bytes = KEY) -> tuple[Connection, Connection]:
+    return Connection(server=False, key=client_key), Connection(server=True, key=server_key)
+
+
+def test_both_ends_prove_the_key_and_then_talk() -> None:
+    client, server = pair()
+    shake_hands(client, server)
+    assert client.authenticated
+    assert server.authenticated
+    events, _ = deliver(server, client.send(Ack(1, 2, 3, 4)))
+    assert same_message(events[0], Ack(1, 2, 3, 4))
+
+
+def test_a_client_with_another_key_is_refused() -> None:
+    client, server = pair(client_key=ANOTHER_KEY)
+    _, answer = deliver(client, server.start())
+    with pytest.raises(AuthenticationError, match="the client must hold"):
+        deliver(server, answer)
+    assert not server.authenticated
+
+
+def test_a_server_with_another_key_is_refused() -> None:
+    client, imposter = pair(server_key=ANOTHER_KEY)
+    deliver(client, imposter.start())
+    forged = messages.Proof(make_proof(ANOTHER_KEY, b"server", imposter.nonce, client.nonce))
+    with pytest.raises(AuthenticationError, match="the server must hold"):
+        deliver(client, encode(forged))
+    assert not client.authenticated
+
+
+def test_the_proof_of_one_end_is_none_of_the_other() -> None:
+    nonce = np.zeros(32, np.uint8)
+    assert joined([make_proof(KEY, b"server", nonce, nonce).data]) != make_proof(KEY, b"client", nonce, nonce).tobytes()
+
+
+def test_a_replayed_answer_is_refused() -> None:
+    client, server = pair()
+    _, answer = deliver(client, server.start())
+    another = Connection(server=True, key=KEY)
+    with pytest.raises(AuthenticationError):
+        deliver(another, answer)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Ack(1, 2, 3, 4), Fault(0, "x"), Publish(np.zeros(4, np.float32)), messages.FetchModel(), messages.Abort("x")],
+)
+def test_nothing_else_is_read_before_it_is_over(message: Message) -> None:
+    _, server = pair()
+    with pytest.raises(RemoteProtocolError, match="must be one of Answer"):
+        deliver(server, encode(message))
+
+
+def test_its_frames_are_small() -> None:
+    _, server = pair()
+    with pytest.raises(RemoteProtocolError, match="at most"):
+        deliver(server, encode(messages.Answer(np.zeros(33, np.uint8), np.zeros(32, np.uint8))))
+
+
+def test_nothing_is_sent_before_it_is_over() -> None:
+    client, _ = pair()
+    with pytest.raises(LocalProtocolError, match="handshake"):
+        client.send(Ack(1, 2, 3, 4))
+
+
+def test_it_is_not_repeated() -> None:
+    client, server = pair()
+    shake_hands(client, server)
+    with pytest.raises(RemoteProtocolError):
+        deliver(client, encode(messages.Challenge(np.zeros(32, np.uint8))))
+
+
+def test_the_key_stays_out_of_the_repr() -> None:
+    assert "kkk" not in repr(pair()[0])
+
+
+def test_a_short_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="32 bytes"):
+        Connection(server=True, key=b"short")
+
+
+def test_limits_are_checked_per_frame() -> None:
+    client, server = pair()
+    shake_hands(client, server)
+    server.set_limits(Limits(body=8))
+    commit = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.zeros(3, np.float32),))
+    with pytest.raises(RemoteProtocolError, match="at most"):
+        deliver(server, client.send(commit))

@@ -1,0 +1,69 @@
+"""What tests of the protocol share: messages as bytes, bytes into a parser, and whether two messages are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.messages import Message
+
+
+class Parser(Protocol):
+    """A `Reader` or a `Connection`."""
+
+    def space(self) -> memoryview: ...
+    def received(self, count: int) -> Any: ...
+
+
+def joined(buffers: Sequence[bytes | memoryview]) -> bytes:
+    return b"".join(bytes(buffer) for buffer in buffers)
+
+
+def feed(parser: Parser, data: bytes, step: int | None = None) -> list[Any]:
+    """Gives ``data`` to a parser, ``step`` bytes at a time; returns what it returned, but for None."""
+    events = []
+    while data:
+        space = parser.space()
+        count = min(len(space), len(data), step or len(data))
+        space[:count], data = data[:count], data[count:]
+        event = parser.received(count)
+        if event is not None:
+            events.append(event)
+    return events
+
+
+def deliver(to: Connection, buffers: Sequence[bytes | memoryview]) -> tuple[list[Any], list[bytes | memoryview]]:
+    """Bytes to one end of a connection; returns its messages, and what it wants sent."""
+    events, answers = [], []
+    for event, answer in feed(to, joined(buffers)):
+        answers += answer
+        if event is not None:
+            events.append(event)
+    return events, answers
+
+
+def shake_hands(client: Connection, server: Connection) -> None:
+    """The handshake of two ends, in memory."""
+    _, answer = deliver(client, server.start())
+    _, proof = deliver(server, answer)
+    deliver(client, proof)
+
+
+def same_message(a: Message, b: Message) -> bool:
+    """Whether type, numbers (a NaN equals a NaN) and arrays are the same."""
+    if type(a) is not type(b):
+        return False
+    for name, value in vars(a).items():
+        other = getattr(b, name)
+        if isinstance(value, np.ndarray):
+            if value.dtype != other.dtype or not np.array_equal(value, other, equal_nan=value.dtype.kind == "f"):
+                return False
+        elif isinstance(value, tuple):
+            if len(value) != len(other) or not all(map(np.array_equal, value, other)):
+                return False
+        elif value != other and not (value != value and other != other):
+            return False
+    return True
