@@ -19,6 +19,7 @@ from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError, DeadlineError, SnapshotError
 from distkeras.ps.events import report
+from distkeras.ps.transport.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class Checkpointer:
             raise DeadlineError(f"waited {timeout} s for thread {self._thread.name} to end")
 
     def _run(self) -> None:
-        pause = _RETRY_FIRST
+        backoff: Backoff | None = None
         while True:
             self._wake.wait(_IDLE)
             closing = self._closing.is_set()  # what is asked for after this is seen in the next turn
@@ -215,14 +216,14 @@ class Checkpointer:
                 if self._covered < 0:
                     self.store.sweep()
                 self._save(closing)
-                pause = _RETRY_FIRST
+                backoff = None
             except SnapshotError as error:
                 if self.failure is None:
                     report(log, "snapshot", "a snapshot failed, and is tried again: %s", error)
                 self.failure = error
-                self._closing.wait(pause)
+                backoff = backoff or Backoff(first=_RETRY_FIRST, longest=_RETRY_MOST, sleep=self._closing.wait)
+                backoff.pause()
                 self._wake.set()
-                pause = min(2 * pause, _RETRY_MOST)
             except Exception as error:
                 self.failure = SnapshotError(f"{type(error).__name__}: {error}")  # who waits for a snapshot says why
                 raise

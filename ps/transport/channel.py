@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import select
 import socket
 import ssl
@@ -21,12 +20,13 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.framing import Allocate, EndOfStream
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Message
+from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.transport.deadlines import Deadlines
 
 #: Large enough that a multi-megabyte vector is not cut into many wake-ups. Strangers get the system's own, small ones.
 SOCKET_BUFFER = 512 * 1024
 
-_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 1.0
+_LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
 _LONGEST_CALL = 60.0  # seconds that one system call waits
 _TIMEVAL = struct.Struct("@ll")  # the kernel's
 _GONE = getattr(select, "POLLRDHUP", 0)  # only Linux tells of half a connection's end; the other half's is always told
@@ -268,8 +268,7 @@ def dial(
         AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
     """
     where = f"{address[0]}:{address[1]}"
-    deadline = time.monotonic() + deadlines.connect
-    pause = _BACKOFF_FIRST
+    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=deadlines.connect)
     while True:
         try:
             sock = socket.create_connection(address, timeout=deadlines.connect)
@@ -293,10 +292,8 @@ def dial(
         except OSError as error:
             dropped = error
         channel.close()
-        if time.monotonic() + pause > deadline:
+        if not backoff.pause():
             raise ServerLostError(f"the server at {where} must complete the handshake. Received: {dropped}")
-        time.sleep(pause * random.uniform(0.5, 1.0))  # not all clients at the same moment
-        pause = min(2 * pause, _BACKOFF_MOST)
 
 
 def _left(deadline: float, what: str) -> float:

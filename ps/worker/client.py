@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +29,7 @@ from distkeras.ps.protocol.messages import (
     Welcome,
 )
 from distkeras.ps.rules.base import Vector
+from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.transport.client import Address, Caller
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.worker.loop import (
@@ -44,7 +44,7 @@ from distkeras.ps.worker.loop import (
 )
 
 _M = TypeVar("_M", bound=Message)
-_BACKOFF_FIRST, _BACKOFF_MOST = 0.05, 2.0
+_LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
 
 
 class WorkerClient(Caller):
@@ -341,26 +341,23 @@ class WorkerClient(Caller):
 
     def _again(self, call: Callable[[], _R], rejoin: bool = True) -> _R:
         """``call()``, over a new connection as often as the old one breaks or stalls, until the deadline."""
-        deadline: float | None = None
-        pause = _BACKOFF_FIRST
+        backoff: Backoff | None = None
         while True:
             try:
-                if self.channel is None and rejoin and (self.incarnation or deadline is not None):
+                if self.channel is None and rejoin and (self.incarnation or backoff is not None):
                     self._join()
                 return call()
             except (ServerLostError, DeadlineError) as error:
                 if isinstance(error, DeadlineError) and self.channel is not None:
                     raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
-                deadline = deadline or time.monotonic() + self.deadlines.reconnect
-                if time.monotonic() + pause > deadline:
+                backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect)
+                if not backoff.pause():
                     raise ServerLostError(
                         f"the server at {self.address.host}:{self.address.port} must be reached within "
                         f"{self.deadlines.reconnect:g} s. Received: {error.message}",
                         worker=self.worker,
                     ) from error
-                time.sleep(pause * random.uniform(0.5, 1.0))  # not all workers at the same moment
-                pause = min(2 * pause, _BACKOFF_MOST)
 
 
 _R = TypeVar("_R")

@@ -1,0 +1,44 @@
+"""Growing pauses between the attempts at something that fails for a while."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+
+
+class Backoff:
+    """Pauses that double from ``first`` to ``longest``, until a deadline that begins to run now.
+
+    Each pause is drawn from its upper half, so that what failed for many at the same moment is not tried again by all
+    of them at the same moment.
+
+    Args:
+        first: the first pause, in seconds.
+        longest: the longest pause, in seconds.
+        timeout: seconds until the deadline.
+        sleep: waits for so many seconds, or less.
+        now: clock, seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        first: float = 0.05,
+        longest: float,
+        timeout: float = math.inf,
+        sleep: Callable[[float], object] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pause, self._longest = first, longest
+        self._sleep, self._now = sleep, now
+        self._deadline = now() + timeout
+
+    def pause(self) -> bool:
+        """Sleeps before the next attempt; False, at once, where the deadline would pass meanwhile."""
+        if self._now() + self._pause > self._deadline:
+            return False
+        self._sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(2 * self._pause, self._longest)
+        return True
