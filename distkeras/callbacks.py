@@ -3,8 +3,8 @@
 ::
 
     class Keep(Callback):
-        def on_center(self, moment):                                # in a thread of the callback's own
-            moment.model.save(f"center-{moment.clock}.keras")
+        def on_center(self, context):                               # in a thread of the callback's own
+            context.model.save(f"center-{context.clock}.keras")
 
     trained = trainer.train(df, callbacks=[Keep(every_commits=500), TimeBudget(3600)])
 """
@@ -27,17 +27,24 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
     from distkeras.keras_model.replica import KerasReplica
+    from distkeras.ps.transport.driver_client import DriverClient
 
 #: Seconds between two calls of a callback that does not say.
-_EVERY = 10.0
+_DEFAULT_SECONDS = 10.0
 
 
-class Center(NamedTuple):
-    """The center: float32 ``(size,)``, the moving statistics, and the clock that both belong to."""
+class CenterWeights(NamedTuple):
+    """A copy of the center: float32 ``(size,)``, the moving statistics, and the clock that both belong to."""
 
     clock: int
     vector: np.ndarray
     moving_statistics: np.ndarray
+
+    @classmethod
+    def fetch(cls, driver: DriverClient) -> CenterWeights:
+        """The center as the server has it now."""
+        reply = driver.center()
+        return cls(reply.clock, reply.center, reply.moving_statistics)
 
     def load(self, replica: KerasReplica) -> None:
         """Sets a model's weights."""
@@ -46,18 +53,18 @@ class Center(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSetup:
     """What a callback is told before the job starts.
 
     Args:
         metrics: names of loss and metrics, loss first.
-        build: makes a copy of the model, compiled like the workers'.
-        read: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
+        build_replica: makes a copy of the model, compiled like the workers'.
+        read_rows: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
     """
 
     metrics: tuple[str, ...]
-    build: Callable[[], KerasReplica]
-    read: Callable[[DataFrame, int], Batch | None]
+    build_replica: Callable[[], KerasReplica]
+    read_rows: Callable[[DataFrame, int], Batch | None]
 
 
 class CallbackContext:
@@ -74,7 +81,7 @@ class CallbackContext:
         self,
         status: Status,
         seconds: float,
-        fetch: Callable[[], Center],
+        fetch_center: Callable[[], CenterWeights],
         replica: Callable[[], KerasReplica],
         stop: Callable[[str], None],
         *,
@@ -83,9 +90,9 @@ class CallbackContext:
         self.status = status
         self.seconds = seconds
         self.final = final
-        self.restored: Center | None = None
-        self._fetch, self._replica, self._stop = fetch, replica, stop
-        self._center: Center | None = None
+        self.restored: CenterWeights | None = None
+        self._fetch_center, self._replica, self._stop = fetch_center, replica, stop
+        self._center: CenterWeights | None = None
 
     @property
     def clock(self) -> int:
@@ -93,26 +100,26 @@ class CallbackContext:
         return self.status.clock if self._center is None else self._center.clock
 
     @property
-    def center(self) -> Center:
+    def center(self) -> CenterWeights:
         """The center, fetched when first asked for; its arrays are yours."""
         if self._center is None:
-            self._center = self._fetch()
+            self._center = self._fetch_center()
         return self._center
 
     @property
     def model(self) -> keras.Model:
         """The callback's own copy of the model, with the center's weights; the next call overwrites them."""
-        return self._loaded().model
+        return self._loaded_replica().model
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Loss and metrics of the center, by name, in inference mode."""
-        return self._loaded().evaluate(batch)
+        return self._loaded_replica().evaluate(batch)
 
     def stop(self, reason: str) -> None:
         """Ends the job early, and well: every worker commits what it has computed, and leaves."""
         self._stop(reason)
 
-    def restore(self, center: Center) -> None:
+    def restore(self, center: CenterWeights) -> None:
         """In `Callback.on_end`: has `Trainer.train` return a model with these weights.
 
         Raises:
@@ -122,7 +129,7 @@ class CallbackContext:
             raise LocalProtocolError("`restore` must be called in `on_end`. Received: a call before")
         self.restored = center
 
-    def _loaded(self) -> KerasReplica:
+    def _loaded_replica(self) -> KerasReplica:
         replica = self._replica()
         self.center.load(replica)
         return replica
@@ -146,17 +153,17 @@ class Callback:
                 f"`every_commits` must be a positive integer. Received: every_commits={every_commits!r}"
             )
         if every_commits is None and every_seconds is None:
-            every_seconds = _EVERY
+            every_seconds = _DEFAULT_SECONDS
         self.every_commits = every_commits
         self.every_seconds = None if every_seconds is None else _positive("every_seconds", every_seconds)
 
-    def on_begin(self, training: Training) -> None:
+    def on_begin(self, setup: TrainingSetup) -> None:
         """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
 
-    def on_center(self, moment: CallbackContext) -> None:
+    def on_center(self, context: CallbackContext) -> None:
         """While training goes on."""
 
-    def on_end(self, moment: CallbackContext) -> None:
+    def on_end(self, context: CallbackContext) -> None:
         """After the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
 
 
@@ -176,8 +183,9 @@ class TimeBudget(Callback):
     def __init__(self, seconds: float) -> None:
         super().__init__(every_seconds=_positive("seconds", seconds))
 
-    def on_center(self, moment: CallbackContext) -> None:
-        moment.stop(f"the time budget of {self.every_seconds:g} s is spent")
+    def on_center(self, context: CallbackContext) -> None:
+        """Ends the job: the first call is when the time is spent."""
+        context.stop(f"the time budget of {self.every_seconds:g} s is spent")
 
 
 class EarlyStopping(Callback):
@@ -204,6 +212,7 @@ class EarlyStopping(Callback):
     Attributes:
         evaluations: a dict for each one: clock, seconds since the beginning, loss and metrics.
         best: the best value, NaN before the first one; ``best_clock`` is when.
+        validation_batch: the rows, once they have been read.
 
     Raises:
         ConfigurationError: an argument cannot work, or the metric is none of the model's.
@@ -233,52 +242,56 @@ class EarlyStopping(Callback):
             raise ConfigurationError(f"`min_delta` must be a finite number. Received: min_delta={min_delta!r}")
         self.monitor = monitor.removeprefix("val_")
         self.patience, self.min_delta, self.target = patience, min_delta, target
-        self.sign = _sign(self.monitor, mode)
+        self.sign = _better_sign(self.monitor, mode)
         self.restore_best_weights = restore_best_weights
         self.max_rows = max_rows
         self._df = df
-        self._forget()
-
-    def _forget(self) -> None:
+        self.validation_batch: Batch | None = None
         self.evaluations: list[dict[str, float]] = []
         self.best, self.best_clock = math.nan, -1
-        self._kept: Center | None = None
-        self._waited = 0
+        self._best_center: CenterWeights | None = None
+        self._wait = 0
 
-    def on_begin(self, training: Training) -> None:
-        self._forget()
-        if self.monitor not in training.metrics:
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Reads the rows, and forgets what an earlier job has left."""
+        self.evaluations = []
+        self.best, self.best_clock, self._best_center, self._wait = math.nan, -1, None, 0
+        if self.monitor not in setup.metrics:
             raise ConfigurationError(
-                f"`monitor` must be one of {list(training.metrics)}. Received: monitor={self.monitor!r}"
+                f"`monitor` must be one of {list(setup.metrics)}. Received: monitor={self.monitor!r}"
             )
-        rows = training.read(self._df, self.max_rows)
-        if rows is None:
+        self.validation_batch = setup.read_rows(self._df, self.max_rows)
+        if self.validation_batch is None:
             raise EmptyDataError("the validation DataFrame must have rows. Received: none")
-        self._rows = rows
 
-    def on_center(self, moment: CallbackContext) -> None:
-        if self.evaluations and moment.center.clock == self.evaluations[-1]["clock"]:
+    def on_center(self, context: CallbackContext) -> None:
+        """Evaluates the center, unless that has not changed."""
+        assert self.validation_batch is not None, "`on_begin` comes first"
+        if self.evaluations and context.center.clock == self.evaluations[-1]["clock"]:
             return
-        values = moment.evaluate(self._rows)
-        self.evaluations.append({"clock": moment.clock, "seconds": moment.seconds, **values})
-        value = values[self.monitor]
+        values = context.evaluate(self.validation_batch)
+        self.evaluations.append({"clock": context.clock, "seconds": context.seconds, **values})
+        self._compare_with_best(values[self.monitor], context)
+
+    def _compare_with_best(self, value: float, context: CallbackContext) -> None:
         if self.sign * (self.best - value) > self.min_delta or (math.isnan(self.best) and not math.isnan(value)):
-            self.best, self.best_clock, self._waited = value, moment.clock, 0
+            self.best, self.best_clock, self._wait = value, context.clock, 0
             if self.restore_best_weights:
-                self._kept = moment.center
+                self._best_center = context.center
         else:
-            self._waited += 1
+            self._wait += 1
         if self.target is not None and self.sign * (value - self.target) <= 0:
-            moment.stop(f"{self.monitor} {value:.6g} has reached {self.target:g}")
-        elif self.patience is not None and self._waited >= self.patience:
-            moment.stop(
-                f"{self.monitor} has not become better than {self.best:.6g} in {self._waited} evaluations in a row"
+            context.stop(f"{self.monitor} {value:.6g} has reached {self.target:g}")
+        elif self.patience is not None and self._wait >= self.patience:
+            context.stop(
+                f"{self.monitor} has not become better than {self.best:.6g} in {self._wait} evaluations in a row"
             )
 
-    def on_end(self, moment: CallbackContext) -> None:
-        self.on_center(moment)
-        if self._kept is not None and self._kept.clock != moment.center.clock:
-            moment.restore(self._kept)
+    def on_end(self, context: CallbackContext) -> None:
+        """Evaluates the last center, and restores the best one."""
+        self.on_center(context)
+        if self._best_center is not None and self._best_center.clock != context.center.clock:
+            context.restore(self._best_center)
 
 
 def _positive(name: str, value: Any) -> float:
@@ -287,17 +300,17 @@ def _positive(name: str, value: Any) -> float:
     return float(value)
 
 
-_LARGER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
-_SMALLER = ("loss", "error", "entropy", "mse", "mae", "rmse", "divergence", "hinge", "log_cosh", "poisson")
+_LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
+_SMALLER_IS_BETTER = ("loss", "error", "entropy", "mse", "mae", "rmse", "divergence", "hinge", "log_cosh", "poisson")
 
 
-def _sign(monitor: str, mode: str) -> int:
+def _better_sign(monitor: str, mode: str) -> int:
     """1 where smaller is better, -1 where larger is."""
     if mode not in ("min", "max", "auto"):
         raise ConfigurationError(f"`mode` must be 'min', 'max' or 'auto'. Received: mode={mode!r}")
     if mode == "auto":
         name = monitor.lower()
-        smaller, larger = (any(part in name for part in parts) for parts in (_SMALLER, _LARGER))
+        smaller, larger = (any(part in name for part in parts) for parts in (_SMALLER_IS_BETTER, _LARGER_IS_BETTER))
         if smaller == larger:
             raise ConfigurationError(
                 f"`mode` must be given: 'min' or 'max' does not show in the name. Received: monitor={monitor!r}"

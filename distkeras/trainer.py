@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.callbacks import Callback, Center, Training
+from distkeras.callbacks import Callback, CenterWeights, TrainingSetup
 from distkeras.data.local import collect
 from distkeras.data.schema import data_spec, example, names_of, weighted
 from distkeras.data.spec import DataSpec, partitioned
-from distkeras.job.callback_runner import Callbacks
+from distkeras.job.callback_runner import begin_callbacks
 from distkeras.job.cluster import default_workers, driver_host
 from distkeras.job.progress import Progress
-from distkeras.job.spark_job import Job
-from distkeras.job.stalls import Stalls
+from distkeras.job.spark_job import SparkJob
+from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.job.task import Task
 from distkeras.keras_model import archive
@@ -261,8 +261,7 @@ class Trainer(Outcome):
         _prepare(replica, spec)
         workers = self.num_workers or default_workers(df)
         self._forget(df)
-        running = Callbacks(callbacks, Training(replica.metric_names, self._replica, self._collected))
-        running.begin()
+        begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._replica, self._collected))
         start = np.empty(replica.size, np.float32)
         replica.read(start)
         moving = np.empty(replica.moving_statistics.size, np.float32)
@@ -310,15 +309,15 @@ class Trainer(Outcome):
                 overlap=self.overlap,
                 share=self.communication_share,
             )
-            job = Job(
+            job = SparkJob(
                 laid_out,
                 task,
-                process.address,
                 supervisor=server,
                 progress=progress,
-                callbacks=running,
+                callbacks=callbacks,
+                build_replica=self._replica,
                 events=self._events,
-                stalls=None if self.stall_after is None else Stalls(self.stall_after, self._events),
+                stalls=None if self.stall_after is None else StallDetector(self.stall_after, self._events),
             )
             started = time.monotonic()
             try:
@@ -340,7 +339,7 @@ class Trainer(Outcome):
                 self._events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
         batches = {row["worker"]: row["batches"] for row in rows}
         records.check_exactly_once(batches, self.num_epoch, self.resumed, stopped=self.stopped is not None)
-        running.end(center).load(replica)
+        job.callbacks.end(center).load(replica)
         finished = time.monotonic()
         self.timings = {
             "start": started - began,
@@ -360,10 +359,9 @@ class Trainer(Outcome):
             "shuffle": self.shuffle,
         }
 
-    def _collect(self, driver: DriverClient, replica: KerasReplica) -> Center:
+    def _collect(self, driver: DriverClient, replica: KerasReplica) -> CenterWeights:
         """The center and the records, also of a job that failed: what was learned is not lost."""
-        reply = driver.center()
-        center = Center(reply.clock, reply.center, reply.moving_statistics)
+        center = CenterWeights.fetch(driver)
         center.load(replica)
         self._model = replica.model
         self._records = Records.drain(driver)

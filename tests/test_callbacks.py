@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from distkeras.callbacks import Callback, CallbackContext, Center, EarlyStopping, TimeBudget, Training
+from distkeras.callbacks import Callback, CallbackContext, CenterWeights, EarlyStopping, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
-from distkeras.job.callback_runner import Callbacks
+from distkeras.job.callback_runner import begin_callbacks
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.protocol.messages import Status
@@ -34,10 +34,10 @@ class Fed:
 
     def __init__(self, callback, replica, rows=ROWS):
         self.callback, self.replica, self.stopped = callback, replica, None
-        callback.on_begin(Training(("loss", "mae"), lambda: replica, lambda df, most: rows))
+        callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: rows))
 
-    def moment(self, weight, clock, **options):
-        center = Center(clock, np.array([weight], np.float32), np.empty(0, np.float32))
+    def context(self, weight, clock, **options):
+        center = CenterWeights(clock, np.array([weight], np.float32), np.empty(0, np.float32))
         return CallbackContext(STATUS, 1.5, lambda: center, lambda: self.replica, self.stop, **options)
 
     def stop(self, reason):
@@ -46,16 +46,16 @@ class Fed:
     def feed(self, *weights):
         """The number of evaluations after which it stopped, from 1; None if it did not."""
         for number, weight in enumerate(weights, start=1):
-            self.callback.on_center(self.moment(weight, number))
+            self.callback.on_center(self.context(weight, number))
             if self.stopped:
                 return number
         return None
 
     def end(self, weight, clock):
         """The weight that it wants restored; None for the last one."""
-        moment = self.moment(weight, clock, final=True)
-        self.callback.on_end(moment)
-        return None if moment.restored is None else float(moment.restored.vector[0])
+        context = self.context(weight, clock, final=True)
+        self.callback.on_end(context)
+        return None if context.restored is None else float(context.restored.vector[0])
 
 
 class TestEarlyStopping:
@@ -109,7 +109,7 @@ class TestEarlyStopping:
     def test_a_center_is_evaluated_once(self, replica):
         fed = Fed(EarlyStopping(None, patience=1), replica)
         for _ in range(3):
-            fed.callback.on_center(fed.moment(1.0, 5))
+            fed.callback.on_center(fed.context(1.0, 5))
         fed.end(1.0, 5)
         assert len(fed.callback.evaluations) == 1
         assert fed.stopped is None
@@ -162,16 +162,16 @@ def test_a_time_budget_is_due_once_and_stops(replica):
 
 def test_weights_are_restored_at_the_end_only(replica):
     fed = Fed(Callback(), replica)
-    moment = fed.moment(1.0, 1)
+    context = fed.context(1.0, 1)
     with pytest.raises(LocalProtocolError, match="on_end"):
-        moment.restore(moment.center)
+        context.restore(context.center)
 
 
 def test_the_model_has_the_centers_weights(replica):
-    moment = Fed(Callback(), replica).moment(1.25, 7)
-    assert moment.clock == 0  # as the status has it
-    assert moment.model.get_weights()[0].item() == 1.25
-    assert moment.clock == 7
+    context = Fed(Callback(), replica).context(1.25, 7)
+    assert context.clock == 0  # as the status has it
+    assert context.model.get_weights()[0].item() == 1.25
+    assert context.clock == 7
 
 
 def test_how_often():
@@ -181,4 +181,4 @@ def test_how_often():
 
 def test_what_is_no_callback():
     with pytest.raises(ConfigurationError, match="`callbacks` must be"):
-        Callbacks([lambda moment: None], Training((), None, None))
+        begin_callbacks([lambda context: None], TrainingSetup((), None, None))

@@ -10,9 +10,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distkeras.callbacks import Callback, CallbackContext, Center, Training
+from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, ServerLostError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.client import Address
@@ -22,157 +22,175 @@ if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
 
 #: Seconds until a server that is lost is asked again: the driver may be bringing it back.
-_PATIENCE = 0.5
+_RETRY_SECONDS = 0.5
 #: Seconds that a call which is under way when the job fails or is interrupted has to return; then it is left alone.
-ABANDONED = 5.0
+ABANDON_SECONDS = 5.0
 
 
-class Callbacks:
-    """Runs the callbacks of one job.
-
-    Args:
-        callbacks: any number of them.
-        training: what they are told first.
+def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:
+    """Calls `Callback.on_begin` of each; before any work starts.
 
     Raises:
         ConfigurationError: something that is no `Callback`.
+        Exception: what a callback raised.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(f"`callbacks` must be of `Callback`s. Received: {callback!r}")
+    for callback in callbacks:
+        callback.on_begin(setup)
+
+
+class CallbackRunner:
+    """Runs the callbacks of one job.
+
+    Args:
+        callbacks: any number of them, begun.
+        build_replica: makes a copy of the model for a callback that wants one.
+        address: the server's.
+        on_stop: takes the reason why a callback ends the job early; from any thread.
+        on_error: takes what a callback raised; from any thread.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], training: Training) -> None:
-        for callback in callbacks:
-            if not isinstance(callback, Callback):
-                raise ConfigurationError(f"`callbacks` must be of `Callback`s. Received: {callback!r}")
-        self._training = training
-        self._changed = threading.Condition()
-        self._status = Status(0, 0, 0, 0, 0, math.nan, math.nan)
-        self._over = threading.Event()
-        self._began = time.monotonic()
-        self._runs = [_Run(self, callback) for callback in callbacks]
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        build_replica: Callable[[], KerasReplica],
+        address: Address,
+        *,
+        on_stop: Callable[[str], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._job = _JobView()
+        self._threads = [
+            _CallbackThread(callback, build_replica, DriverClient(address), self._job, on_stop, on_error)
+            for callback in callbacks
+        ]
 
-    def begin(self) -> None:
-        """Tells them; before any work starts."""
-        for run in self._runs:
-            run.callback.on_begin(self._training)
-
-    def start(self, address: Address, tell: Callable[[str, Any], None]) -> None:
-        """Calls them from now on.
-
-        Args:
-            address: the server's.
-            tell: takes ("stop", reason), and ("raised", error) of a callback that failed, from any thread.
-        """
-        self._began = time.monotonic()
-        for run in self._runs:
-            run.start(address, tell)
+    def start(self) -> None:
+        """Calls them from now on."""
+        self._job.began = time.monotonic()
+        for thread in self._threads:
+            thread.start()
 
     def update(self, status: Status) -> None:
         """Takes in what the server tells."""
-        with self._changed:
-            self._status = status
-            self._changed.notify_all()
+        with self._job.changed:
+            self._job.status = status
+            self._job.changed.notify_all()
 
-    def halt(self) -> None:
+    def stop_calling(self) -> None:
         """Begins no more calls."""
-        with self._changed:
-            self._over.set()
-            self._changed.notify_all()
+        with self._job.changed:
+            self._job.over.set()
+            self._job.changed.notify_all()
 
-    def close(self, timeout: float = ABANDONED) -> None:
+    def close(self, timeout: float = ABANDON_SECONDS) -> None:
         """Begins no more calls, and waits for those under way.
 
         Raises:
             DeadlineError: one has not returned in time.
         """
-        self.halt()
+        self.stop_calling()
         deadline = time.monotonic() + timeout
-        for run in self._runs:
-            run.close(max(0.0, deadline - time.monotonic()), timeout)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                raise DeadlineError(f"waited {timeout:g} s for {type(thread.callback).__name__} to return")
 
-    def end(self, center: Center) -> Center:
-        """Tells them that the job is over; returns the center that the model is to have."""
-        with self._changed:
-            status = self._status
+    def end(self, center: CenterWeights) -> CenterWeights:
+        """Calls `Callback.on_end` of each; returns the center that the model is to have."""
         chosen = center
-        for run in self._runs:
-            moment = CallbackContext(status, self.seconds, lambda: center, run.replica, lambda reason: None, final=True)
-            run.callback.on_end(moment)
-            chosen = moment.restored or chosen
+        for thread in self._threads:
+            context = CallbackContext(
+                self._job.status, self._job.seconds, lambda: center, thread.replica, lambda reason: None, final=True
+            )
+            thread.callback.on_end(context)
+            chosen = context.restored or chosen
         return chosen
+
+
+class _JobView:
+    """What the callbacks' threads see of the job; `changed` guards it, and is told of each change."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.status = Status(0, 0, 0, 0, 0, math.nan, math.nan)
+        self.over = threading.Event()
+        self.began = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """Since the job began."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
 
-class _Run:
-    """One callback and its thread."""
+class _CallbackThread(threading.Thread):
+    """One callback, its copy of the model, and its connection to the server."""
 
-    def __init__(self, owner: Callbacks, callback: Callback) -> None:
+    def __init__(
+        self,
+        callback: Callback,
+        build_replica: Callable[[], KerasReplica],
+        client: DriverClient,
+        job: _JobView,
+        on_stop: Callable[[str], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(name=f"distkeras-callback-{type(callback).__name__}", daemon=True)
         self.callback = callback
-        self._owner = owner
+        self._build_replica = build_replica
         self._replica: KerasReplica | None = None
-        self._thread: threading.Thread | None = None
+        self._client = client
+        self._job = job
+        self._on_stop, self._on_error = on_stop, on_error
+        self._called_at, self._called_clock = 0.0, 0
 
     def replica(self) -> KerasReplica:
-        """The callback's own copy of the model."""
+        """The callback's own copy of the model, made when first asked for."""
         if self._replica is None:
-            self._replica = self._owner._training.build()
+            self._replica = self._build_replica()
         return self._replica
 
-    def start(self, address: Address, tell: Callable[[str, Any], None]) -> None:
-        self._client, self._tell = DriverClient(address), tell
-        name = f"distkeras-callback-{type(self.callback).__name__}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def close(self, left: float, timeout: float) -> None:
-        if self._thread is not None:
-            self._thread.join(left)
-            if self._thread.is_alive():
-                raise DeadlineError(f"waited {timeout:g} s for {type(self.callback).__name__} to return")
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Calls the callback whenever it is due, until the job is over."""
         try:
-            while (moment := self._next()) is not None:
-                self.callback.on_center(moment)
-        except _Over:
+            while (context := self._next_context()) is not None:
+                self.callback.on_center(context)
+        except _JobOver:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
-            self._tell("raised", error)
+            self._on_error(error)
         finally:
             self._client.close()
 
-    _called_at, _called_clock = 0.0, 0
-
-    def _next(self) -> CallbackContext | None:
+    def _next_context(self) -> CallbackContext | None:
         """Waits until a call is due; None when the job is over."""
-        owner, commits, seconds = self._owner, self.callback.every_commits, self.callback.every_seconds
-        with owner._changed:
+        job, commits, seconds = self._job, self.callback.every_commits, self.callback.every_seconds
+        with job.changed:
             while True:
-                if owner._over.is_set():
+                if job.over.is_set():
                     return None
-                status, now = owner._status, owner.seconds
+                status, now = job.status, job.seconds
                 due = math.inf if seconds is None else self._called_at + seconds
                 if now >= due or (commits is not None and status.clock - self._called_clock >= commits):
                     break
-                owner._changed.wait(min(due - now, threading.TIMEOUT_MAX))
+                job.changed.wait(min(due - now, threading.TIMEOUT_MAX))
         self._called_at, self._called_clock = now, status.clock
-        return CallbackContext(status, now, self._fetch, self.replica, lambda reason: self._tell("stop", reason))
+        return CallbackContext(status, now, self._fetch_center, self.replica, self._on_stop)
 
-    def _fetch(self) -> Center:
+    def _fetch_center(self) -> CenterWeights:
         while True:
             try:
-                reply = self._client.center()
-                return Center(reply.clock, reply.center, reply.moving_statistics)
+                return CenterWeights.fetch(self._client)
             except ServerLostError:  # whether that matters is for the driver's main thread to find
-                if self._owner._over.wait(_PATIENCE):
-                    raise _Over from None
+                if self._job.over.wait(_RETRY_SECONDS):
+                    raise _JobOver from None
             except (DistkerasError, OSError):
-                if self._owner._over.is_set():
-                    raise _Over from None
+                if self._job.over.is_set():
+                    raise _JobOver from None
                 raise
 
 
-class _Over(Exception):
+class _JobOver(Exception):
     """The job is over, and the center is not to be had here any more."""

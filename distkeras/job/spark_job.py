@@ -8,80 +8,132 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from distkeras.job.callback_runner import ABANDONED, Callbacks
+from distkeras.callbacks import Callback
+from distkeras.job.callback_runner import CallbackRunner
 from distkeras.job.progress import Progress
-from distkeras.job.stalls import Stalls
+from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.job.task import SUMMARY, Task
 from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, WorkerError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
-from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from distkeras.keras_model.replica import KerasReplica
+
 log = logging.getLogger(__name__)
 
 #: Seconds that Spark may take to end a cancelled job.
-_CANCEL = 60.0
+_CANCEL_SECONDS = 60.0
 #: Seconds after which a thread that has nothing to tell looks around.
-_PATIENCE = 1.0
+_POLL_SECONDS = 1.0
+#: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
+_STATUS_SECONDS = 0.1
 
 
-class Job:
+class _TasksEnded(NamedTuple):
+    """Every task has returned."""
+
+    rows: list[Row]
+
+
+class _SparkFailed(NamedTuple):
+    """Spark has given up."""
+
+    error: Exception
+
+
+class _StatusArrived(NamedTuple):
+    """The server has applied more commits."""
+
+    status: Status
+
+
+class _JobFailed(NamedTuple):
+    """The server has told why the job cannot go on: a worker's report, most often."""
+
+    error: DistkerasError
+
+
+class _StopRequested(NamedTuple):
+    """A callback ends the job early."""
+
+    reason: str
+
+
+class _CallbackFailed(NamedTuple):
+    """A callback has raised."""
+
+    error: BaseException
+
+
+_Signal = _TasksEnded | _SparkFailed | _StatusArrived | _JobFailed | _StopRequested | _CallbackFailed
+
+
+class SparkJob:
     """Runs ``task`` on every partition of ``df``.
+
+    The Spark action runs in one thread, another one waits for the server's news, and each callback has its own. They
+    signal the thread in `run`, which alone decides.
 
     Args:
         df: one partition a worker.
         task: what each runs.
-        address: the server's.
         supervisor: of the server's process.
         progress: told the server's news.
-        callbacks: likewise, and may end the job early.
-        events: takes the end that they ask for, and what ``stalls`` finds.
+        callbacks: likewise, and may end the job early; begun.
+        build_replica: makes a copy of the model for a callback that wants one.
+        events: takes the end that callbacks ask for.
         stalls: looks for workers that are silent; None: nobody does.
 
     Attributes:
         stopped: why a callback ended the job early; None: none did.
+        callbacks: what runs them.
     """
 
     def __init__(
         self,
         df: DataFrame,
         task: Task,
-        address: Address,
         *,
         supervisor: Supervisor,
         progress: Progress,
-        callbacks: Callbacks,
+        callbacks: Sequence[Callback],
+        build_replica: Callable[[], KerasReplica],
         events: Events,
-        stalls: Stalls | None = None,
+        stalls: StallDetector | None = None,
     ) -> None:
         self._df = df
         self._task = task
-        self._address = address
         self._supervisor = supervisor
         self._progress = progress
-        self._callbacks = callbacks
         self._events = events
         self._stalls = stalls
         self.stopped: str | None = None
-        self._observer = DriverClient(address)
-        self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._observer = DriverClient(task.address)
+        self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
+        self.callbacks = CallbackRunner(
+            callbacks,
+            build_replica,
+            task.address,
+            on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
+            on_error=lambda error: self._signals.put(_CallbackFailed(error)),
+        )
         self._over = threading.Event()
         self._tag = f"distkeras-{uuid.uuid4().hex}"
 
     def run(self) -> list[Row]:
-        """The tasks' figures, one row each.
+        """The tasks' summaries, one row each.
 
         Raises:
             DistkerasError: what a worker reported, or that the server is gone, or that Spark gave up.
@@ -89,75 +141,85 @@ class Job:
             Exception: what a callback raised.
             KeyboardInterrupt: the Spark job is cancelled by then.
         """
-        threads = [
-            threading.Thread(target=self._act, name=f"{self._tag}-spark", daemon=True),
-            threading.Thread(target=self._observe, name=f"{self._tag}-server", daemon=True),
-        ]
-        for thread in threads:
-            thread.start()
-        self._callbacks.start(self._address, lambda kind, news: self._news.put((kind, news)))
+        spark = threading.Thread(target=self._run_tasks, name=f"{self._tag}-spark", daemon=True)
+        watch = threading.Thread(target=self._watch_server, name=f"{self._tag}-server", daemon=True)
+        spark.start()
+        watch.start()
+        self.callbacks.start()
         try:
-            rows = self._wait()
-            self._callbacks.close(self._task.deadlines.reply)
-            self._last_words()
+            rows = self._wait_for_tasks()
+            self.callbacks.close(self._task.deadlines.reply)
+            self._raise_late_callback_error()
             return rows
         except BaseException:
-            self._callbacks.halt()
-            self._cancel(threads[0])
+            self.callbacks.stop_calling()
+            self._cancel(spark)
             with contextlib.suppress(DeadlineError):  # the first error is the one to tell
-                self._callbacks.close(ABANDONED)
+                self.callbacks.close()
             raise
         finally:
             self._over.set()
             self._observer.close()
-            threads[1].join(_CANCEL)
+            watch.join(_CANCEL_SECONDS)
 
-    def _wait(self) -> list[Row]:
+    # ---- the thread that decides
+
+    def _wait_for_tasks(self) -> list[Row]:
         while True:
             try:
-                kind, news = self._news.get(timeout=_PATIENCE)
+                signal = self._signals.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if not self._supervisor.alive():
-                    self._supervisor.revive()
+                    self._supervisor.restart()
                 continue
-            if kind == "status":
-                self._progress.update(news)
-                self._callbacks.update(news)
-            elif kind == "stop":
-                self._finish(news)
-            elif kind == "rows":
-                return news
-            elif kind in ("fault", "raised"):
-                raise news
-            else:
-                raise self._reason(news) from news
+            match signal:
+                case _StatusArrived(status):
+                    self._progress.update(status)
+                    self.callbacks.update(status)
+                case _StopRequested(reason):
+                    self._end_early(reason)
+                case _TasksEnded(rows):
+                    return rows
+                case _JobFailed(error) | _CallbackFailed(error):
+                    raise error
+                case _SparkFailed(error):
+                    raise self._cause_of(error) from error
 
-    def _finish(self, reason: str) -> None:
+    def _end_early(self, reason: str) -> None:
         if self.stopped is None:
             self.stopped = reason
             self._events.report(log, "stop", "the job ends early: %s", reason, level=logging.INFO)
-            self._callbacks.halt()
-            self._supervisor.finish(reason)
+            self.callbacks.stop_calling()
+            self._supervisor.end_early(reason)
 
-    def _last_words(self) -> None:
+    def _raise_late_callback_error(self) -> None:
         """What a callback may have raised while Spark's tasks came to their end."""
         with contextlib.suppress(queue.Empty):
             while True:
-                kind, news = self._news.get_nowait()
-                if kind == "raised":
-                    raise news
+                signal = self._signals.get_nowait()
+                if isinstance(signal, _CallbackFailed):
+                    raise signal.error
 
-    def _reason(self, failure: Exception) -> DistkerasError:
+    def _cause_of(self, failure: Exception) -> DistkerasError:
         """Why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
-        deadline = time.monotonic() + 3 * _PATIENCE
+        deadline = time.monotonic() + 3 * _POLL_SECONDS
         with contextlib.suppress(queue.Empty):
             while True:
-                kind, news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
-                if kind == "fault":
-                    return news
+                signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(signal, _JobFailed):
+                    return signal.error
         return WorkerError(f"Spark must run every task to its end. Received: {failure}")
 
-    def _act(self) -> None:
+    def _cancel(self, spark: threading.Thread) -> None:
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while spark.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                _cancel_tagged(self._df.sparkSession, self._tag)
+            spark.join(_POLL_SECONDS)  # Spark may not have known the job yet
+
+    # ---- the threads that signal
+
+    def _run_tasks(self) -> None:
         session = self._df.sparkSession
         # Bound to a local name: Spark pickles the function, and must not meet this object's threads and queues.
         task = self._task
@@ -168,38 +230,31 @@ class Job:
         try:
             with _tagged(session, self._tag):
                 rows = self._df.mapInArrow(run, SUMMARY).collect()
-            self._news.put(("rows", rows))
+            self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
-            self._news.put(("failure", error))
+            self._signals.put(_SparkFailed(error))
 
-    def _observe(self) -> None:
-        clock, called = -1, time.monotonic()
+    def _watch_server(self) -> None:
+        clock, checked = -1, time.monotonic()
         while not self._over.is_set():
             try:
-                status: Status = self._observer.observe(clock, _PATIENCE)
-                if self._stalls is not None and time.monotonic() - called >= self._stalls.interval:
-                    called = time.monotonic()
-                    self._stalls.look(self._observer.list_workers())
-            except ServerLostError:  # whether that matters is for `_wait` to find
+                status = self._observer.observe(clock, _POLL_SECONDS)
+                if self._stalls is not None and time.monotonic() - checked >= self._stalls.interval:
+                    checked = time.monotonic()
+                    self._stalls.check(self._observer.list_workers())
+            except ServerLostError:  # whether that matters is for `_wait_for_tasks` to find
                 clock = -1  # a server that comes back has gone back
-                self._over.wait(_PATIENCE)
+                self._over.wait(_POLL_SECONDS)
                 continue
             except DistkerasError as error:  # a `DeadlineError` too, which is an `OSError` as well
-                self._news.put(("fault", error))
+                self._signals.put(_JobFailed(error))
                 return
             except OSError:
                 return
             if status.clock > clock:
                 clock = status.clock
-                self._news.put(("status", status))
-                self._over.wait(0.1)  # enough for the eye, and no load on the server
-
-    def _cancel(self, spark: threading.Thread) -> None:
-        deadline = time.monotonic() + _CANCEL
-        while spark.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
-                _interrupt(self._df.sparkSession, self._tag)
-            spark.join(_PATIENCE)  # Spark may not have known the job yet
+                self._signals.put(_StatusArrived(status))
+                self._over.wait(_STATUS_SECONDS)
 
 
 # A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.
@@ -216,7 +271,7 @@ def _tagged(session: SparkSession, tag: str) -> Iterator[None]:
         (context.removeJobTag if context else session.removeTag)(tag)
 
 
-def _interrupt(session: SparkSession, tag: str) -> None:
+def _cancel_tagged(session: SparkSession, tag: str) -> None:
     context = _context(session)
     (context.cancelJobsWithTag if context else session.interruptTag)(tag)
 

@@ -14,9 +14,9 @@ from distkeras.ps.transport.driver_client import DriverClient
 log = logging.getLogger(__name__)
 
 #: Restarts in a row that may bring no newer snapshot; then the server is given up.
-_IN_VAIN = 5
+_MAX_FUTILE_RESTARTS = 5
 #: Seconds that a process whose connections have ended may take to end itself.
-_LAST_BREATH = 2.0
+_EXIT_SECONDS = 2.0
 _R = TypeVar("_R")
 
 
@@ -36,9 +36,9 @@ class Supervisor:
         self._process = process
         self._publish = publish
         self._events = events or Events()
-        self._finishing: str | None = None
+        self._end_reason: str | None = None
         self._driver = DriverClient(process.address, process.deadlines)
-        self._clock, self._in_vain = -1, 0
+        self._restored_clock, self._futile_restarts = -1, 0
         #: How often the server was started again.
         self.restarts = 0
 
@@ -46,9 +46,9 @@ class Supervisor:
         try:
             self._publish(self._driver)
         except ServerLostError:
-            if not self._process.exited(_LAST_BREATH):
+            if not self._process.exited(_EXIT_SECONDS):
                 raise
-            self.revive()
+            self.restart()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -65,64 +65,65 @@ class Supervisor:
             ServerLostError: it cannot be, or it lives and cannot be reached.
             DistkerasError: what the server answered.
         """
-        again = True
+        reconnected = False
         while True:
             try:
                 return call(self._driver)
             except ServerLostError:
-                if self._process.exited(_LAST_BREATH):
-                    self.revive()
-                elif again:
-                    again = False  # only the connection is gone: the driver may have had nothing to say for a day
+                if self._process.exited(_EXIT_SECONDS):
+                    self.restart()
+                elif not reconnected:
+                    reconnected = True  # only the connection is gone: the driver may have had nothing to say for a day
                 else:
                     raise
 
-    def finish(self, reason: str) -> None:
-        """Has the workers leave, in this life of the server and in those that may follow.
+    def end_early(self, reason: str) -> None:
+        """Has the workers leave, in this incarnation of the server and in those that may follow.
 
         Raises:
             ServerLostError: see `ask`.
         """
-        self._finishing = reason
+        self._end_reason = reason
         self.ask(lambda driver: driver.finish(reason))
 
-    def revive(self) -> None:
+    def restart(self) -> None:
         """Starts the dead server again from its latest snapshot.
 
         Raises:
             ServerLostError: it has no checkpoint, or dies again and again without getting on.
         """
-        while not self._revived():
+        while not self._try_restart():
             pass
 
-    def _revived(self) -> bool:
+    def _try_restart(self) -> bool:
         """One restart; False if the server died again before it was told what it needs."""
         self._driver.close()
         code = self._process.exit_code
         try:
             self._process.restart()
         except ServerLostError:
-            if self._process.checkpoint is None or self._in_vain + 1 >= _IN_VAIN:
+            if self._process.checkpoint is None or self._futile_restarts + 1 >= _MAX_FUTILE_RESTARTS:
                 raise
-            self._in_vain += 1
+            self._futile_restarts += 1
             return False
         resumed = self._process.resumed
         clock = 0 if resumed is None else resumed["clock"]
-        self._in_vain = 0 if clock > self._clock else self._in_vain + 1
-        self._clock = clock
+        self._futile_restarts = 0 if clock > self._restored_clock else self._futile_restarts + 1
+        self._restored_clock = clock
         self.restarts += 1
         text = "the parameter server had ended (exit %s); it is back with commit %d of a snapshot"
         self._events.report(log, "restart", text, code, clock)
-        if self._in_vain >= _IN_VAIN:
+        if self._futile_restarts >= _MAX_FUTILE_RESTARTS:
             raise ServerLostError(
-                f"the server must live long enough to get on. Received: {self._in_vain} ends in a row at clock {clock}"
+                "the server must live long enough to get on. "
+                f"Received: {self._futile_restarts} ends in a row at clock {clock}"
             )
         try:
             self._publish(self._driver)
-            if self._finishing is not None:
-                self._driver.finish(self._finishing)
+            if self._end_reason is not None:
+                self._driver.finish(self._end_reason)
         except ServerLostError:
-            if not self._process.exited(_LAST_BREATH):
+            if not self._process.exited(_EXIT_SECONDS):
                 raise
             return False
         return True

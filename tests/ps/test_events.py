@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from distkeras.job.stalls import Stalls
+from distkeras.job.stalls import StallDetector
 from distkeras.ps.events import Event, Events, Lines, record_of, report
 from distkeras.results.tables import event_table
 
@@ -86,18 +86,18 @@ class TestEvents:
         assert event_table([]).schema == table.schema
 
 
-class TestStalls:
-    def roll(self, *rows):
+class TestStallDetector:
+    def table(self, *rows):
         return np.array(rows, np.float64).reshape(-1, 4)
 
     def test_each_silence_is_told_once(self):
         events = Events()
-        stalls = Stalls(10.0, events)
-        stalls.look(self.roll())
-        stalls.look(self.roll((0, 5, 3, 9.9), (1, 6, 0, 12.0)))
-        stalls.look(self.roll((0, 5, 3, 11.0), (1, 6, 0, 13.1)))
-        stalls.look(self.roll((0, 5, 3, 12.0), (1, 6, 0, 14.2)))
-        stalls.look(self.roll((0, 5, 4, 30.0), (1, 8, 0, 10.0)))
+        stalls = StallDetector(10.0, events)
+        stalls.check(self.table())
+        stalls.check(self.table((0, 5, 3, 9.9), (1, 6, 0, 12.0)))
+        stalls.check(self.table((0, 5, 3, 11.0), (1, 6, 0, 13.1)))
+        stalls.check(self.table((0, 5, 3, 12.0), (1, 6, 0, 14.2)))
+        stalls.check(self.table((0, 5, 4, 30.0), (1, 8, 0, 10.0)))
         assert [(event.worker, event.attempt, event.text.split("silent for ")[1]) for event in events.all()] == [
             (1, 6, "12 s, since it joined"),
             (0, 5, "11 s, since its commit 3"),

@@ -69,15 +69,15 @@ class At(Callback):
         self.at, self.when = clock, when
         self.seen, self.ends, self.threads = [], [], set()
 
-    def on_center(self, moment):
+    def on_center(self, context):
         self.threads.add(threading.current_thread())
-        self.seen.append((moment.center.clock, -float(moment.center.vector.sum()), moment.status.samples))
-        assert counts(moment.model) == (-moment.center.vector).tolist()
-        if moment.clock >= self.at and self.when():
-            moment.stop("seen enough")
+        self.seen.append((context.center.clock, -float(context.center.vector.sum()), context.status.samples))
+        assert counts(context.model) == (-context.center.vector).tolist()
+        if context.clock >= self.at and self.when():
+            context.stop("seen enough")
 
-    def on_end(self, moment):
-        self.ends.append((moment.clock, moment.final))
+    def on_end(self, context):
+        self.ends.append((context.clock, context.final))
 
 
 def assert_prefixes(trainer):
@@ -148,7 +148,7 @@ def test_early_stopping_restores_the_best(spark):
     assert clocks == sorted(set(clocks))
     assert stopping.best == max(values["accuracy"] for values in stopping.evaluations)
     assert accuracy(trained, x, y) >= 0.9  # of all rows, where the stop looked at 200
-    rows = stopping._rows
+    rows = stopping.validation_batch
     assert trained.evaluate(rows.x[0], rows.y[0], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
         stopping.best
     )
@@ -157,7 +157,7 @@ def test_early_stopping_restores_the_best(spark):
 class TestErrors:
     def test_a_callback_that_raises_ends_the_job_with_its_error(self, spark):
         class Failing(Callback):
-            def on_center(self, moment):
+            def on_center(self, context):
                 raise ZeroDivisionError("my own mistake")
 
         trainer = counter()

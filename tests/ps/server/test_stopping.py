@@ -140,7 +140,7 @@ def test_a_restarted_server_is_told_again(tmp_path):
     with ServerProcess(rule, workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path), every=1)) as process:
         start = np.zeros(SIZE, np.float32)
         with Supervisor(process, lambda driver: driver.publish(start)) as server:
-            server.finish("enough")
+            server.end_early("enough")
             os.kill(process.pid, signal.SIGKILL)
             assert process.exited(10)
             server.ask(lambda driver: driver.center())
