@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,7 +20,7 @@ STATUS = Status(0, 2, 0, 0, 0, math.nan, math.nan)
 
 
 @pytest.fixture(scope="module")
-def replica():
+def replica() -> KerasReplica:
     """One weight w without a bias: over the only row, 1 with the target 0, the loss is w squared."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile("sgd", "mse", metrics=["mae"])
@@ -32,18 +33,18 @@ ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), n
 class Fed:
     """A callback, begun, and what it asks for."""
 
-    def __init__(self, callback, replica, rows=ROWS):
+    def __init__(self, callback: Callback, replica: KerasReplica, rows: Batch | None = ROWS) -> None:
         self.callback, self.replica, self.stopped = callback, replica, None
         callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: rows))
 
-    def context(self, weight, clock, **options):
+    def context(self, weight: Any, clock: Any, **options: Any) -> Any:
         center = CenterWeights(clock, np.array([weight], np.float32), np.empty(0, np.float32))
         return CallbackContext(STATUS, 1.5, lambda: center, lambda: self.replica, self.stop, **options)
 
-    def stop(self, reason):
+    def stop(self, reason: str) -> None:
         self.stopped = self.stopped or reason
 
-    def feed(self, *weights):
+    def feed(self, *weights: float) -> int | None:
         """The number of evaluations after which it stopped, from 1; None if it did not."""
         for number, weight in enumerate(weights, start=1):
             self.callback.on_center(self.context(weight, number))
@@ -51,7 +52,7 @@ class Fed:
                 return number
         return None
 
-    def end(self, weight, clock):
+    def end(self, weight: float, clock: int) -> float:
         """The weight that it wants restored; None for the last one."""
         context = self.context(weight, clock, final=True)
         self.callback.on_end(context)
@@ -59,30 +60,30 @@ class Fed:
 
 
 class TestEarlyStopping:
-    def test_target(self, replica):
+    def test_target(self, replica: KerasReplica) -> None:
         fed = Fed(EarlyStopping(None, target=0.25), replica)
         assert fed.feed(2.0, 1.0, 0.5, 0.1) == 3
         assert fed.stopped == "loss 0.25 has reached 0.25"
         assert fed.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
 
-    def test_target_of_what_is_to_be_large(self, replica):
+    def test_target_of_what_is_to_be_large(self, replica: KerasReplica) -> None:
         assert Fed(EarlyStopping(None, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0) == 3
 
     @pytest.mark.parametrize(("patience", "stops"), [(1, 3), (2, 6), (3, None)])
-    def test_patience(self, replica, patience, stops):
+    def test_patience(self, replica: KerasReplica, patience: int, stops: int | None) -> None:
         fed = Fed(EarlyStopping(None, patience=patience), replica)
         assert fed.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
 
-    def test_it_says_what_it_has_waited_for(self, replica):
+    def test_it_says_what_it_has_waited_for(self, replica: KerasReplica) -> None:
         fed = Fed(EarlyStopping(None, patience=2), replica)
         fed.feed(2.0, 3.0, 3.0)
         assert fed.stopped == "loss has not become better than 4 in 2 evaluations in a row"
 
-    def test_min_delta(self, replica):
+    def test_min_delta(self, replica: KerasReplica) -> None:
         assert Fed(EarlyStopping(None, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4) == 3
         assert Fed(EarlyStopping(None, "mae", patience=2, min_delta=0.25), replica).feed(2.0, 1.6, 1.5, 1.25) is None
 
-    def test_nan_is_no_better_than_anything(self, replica):
+    def test_nan_is_no_better_than_anything(self, replica: KerasReplica) -> None:
         assert Fed(EarlyStopping(None, patience=2), replica).feed(math.nan, math.nan) == 2
         fed = Fed(EarlyStopping(None, patience=2), replica)
         assert fed.feed(1.0, math.nan, math.nan) == 3
@@ -90,23 +91,23 @@ class TestEarlyStopping:
         fed = Fed(EarlyStopping(None, patience=2, target=1.0), replica)
         assert fed.feed(math.nan, 2.0, math.nan, 1.0) == 4
 
-    def test_the_best_center_is_restored(self, replica):
+    def test_the_best_center_is_restored(self, replica: KerasReplica) -> None:
         fed = Fed(EarlyStopping(None, restore_best_weights=True), replica)
         fed.feed(2.0, 0.5, 1.0)
         assert fed.end(0.75, 9) == 0.5
         assert (fed.callback.best, fed.callback.best_clock) == (0.25, 2)
 
-    def test_the_last_one_may_be_the_best(self, replica):
+    def test_the_last_one_may_be_the_best(self, replica: KerasReplica) -> None:
         fed = Fed(EarlyStopping(None, restore_best_weights=True), replica)
         fed.feed(2.0, 0.5)
         assert fed.end(0.25, 9) is None
 
-    def test_without_it_the_last_one_stays(self, replica):
+    def test_without_it_the_last_one_stays(self, replica: KerasReplica) -> None:
         fed = Fed(EarlyStopping(None), replica)
         fed.feed(2.0, 0.5)
         assert fed.end(2.0, 9) is None
 
-    def test_a_center_is_evaluated_once(self, replica):
+    def test_a_center_is_evaluated_once(self, replica: KerasReplica) -> None:
         fed = Fed(EarlyStopping(None, patience=1), replica)
         for _ in range(3):
             fed.callback.on_center(fed.context(1.0, 5))
@@ -114,17 +115,17 @@ class TestEarlyStopping:
         assert len(fed.callback.evaluations) == 1
         assert fed.stopped is None
 
-    def test_another_job_begins_anew(self, replica):
+    def test_another_job_begins_anew(self, replica: KerasReplica) -> None:
         callback = EarlyStopping(None, patience=1, restore_best_weights=True)
         Fed(callback, replica).feed(0.1, 1.0)
         assert Fed(callback, replica).feed(3.0, 2.0) is None
         assert len(callback.evaluations) == 2
 
-    def test_an_unknown_metric(self, replica):
+    def test_an_unknown_metric(self, replica: KerasReplica) -> None:
         with pytest.raises(ConfigurationError, match=r"one of \['loss', 'mae'\].*'accuracy'"):
             Fed(EarlyStopping(None, "val_accuracy"), replica)
 
-    def test_no_rows(self, replica):
+    def test_no_rows(self, replica: KerasReplica) -> None:
         with pytest.raises(EmptyDataError):
             Fed(EarlyStopping(None), replica, rows=None)
 
@@ -132,10 +133,10 @@ class TestEarlyStopping:
         ("name", "sign"),
         [("loss", 1), ("accuracy", -1), ("val_sparse_categorical_accuracy", -1), ("mae", 1), ("auc", -1)],
     )
-    def test_which_way_is_better(self, name, sign):
+    def test_which_way_is_better(self, name: str, sign: int) -> None:
         assert EarlyStopping(None, name).sign == sign
 
-    def test_where_the_name_does_not_say(self):
+    def test_where_the_name_does_not_say(self) -> None:
         with pytest.raises(ConfigurationError, match="`mode` must be given"):
             EarlyStopping(None, "surprise")
         assert EarlyStopping(None, "surprise", mode="max").sign == -1
@@ -145,12 +146,12 @@ class TestEarlyStopping:
         [{"patience": 0}, {"max_rows": 0}, {"min_delta": -1.0}, {"mode": "best"}, {"every_commits": 0}]
         + [{"every_seconds": seconds} for seconds in (0, -1.0, math.nan, math.inf, "1", True)],
     )
-    def test_arguments(self, options):
+    def test_arguments(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
             EarlyStopping(None, **options)
 
 
-def test_a_time_budget_is_due_once_and_stops(replica):
+def test_a_time_budget_is_due_once_and_stops(replica: KerasReplica) -> None:
     budget = TimeBudget(2.5)
     assert (budget.every_seconds, budget.every_commits) == (2.5, None)
     fed = Fed(budget, replica)
@@ -160,25 +161,25 @@ def test_a_time_budget_is_due_once_and_stops(replica):
         TimeBudget(0)
 
 
-def test_weights_are_restored_at_the_end_only(replica):
+def test_weights_are_restored_at_the_end_only(replica: KerasReplica) -> None:
     fed = Fed(Callback(), replica)
     context = fed.context(1.0, 1)
     with pytest.raises(LocalProtocolError, match="on_end"):
         context.restore(context.center)
 
 
-def test_the_model_has_the_centers_weights(replica):
+def test_the_model_has_the_centers_weights(replica: KerasReplica) -> None:
     context = Fed(Callback(), replica).context(1.25, 7)
     assert context.clock == 0  # as the status has it
     assert context.model.get_weights()[0].item() == 1.25
     assert context.clock == 7
 
 
-def test_how_often():
+def test_how_often() -> None:
     assert (Callback().every_commits, Callback().every_seconds) == (None, 10.0)
     assert (Callback(every_commits=5).every_commits, Callback(every_commits=5).every_seconds) == (5, None)
 
 
-def test_what_is_no_callback():
+def test_what_is_no_callback() -> None:
     with pytest.raises(ConfigurationError, match="`callbacks` must be"):
         begin_callbacks([lambda context: None], TrainingSetup((), None, None))

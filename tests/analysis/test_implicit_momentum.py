@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from distkeras.analysis.implicit_momentum import implicit_momentum, measured_momentum
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.simulate import Trace, simulate
 from distkeras.ps.simulation.timing import Memoryless
 
 CURVES = np.linspace(0.5, 2.0, 20)
 START = np.ones(20)
 
 
-def slope(theta):
+def slope(theta: np.ndarray) -> np.ndarray:
     return CURVES * theta
 
 
-def runs(workers, *, count=3, eta=0.1, noise=0.0, **options):
+def runs(workers: int, *, count: int = 3, eta: float = 0.1, noise: float = 0.0, **options: Any) -> list[Trace]:
     options = {"keep_centers": True} | options
     if "schedule" not in options:
         options = {"timing": Memoryless(), "steps": 24} | options
@@ -39,20 +41,20 @@ def runs(workers, *, count=3, eta=0.1, noise=0.0, **options):
     return traces
 
 
-def test_formula():
+def test_formula() -> None:
     assert [implicit_momentum(n) for n in (1, 2, 4)] == [0, 0.5, 0.75]
     with pytest.raises(ConfigurationError, match="`workers`"):
         implicit_momentum(0)
 
 
-def test_one_worker_is_exact():
+def test_one_worker_is_exact() -> None:
     # delta[t+1] = -eta g[t], whatever came before: mu = 0 and b = 1.
     found = measured_momentum(runs(1), START, slope, 0.1)
     assert (found.value, found.step) == pytest.approx((0, 1), abs=1e-10)
     assert found.runs == 3
 
 
-def test_identical_runs_fit_as_one():
+def test_identical_runs_fit_as_one() -> None:
     # Under round robin, step t+1 of two workers is the gradient at the center before the last: no exact (mu, b) exists,
     # and the fit of the mean is that of the one path, which plain least squares gives as well.
     traces = runs(2, schedule=[0, 1] * 10)
@@ -67,16 +69,17 @@ def test_identical_runs_fit_as_one():
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize("noise", [0.0, 0.5], ids=["exact gradients", "noisy gradients"])
-def test_memoryless_workers(workers, noise):
+def test_memoryless_workers(workers: int, noise: float) -> None:
     """120 runs of 24 * 20 numbers. Four standard errors: chance fails it once in some 15 000 draws, and the draws are
-    fixed. The error must be small enough to tell n from its neighbors."""
+    fixed. The error must be small enough to tell n from its neighbors.
+    """
     found = measured_momentum(runs(workers, count=120, noise=noise, eta=0.1), START, slope, 0.1)
     assert abs(found.value - implicit_momentum(workers)) < 4 * found.error
     assert abs(found.step - 1 / workers) < 4 * found.step_error
     assert 0 < 4 * found.error < implicit_momentum(workers + 2) - implicit_momentum(workers)
 
 
-def test_noise_does_not_pull_it_to_zero():
+def test_noise_does_not_pull_it_to_zero() -> None:
     """Least squares on the means of few noisy runs is biased; products of different runs are not."""
     count, workers, noise = 120, 4, 1.5
     traces = runs(workers, count=count, noise=noise, steps=20)
@@ -89,12 +92,12 @@ def test_noise_does_not_pull_it_to_zero():
     assert naive < 0.75 - 4 * found.error
 
 
-def test_errors_shrink_like_one_over_the_square_root_of_the_runs():
+def test_errors_shrink_like_one_over_the_square_root_of_the_runs() -> None:
     few, many = (measured_momentum(runs(4, count=count), START, slope, 0.1).error for count in (60, 240))
     assert many == pytest.approx(few / 2, rel=0.3)
 
 
-def test_the_jackknife_is_that_of_refits():
+def test_the_jackknife_is_that_of_refits() -> None:
     traces = runs(3, count=6)
     refits = [measured_momentum(traces[:i] + traces[i + 1 :], START, slope, 0.1) for i in range(6)]
     found = measured_momentum(traces, START, slope, 0.1)
@@ -103,7 +106,7 @@ def test_the_jackknife_is_that_of_refits():
         assert error == pytest.approx(np.sqrt(5 / 6 * np.square(values - values.mean()).sum()), rel=1e-8)
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_what_cannot_be_measured_is_refused() -> None:
     traces = runs(2, count=3)
     with pytest.raises(ConfigurationError, match="at least 3"):
         measured_momentum(traces[:2], START, slope, 0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def classifier(*extra: keras.Layer) -> keras.Model:
     )
 
 
-def gradient(model: keras.Model | None = None, **options) -> KerasGradient:
+def gradient(model: keras.Model | None = None, **options: Any) -> KerasGradient:
     x, y = data()
     return KerasGradient(model or classifier(), x, y, **{"loss": SPARSE, "batch_size": BATCH, **options})
 
@@ -36,7 +38,7 @@ def gradient(model: keras.Model | None = None, **options) -> KerasGradient:
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="GradientTape is TensorFlow's")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_it_is_the_tapes(dtype, weighted):
+def test_it_is_the_tapes(dtype: type[float], weighted: bool) -> None:
     import tensorflow as tf
 
     weight = np.random.default_rng(5).uniform(0.5, 2, ROWS) if weighted else None
@@ -60,7 +62,7 @@ def test_it_is_the_tapes(dtype, weighted):
 
 
 @pytest.mark.parametrize("rule", ["asgd", "downpour"])
-def test_one_simulated_worker_is_train_on_batch(rule):
+def test_one_simulated_worker_is_train_on_batch(rule: str) -> None:
     """Float32 rounding of 20 steps apart: the simulator subtracts in double precision."""
     function = gradient()
     plain = classifier()
@@ -81,7 +83,7 @@ def run(function: KerasGradient) -> np.ndarray:
     return simulate("dana_zero", function.theta0, function, **options).theta
 
 
-def test_same_seed_same_bits_and_restart_begins_anew():
+def test_same_seed_same_bits_and_restart_begins_anew() -> None:
     # Dropout's random state and the moving averages must go back as well.
     model = classifier(layers.Dropout(0.3), layers.BatchNormalization())
     first, second, other = (gradient(model, workers=3, seed=seed) for seed in (4, 4, 5))
@@ -97,7 +99,7 @@ def test_same_seed_same_bits_and_restart_begins_anew():
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_each_epoch_is_an_order_of_all_rows_of_the_worker(split):
+def test_each_epoch_is_an_order_of_all_rows_of_the_worker(split: bool) -> None:
     x = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], 6, axis=1)
     function = KerasGradient(
         classifier(), x, data()[1], loss=SPARSE, batch_size=BATCH, workers=3, split=split, sample_weight=np.ones(ROWS)
@@ -118,14 +120,14 @@ def test_each_epoch_is_an_order_of_all_rows_of_the_worker(split):
     assert len(orders) == 6
 
 
-def test_batches_come_by_number_whatever_was_asked_before():
+def test_batches_come_by_number_whatever_was_asked_before() -> None:
     function = gradient(workers=2)
     late = function.batch(1, 17).x[0]
     function.batch(1, 2)
     np.testing.assert_array_equal(function.batch(1, 17).x[0], late)
 
 
-def test_loss_and_evaluate_are_keras():
+def test_loss_and_evaluate_are_keras() -> None:
     function = gradient(metrics=["accuracy"])
     x, y = data()
     plain = classifier()
@@ -138,7 +140,7 @@ def test_loss_and_evaluate_are_keras():
     np.testing.assert_array_equal(function.theta0, np.concatenate([weights.ravel() for weights in plain.get_weights()]))
 
 
-def test_the_users_model_stays_as_it_is():
+def test_the_users_model_stays_as_it_is() -> None:
     model = classifier()
     before = model.get_weights()
     function = gradient(model)
@@ -148,7 +150,7 @@ def test_the_users_model_stays_as_it_is():
     assert not model.compiled
 
 
-def test_several_inputs_and_outputs():
+def test_several_inputs_and_outputs() -> None:
     first, second = keras.Input((6,)), keras.Input((2,))
     hidden = layers.Concatenate()([first, second])
     model = keras.Model([first, second], [layers.Dense(1)(hidden), layers.Dense(2)(hidden)])
@@ -172,12 +174,14 @@ def test_several_inputs_and_outputs():
         ({"loss": "mse"}, ConfigurationError, "fit the data"),
     ],
 )
-def test_what_cannot_work_is_refused(change, error, match):
+def test_what_cannot_work_is_refused(
+    change: dict[str, Any], error: type[ConfigurationError] | type[ShapeError], match: str
+) -> None:
     with pytest.raises(error, match=match):
         gradient(**change)
 
 
-def test_data_that_cannot_work_are_refused():
+def test_data_that_cannot_work_are_refused() -> None:
     x, y = data()
     with pytest.raises(EmptyDataError):
         KerasGradient(classifier(), x[:0], y[:0], loss=SPARSE)
@@ -186,7 +190,7 @@ def test_data_that_cannot_work_are_refused():
         KerasGradient(classifier(), x, y, loss=SPARSE)
 
 
-def test_calls_that_cannot_work_are_refused():
+def test_calls_that_cannot_work_are_refused() -> None:
     function = gradient()
     with pytest.raises(ConfigurationError, match="`worker` must be"):
         function(function.theta0, 1)

@@ -8,6 +8,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from support.spark_jobs import assert_nothing_left, blobs, hook_layer, table, wrong_model
 
 from distkeras import Trainer
@@ -20,7 +21,7 @@ SPARSE = "sparse_categorical_crossentropy"
 
 
 @pytest.fixture(scope="module")
-def clouds(spark):
+def clouds(spark: SparkSession) -> DataFrame:
     return table(spark, *blobs()).cache()
 
 
@@ -30,7 +31,7 @@ def rows(function: KerasGradient) -> np.ndarray:
     return together[np.lexsort(together.T)]
 
 
-def test_a_dataframe_is_its_rows(clouds):
+def test_a_dataframe_is_its_rows(clouds: DataFrame) -> None:
     x, y = blobs()
     options = {"loss": SPARSE, "seed": 3, "workers": 2}
     columns = KerasGradient.from_dataframe(wrong_model(), clouds, batch_size=len(x), **options)
@@ -46,7 +47,7 @@ def test_a_dataframe_is_its_rows(clouds):
         np.testing.assert_array_equal(again(theta, worker), same(theta, worker))
 
 
-def test_sample_weights_come_along(spark):
+def test_sample_weights_come_along(spark: SparkSession) -> None:
     x, y = blobs(40)
     weight = np.linspace(0.5, 2, 40).astype(np.float32)
     df = spark.createDataFrame(
@@ -61,7 +62,7 @@ def test_sample_weights_come_along(spark):
     np.testing.assert_allclose(columns(theta, 0), arrays(theta, 0), rtol=1e-5, atol=1e-7)
 
 
-def test_what_cannot_work_is_refused(spark, clouds):
+def test_what_cannot_work_is_refused(spark: SparkSession, clouds: DataFrame) -> None:
     read = KerasGradient.from_dataframe
     # A row is two float32 and an int32: 256 rows are 3072 bytes.
     assert read(wrong_model(), clouds, loss=SPARSE, max_bytes=3072).rows == 256
@@ -75,7 +76,7 @@ def test_what_cannot_work_is_refused(spark, clouds):
         read(wrong_model(), spark.createDataFrame([([1.0, 2.0], 2)], "features array<float>, label int"), loss=SPARSE)
 
 
-def meeting(port: int):
+def meeting(port: int) -> list[int]:
     """An action for `hook_layer`: each worker's first step waits for those of all."""
 
     def action(step: int) -> None:
@@ -88,7 +89,7 @@ def meeting(port: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["downpour", "dynsgd"])
-def test_a_recorded_job_replays_with_the_same_staleness(clouds, rule):
+def test_a_recorded_job_replays_with_the_same_staleness(clouds: DataFrame, rule: str) -> None:
     workers = 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(120)

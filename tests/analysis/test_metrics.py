@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,12 +12,14 @@ import pytest
 from distkeras.analysis import metrics
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
 from distkeras.ps.rules import make
-from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.simulate import Trace, simulate
 
 START = pd.Timestamp("2026-01-01 12:00:00")
 
 
-def history(*rows: tuple[float, int, float], epoch=None, samples=None) -> pd.DataFrame:
+def history(
+    *rows: tuple[float, int, float], epoch: list[int] | None = None, samples: list[int] | None = None
+) -> pd.DataFrame:
     """(seconds, worker, accuracy) a step, in any order."""
     frame = pd.DataFrame(rows, columns=["at", "worker", "accuracy"])
     frame["timestamp"] = START + pd.to_timedelta(frame.pop("at"), unit="s")
@@ -34,14 +37,14 @@ def commits(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
     return frame
 
 
-def test_per_worker_orders_and_counts_seconds_from_the_first_step_of_all():
+def test_per_worker_orders_and_counts_seconds_from_the_first_step_of_all() -> None:
     frame = metrics.per_worker(history((2.0, 1, 0.5), (0.0, 0, 0.1), (5.0, 1, 0.6), (3.0, 0, 0.2)))
     assert list(frame["worker"]) == [0, 0, 1, 1]
     assert list(frame["seconds"]) == [0.0, 3.0, 2.0, 5.0]
     assert list(frame["accuracy"]) == [0.1, 0.2, 0.5, 0.6]
 
 
-def test_averaged_weighs_by_samples_and_skips_empty_spans():
+def test_averaged_weighs_by_samples_and_skips_empty_spans() -> None:
     # Span [0, 2): (.1 * 10 + .4 * 20) / 30 = .3 at (0 + 1) / 2 s. Span [2, 4): empty. Span [4, 6): .8 at 5 s.
     frame = metrics.averaged(history((0, 0, 0.1), (1, 1, 0.4), (5, 0, 0.8), samples=[10, 20, 30]), every=2)
     assert list(frame["seconds"]) == [0.5, 5.0]
@@ -53,7 +56,7 @@ def test_averaged_weighs_by_samples_and_skips_empty_spans():
         metrics.averaged(frame, every=0)
 
 
-def test_temporal_efficiency_stops_at_the_earlier_end():
+def test_temporal_efficiency_stops_at_the_earlier_end() -> None:
     # a: 0 -> 1 in 4 s. b: .5 throughout, ends at 2 s. m = 2: a's triangle 2 * .5 / 2 = .5, b's rectangle 2 * .5 = 1.
     a, b = history((0, 0, 0.0), (4, 0, 1.0)), history((0, 0, 0.5), (2, 0, 0.5))
     assert metrics.temporal_efficiency(a, b) == pytest.approx(0.5)
@@ -64,7 +67,7 @@ def test_temporal_efficiency_stops_at_the_earlier_end():
     assert metrics.temporal_efficiency(a, a) == 1.0
 
 
-def test_temporal_efficiency_merges_workers_and_moments():
+def test_temporal_efficiency_merges_workers_and_moments() -> None:
     # Knots (0, .2), (1, .6), (3, .4 = mean of .3 and .5): 1 * (.2 + .6) / 2 + 2 * (.6 + .4) / 2 = .4 + 1 = 1.4.
     a = history((1, 1, 0.6), (0, 0, 0.2), (3, 0, 0.3), (3, 1, 0.5))
     b = history((0, 0, 1.0), (10, 0, 1.0))
@@ -74,7 +77,7 @@ def test_temporal_efficiency_merges_workers_and_moments():
     assert metrics.temporal_efficiency(a, a.assign(loss=1.0), "loss", how="step") == pytest.approx(1.6 / 3)
 
 
-def test_temporal_efficiency_refuses_what_has_no_area():
+def test_temporal_efficiency_refuses_what_has_no_area() -> None:
     a = history((0, 0, 0.5), (1, 0, 0.5))
     with pytest.raises(ConfigurationError, match="span"):
         metrics.temporal_efficiency(a, history((0, 0, 0.5)))
@@ -87,7 +90,7 @@ def test_temporal_efficiency_refuses_what_has_no_area():
         metrics.temporal_efficiency(a, a[:0])
 
 
-def test_updates_to_target_follow_commits_not_clocks():
+def test_updates_to_target_follow_commits_not_clocks() -> None:
     # Worker 0 commits its steps as {0, 1}, {2}; worker 1 as {0, 1}. Clock order: w0, w1, w0.
     # Worker 1's clock is an hour ahead, which must not matter: its .9 is in the second update.
     run = history((0, 0, 0.1), (1, 0, 0.2), (2, 0, 0.95), (3600, 1, 0.3), (3601, 1, 0.9))
@@ -108,7 +111,7 @@ def test_updates_to_target_follow_commits_not_clocks():
             metrics.updates_to_target(run, log, "accuracy", 0.9, **wrong)
 
 
-def test_statistical_efficiency_is_baseline_over_run():
+def test_statistical_efficiency_is_baseline_over_run() -> None:
     fast = history((0, 0, 0.5), (1, 0, 0.9)), commits((0, 0, 2, 0))
     slow = history((0, 0, 0.2), (1, 0, 0.4), (2, 0, 0.6), (3, 0, 0.9)), commits(*((0, s, 1, 0) for s in range(4)))
     never = history((0, 0, 0.1)), commits((0, 0, 1, 0))
@@ -119,12 +122,12 @@ def test_statistical_efficiency_is_baseline_over_run():
     assert math.isnan(metrics.statistical_efficiency(never, never, "accuracy", 0.9))
 
 
-def test_hardware_efficiency_is_seconds_an_epoch():
+def test_hardware_efficiency_is_seconds_an_epoch() -> None:
     run = history((0, 0, 0), (3, 1, 0), (4, 0, 0), (9, 1, 0), epoch=[0, 0, 1, 1])
     assert metrics.hardware_efficiency(run) == pytest.approx(4.5)
 
 
-def test_staleness_histogram_has_no_gaps():
+def test_staleness_histogram_has_no_gaps() -> None:
     log = commits((0, 0, 1, 0), (1, 0, 1, 3), (0, 1, 1, 1), (1, 1, 1, 3))
     counts = metrics.staleness_histogram(log)
     assert list(counts.index) == [0, 1, 2, 3]
@@ -133,7 +136,7 @@ def test_staleness_histogram_has_no_gaps():
     assert list(metrics.staleness_histogram(log, by_worker=False)["commits"]) == [1, 1, 0, 2]
 
 
-def test_efficiencies_are_ratios_to_the_baseline():
+def test_efficiencies_are_ratios_to_the_baseline() -> None:
     # base: .5 then .9 in 4 s, reaching .9 with its 2nd update; ahead: the same values in half the time and one update.
     # Areas up to the earlier end, 2 s: ahead 2 * (.5 + .9) / 2 = 1.4, base 2 * (.5 + .7) / 2 = 1.2.
     base = history((0, 0, 0.5), (4, 0, 0.9)), commits((0, 0, 1, 0), (0, 1, 1, 0))
@@ -149,13 +152,13 @@ def test_efficiencies_are_ratios_to_the_baseline():
         metrics.efficiencies({"base": base}, "else", "accuracy", 0.9)
 
 
-def trace(name="asgd", **options):
+def trace(name: str = "asgd", **options: Any) -> Trace:
     """Two workers in turn on a slope of 1 for each of four parameters, eta = .5: each gradient's norm is 2."""
     options = {"workers": 2, "learning_rate": 0.5, "schedule": [0, 1, 0, 1], "measure_gap": True} | options
     return simulate(make(name, window=1), np.zeros(4), lambda theta, worker: np.ones(4), **options)
 
 
-def test_values_of_a_trace():
+def test_values_of_a_trace() -> None:
     # Sent at clock 0; each later commit finds the center one step of .5 from what was sent. Its norm was 2.
     run = trace()
     assert metrics.values(run, "staleness").tolist() == [0, 1, 1, 1]
@@ -171,7 +174,7 @@ def test_values_of_a_trace():
     assert metrics.staleness_histogram(run)[1].tolist() == [0, 2]
 
 
-def test_values_of_commits_go_by_clock():
+def test_values_of_commits_go_by_clock() -> None:
     log = commits((0, 0, 1, 0), (1, 0, 1, 3), (0, 1, 1, 1)).assign(gap=[0.0, None, 0.5])[::-1]
     assert metrics.values(log, "staleness").tolist() == [0, 3, 1]
     assert metrics.values(log, "gap").dropna().to_dict() == {0: 0.0, 2: 0.5}
@@ -186,7 +189,7 @@ def test_values_of_commits_go_by_clock():
         metrics.values(trace(measure_gap=False), "normalized_gap")
 
 
-def test_over_commits_takes_stretches():
+def test_over_commits_takes_stretches() -> None:
     # Stretches of 3, 3 and 2. Percentiles of (0, 1, 2): .2 and 1.8; of (5, 5, 8): 5 and 7.4; of (1, 2): 1.1, 1.9.
     log = commits(*((0, number, 1, value) for number, value in enumerate([0, 1, 2, 5, 8, 5, 1, 2])))
     frame = metrics.over_commits(log, "staleness", points=3)
@@ -199,7 +202,7 @@ def test_over_commits_takes_stretches():
         metrics.over_commits(log, "staleness", points=0)
 
 
-def test_recorded_schedule():
+def test_recorded_schedule() -> None:
     log = commits((0, 0, 1, 0), (2, 0, 1, 1), (1, 0, 1, 2), (2, 1, 1, 1))
     assert metrics.recorded_schedule(log[::-1]) == [0, 2, 1, 2]
     assert metrics.recorded_schedule(trace()) == [0, 1, 0, 1]
@@ -213,7 +216,7 @@ def test_recorded_schedule():
         metrics.recorded_schedule(log[:0])
 
 
-def test_the_input_is_left_as_it_was():
+def test_the_input_is_left_as_it_was() -> None:
     run = history((1, 0, 0.1), (0, 1, 0.2))
     before = run.copy()
     metrics.per_worker(run)

@@ -11,7 +11,7 @@ import pytest
 from distkeras.analysis import plots
 from distkeras.analysis.implicit_momentum import Momentum
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
-from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.simulate import Trace, simulate
 from distkeras.ps.simulation.timing import Memoryless
 
 
@@ -51,7 +51,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", data[16:24])
 
 
-def test_curves(tmp_path):
+def test_curves(tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
     runs = {name: history(speed, seed=place) for place, (name, speed) in enumerate({"AGN": 1, "AEASGD": 0.7}.items())}
     assert plots.curves(runs, "accuracy", path) == str(path)
@@ -60,7 +60,7 @@ def test_curves(tmp_path):
     assert png_size(path) == (8 * plots.DPI, 5 * plots.DPI)
 
 
-def test_curves_refuse_what_they_cannot_draw(tmp_path):
+def test_curves_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="histories"):
         plots.curves({}, "accuracy", tmp_path / "none.png")
     with pytest.raises(MissingColumnError, match="AGN") as caught:
@@ -72,7 +72,7 @@ def test_curves_refuse_what_they_cannot_draw(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 4, 7, 20])
-def test_staleness(tmp_path, workers):
+def test_staleness(tmp_path: Path, workers: int) -> None:
     path = tmp_path / "staleness.png"
     plots.staleness(commits(workers), path)
     width, height = png_size(path)
@@ -80,7 +80,7 @@ def test_staleness(tmp_path, workers):
     assert 300 <= height <= 1600
 
 
-def trace(rule: str, steps: int = 200, measure_gap: bool = True):
+def trace(rule: str, steps: int = 200, measure_gap: bool = True) -> Trace:
     return simulate(
         rule,
         np.ones(30),
@@ -94,20 +94,20 @@ def trace(rule: str, steps: int = 200, measure_gap: bool = True):
 
 
 @pytest.mark.parametrize("measure", ["staleness", "gap", "normalized_gap", "scale"])
-def test_measure(tmp_path, measure):
+def test_measure(tmp_path: Path, measure: str) -> None:
     path = tmp_path / "measure.png"
     runs = {name: trace(name) for name in ("asgd", "dana_zero", "adag")}
     assert plots.measure(runs, measure, path) == str(path)
     assert png_size(path) == (8 * plots.DPI, 5 * plots.DPI)
 
 
-def test_measure_of_a_job_and_of_a_short_run(tmp_path):
+def test_measure_of_a_job_and_of_a_short_run(tmp_path: Path) -> None:
     log = commits(2).rename_axis("clock").reset_index()
     plots.measure({"job": log, "one commit": trace("asgd", steps=1)}, "staleness", tmp_path / "measure.png")
     png_size(tmp_path / "measure.png")
 
 
-def test_measure_refuses_what_it_cannot_draw(tmp_path):
+def test_measure_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`runs`"):
         plots.measure({}, "gap", tmp_path / "none.png")
     with pytest.raises(ConfigurationError, match="measure_gap=True"):
@@ -118,7 +118,7 @@ def test_measure_refuses_what_it_cannot_draw(tmp_path):
 
 
 @pytest.mark.parametrize("rules", [["adag"], ["adag", "dynsgd", "asgd", "downpour"]])
-def test_scales(tmp_path, rules):
+def test_scales(tmp_path: Path, rules: list[str]) -> None:
     path = tmp_path / "scales.png"
     plots.scales({name: trace(name) for name in rules}, path)
     width, height = png_size(path)
@@ -126,7 +126,7 @@ def test_scales(tmp_path, rules):
     assert 300 <= height <= 1600
 
 
-def test_momentum(tmp_path):
+def test_momentum(tmp_path: Path) -> None:
     path = tmp_path / "momentum.png"
     plots.momentum({8: Momentum(0.87, 0.01, 0.12, 0.01, 100), 2: Momentum(0.49, 0.02, 0.51, 0.02, 100)}, path)
     assert png_size(path) == (7 * plots.DPI, 4.5 * plots.DPI)
@@ -134,7 +134,7 @@ def test_momentum(tmp_path):
         plots.momentum({}, path)
 
 
-def test_efficiencies(tmp_path):
+def test_efficiencies(tmp_path: Path) -> None:
     path = tmp_path / "efficiencies.png"
     columns = {"statistical": [1, np.inf, np.nan, 0], "hardware": [1, 2.5, 0.1, 1], "temporal": [1, 0.5, 1.1, 1]}
     table = pd.DataFrame(columns, index=["downpour", "agn", "adag", "aeasgd"])
@@ -147,7 +147,7 @@ def test_efficiencies(tmp_path):
     assert caught.value.column == "hardware"
 
 
-def test_pyplot_stays_out(tmp_path):
+def test_pyplot_stays_out(tmp_path: Path) -> None:
     # pyplot would choose a backend for the whole process and keep figures alive.
     loaded = "matplotlib.pyplot" in sys.modules
     plots.staleness(commits(2), tmp_path / "staleness.png")

@@ -85,7 +85,7 @@ def _has_timeout(node: ast.Call, called: str) -> bool:
     return any(not (isinstance(value, ast.Constant) and value.value is None) for value in given)
 
 
-def test_every_wait_has_a_deadline():
+def test_every_wait_has_a_deadline() -> None:
     found = {
         f"{path}: {call}"
         for path, tree in sources()
@@ -94,7 +94,7 @@ def test_every_wait_has_a_deadline():
     assert found == set(ALLOWED)
 
 
-def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call():
+def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call() -> None:
     """The classes that wrap a socket are called from there only, and set its timeout, or the kernel's, first."""
     tree = dict(sources())[CHANNEL]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -137,7 +137,7 @@ def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call():
         "socket.create_connection(address)",
     ],
 )
-def test_the_reader_finds(call):
+def test_the_reader_finds(call: str) -> None:
     assert list(waits_for_ever(ast.parse(call))) == [ast.unparse(ast.parse(call))]
 
 
@@ -158,5 +158,5 @@ def test_the_reader_finds(call):
         "sock.settimeout(3)",
     ],
 )
-def test_the_reader_lets_pass(call):
+def test_the_reader_lets_pass(call: str) -> None:
     assert list(waits_for_ever(ast.parse(call))) == []

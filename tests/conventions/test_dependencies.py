@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,12 +95,12 @@ def graph(node: Callable[[str], str]) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("node", [str, folder_of], ids=["modules", "folders"])
-def test_imports_run_one_way(node):
+def test_imports_run_one_way(node: Callable[..., Any] | type[str]) -> None:
     list(TopologicalSorter(graph(node)).static_order())  # a CycleError names the circle
 
 
 @pytest.mark.parametrize("package", ["distkeras", "distkeras.ps"])
-def test_the_order_of_the_folders_is_the_documented_one(package):
+def test_the_order_of_the_folders_is_the_documented_one(package: str) -> None:
     """The package's docstring lists its folders in the order of imports, from the ground up."""
     arrows = graph(folder_of)
     docstring = MODULES[package].read_text().split('"""')[1]
@@ -111,7 +112,7 @@ def test_the_order_of_the_folders_is_the_documented_one(package):
 
 
 @pytest.mark.parametrize("path", sources(PS), ids=ids)
-def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only(path):
+def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only(path: Path) -> None:
     for name in imports(path):
         top = name.split(".")[0]
         own = OPTIONAL.get(path.name, set())
@@ -121,7 +122,7 @@ def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only(path):
 
 
 @pytest.mark.parametrize("path", sources(PS / "rules"), ids=ids)
-def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center(path):
+def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center(path: Path) -> None:
     for name in imports(path):
         top = name.split(".")[0]
         assert top not in {"socket", "threading", "asyncio", "subprocess"}, name
@@ -130,19 +131,19 @@ def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center(path):
 
 
 @pytest.mark.parametrize("module", SANS_IO)
-def test_state_machines_open_no_socket_and_start_no_thread(module):
+def test_state_machines_open_no_socket_and_start_no_thread(module: str) -> None:
     tops = {name.split(".")[0] for name in imports(PS / f"{module}.py")}
     assert not tops & {"socket", "threading", "asyncio", "selectors", "subprocess", "queue"}
 
 
 @pytest.mark.parametrize("path", sources(CORE), ids=ids)
-def test_the_core_does_not_import_the_transformers_on_import(path):
+def test_the_core_does_not_import_the_transformers_on_import(path: Path) -> None:
     for name in imports(path, everywhere=False):
         assert not name.startswith(("distkeras.transformers", "tests", "scripts", "notebooks")), name
 
 
 @pytest.mark.parametrize("path", sources(TRANSFORMERS), ids=ids)
-def test_the_transformers_do_not_import_the_trainers(path):
+def test_the_transformers_do_not_import_the_trainers(path: Path) -> None:
     for name in imports(path):
         assert name.split(".")[:2] not in (["distkeras", "trainer"], ["distkeras", "trainers"], ["distkeras", "job"]), (
             name
@@ -150,18 +151,18 @@ def test_the_transformers_do_not_import_the_trainers(path):
 
 
 @pytest.mark.parametrize("path", [*sources(CORE), *sources(PS), *sources(TRANSFORMERS)], ids=ids)
-def test_nobody_imports_by_the_bare_names_or_unpickles(path):
+def test_nobody_imports_by_the_bare_names_or_unpickles(path: Path) -> None:
     for name in imports(path):
         assert name.split(".")[0] not in {"ps", "transformers", "pickle", "marshal", "shelve"}, name
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_what_executors_import_chooses_no_backend(module):
+def test_what_executors_import_chooses_no_backend(module: str) -> None:
     tops = {name.split(".")[0] for name in imports(CORE / f"{module}.py", everywhere=False)}
     assert not tops & {"keras", "tensorflow", "jax", "torch", "pyspark"}
 
 
-def test_the_reader_sees_imports_at_every_depth(tmp_path):
+def test_the_reader_sees_imports_at_every_depth(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         "from typing import TYPE_CHECKING\nimport a.b\nif TYPE_CHECKING:\n    import c\n"

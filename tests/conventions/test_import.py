@@ -30,22 +30,22 @@ def loaded(statement: str) -> set[str]:
         "from distkeras.ps import rules; rules.all_rules()",
     ],
 )
-def test_the_parameter_server_needs_neither_spark_nor_keras(statement):
+def test_the_parameter_server_needs_neither_spark_nor_keras(statement: str) -> None:
     assert loaded(statement) == set()
 
 
-def test_a_task_loads_keras_only_once_its_backend_is_settled():
+def test_a_task_loads_keras_only_once_its_backend_is_settled() -> None:
     found = loaded("import distkeras.job.task, distkeras.keras_model.recipe, distkeras.data.batches")
     assert not found & {"keras", "tensorflow", "jax", "torch"}
 
 
-def test_transformers_load_spark_and_no_keras():
+def test_transformers_load_spark_and_no_keras() -> None:
     found = loaded("import distkeras.transformers")
     assert "pyspark" in found
     assert not found & {"keras", "tensorflow", "jax", "torch"}
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error() -> None:
     import distkeras
 
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -54,7 +54,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.parametrize("name", ["ps", "transformers"])
-def test_the_mounted_folders_do_not_import_under_their_bare_names(name):
+def test_the_mounted_folders_do_not_import_under_their_bare_names(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {name}"],
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,7 +29,7 @@ def shows(text: str) -> bool:
 
 
 @pytest.fixture
-def channel():
+def channel() -> Iterator[Channel]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as sock,
@@ -42,7 +43,7 @@ def task() -> Task:
     return Task(**given | {"address": ADDRESS, "rule": make("downpour"), "metrics": ("loss",), "workers": 2})
 
 
-def test_no_repr_shows_a_secret(channel):
+def test_no_repr_shows_a_secret(channel: Channel) -> None:
     things = [
         ADDRESS,
         task(),
@@ -60,7 +61,7 @@ def test_no_repr_shows_a_secret(channel):
     assert "driver" in repr(task())
 
 
-def test_a_client_that_cannot_connect_tells_where_and_no_key():
+def test_a_client_that_cannot_connect_tells_where_and_no_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(DistkerasError) as caught:
@@ -71,6 +72,6 @@ def test_a_client_that_cannot_connect_tells_where_and_no_key():
     assert not shows("".join(map(repr, (error, str(error), error.__reduce__(), fault, vars(fault)))))
 
 
-def test_the_check_itself_finds_a_secret():
+def test_the_check_itself_finds_a_secret() -> None:
     assert shows(repr(KEY))
     assert shows(KEY.hex())

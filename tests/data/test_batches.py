@@ -4,8 +4,11 @@ import os
 import threading
 import traceback
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +34,7 @@ X, Y, W = Column("x", (2,)), Column("y", (), "int64"), Column("w")
 SPEC = DataSpec(features=(X,), labels=(Y,), sample_weight=W, batch_size=4)
 
 
-def records(rows: int, size: int = 5, **changed) -> list[pa.RecordBatch]:
+def records(rows: int, size: int = 5, **changed: Any) -> list[pa.RecordBatch]:
     """`rows` rows that all columns identify, in record batches of `size`."""
     numbers = np.arange(rows)
     columns = {
@@ -44,7 +47,7 @@ def records(rows: int, size: int = 5, **changed) -> list[pa.RecordBatch]:
     return pa.table({k: v for k, v in columns.items() if v is not None}).to_batches(max_chunksize=size)
 
 
-def read(arrow, spec=SPEC, **arguments) -> list[batches.Batch]:
+def read(arrow: Iterator[Any] | list[pa.RecordBatch], spec: DataSpec = SPEC, **arguments: Any) -> list[batches.Batch]:
     with Source(iter(arrow), spec, **{"worker": 0, **arguments}) as source:
         return list(source)
 
@@ -61,7 +64,7 @@ def in_epochs(got: list[batches.Batch]) -> dict[int, list[int]]:
 
 
 @pytest.fixture(params=[0, 1 << 20], ids=["files", "memory"])
-def spool_bytes(request) -> int:
+def spool_bytes(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
@@ -89,8 +92,8 @@ specs = st.builds(
     data=st.data(),
 )
 def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
-    spec, rows, sizes, worker, block_rows, depth, data
-):
+    spec: DataSpec, rows: int, sizes: tuple[int, int], worker: int, block_rows: int, depth: int, data: Any
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_BLOCK_ROWS", block_rows)
         hashes = {ROW_HASH: pa.array(np.arange(rows) * 7)}
@@ -131,7 +134,7 @@ def test_every_epoch_is_every_row_once_and_every_attempt_sees_the_same(
             assert contents(read(records(rows), spec, worker=worker, start=end)) == contents(whole)[position:]
 
 
-def test_seed_worker_and_epoch_each_change_the_order(spool_bytes):
+def test_seed_worker_and_epoch_each_change_the_order(spool_bytes: int) -> None:
     spec = replace(SPEC, epochs=3, spool_bytes=spool_bytes)
     orders = [
         tuple(order)
@@ -141,7 +144,7 @@ def test_seed_worker_and_epoch_each_change_the_order(spool_bytes):
     assert len(set(orders)) == 9
 
 
-def test_memory_and_files_replay_the_same_order(tmp_path):
+def test_memory_and_files_replay_the_same_order(tmp_path: Path) -> None:
     spec = replace(SPEC, epochs=4)
     in_memory, in_files = (
         contents(read(records(300), replace(spec, spool_bytes=n), directory=str(tmp_path))) for n in (1 << 20, 100)
@@ -150,11 +153,11 @@ def test_memory_and_files_replay_the_same_order(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_training_starts_before_the_partition_is_read(monkeypatch):
+def test_training_starts_before_the_partition_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "_BLOCK_ROWS", 8)
     gate = threading.Event()
 
-    def arrow():
+    def arrow() -> Iterator[pa.RecordBatch]:
         yield from records(10)
         assert gate.wait(SECONDS)
         yield from records(10)
@@ -168,18 +171,18 @@ def test_training_starts_before_the_partition_is_read(monkeypatch):
 
 
 @pytest.mark.parametrize("arrow", [[], records(0), records(3)[0:1] * 0, [records(5)[0].slice(0, 0)]])
-def test_an_empty_partition_yields_nothing(arrow, spool_bytes):
+def test_an_empty_partition_yields_nothing(arrow: list[pa.RecordBatch], spool_bytes: int) -> None:
     with Source(iter(arrow), replace(SPEC, epochs=2, spool_bytes=spool_bytes), worker=0) as source:
         assert list(source) == []
         assert (source.rows, source.batches_per_epoch) == (0, 0)
 
 
-def test_a_partition_smaller_than_a_batch_is_one_short_batch():
+def test_a_partition_smaller_than_a_batch_is_one_short_batch() -> None:
     (batch,) = read(records(3))
     assert (batch.size, batch.last, batch.epoch, batch.index) == (3, True, 0, 0)
 
 
-def test_several_inputs_targets_and_a_target_that_is_an_input():
+def test_several_inputs_targets_and_a_target_that_is_an_input() -> None:
     image = Column("x", (2, 1))
     spec = DataSpec(features=(X, W), labels=(image, X, Y), batch_size=2, epochs=2)
     for batch in read(records(5), spec):
@@ -192,7 +195,9 @@ def test_several_inputs_targets_and_a_target_that_is_an_input():
 
 
 @pytest.mark.parametrize(("window", "together"), [(1, 40), (8, 40), (7, 35), (41, 40)])
-def test_shuffled_batches_lie_side_by_side_in_whole_windows(monkeypatch, window, together):
+def test_shuffled_batches_lie_side_by_side_in_whole_windows(
+    monkeypatch: pytest.MonkeyPatch, window: int, together: int
+) -> None:
     batch_bytes = SPEC.batch_size * (8 + 8 + 4)
     monkeypatch.setattr(batches, "_PICK_BYTES", 40 * batch_bytes)
     got = read(records(100 * SPEC.batch_size), replace(SPEC, epochs=2), window=window, depth=4)
@@ -202,18 +207,18 @@ def test_shuffled_batches_lie_side_by_side_in_whole_windows(monkeypatch, window,
     assert pieces == list(range(0, 100, together))
 
 
-def test_unshuffled_views_cannot_damage_the_spool():
+def test_unshuffled_views_cannot_damage_the_spool() -> None:
     for batch in read(records(8), replace(SPEC, shuffle=False, epochs=2)):
         with pytest.raises(ValueError, match="read-only"):
             batch.x[0][:] = 0
 
 
-def test_batches_outlive_their_source(tmp_path):
+def test_batches_outlive_their_source(tmp_path: Path) -> None:
     spec = replace(SPEC, shuffle=False, epochs=2, spool_bytes=0)
     assert in_epochs(read(records(20), spec, directory=str(tmp_path)))[1] == list(range(20))
 
 
-def column(values, at: int, value) -> pa.Array:
+def column(values: range | list[Any], at: int, value: float | list[Any] | None) -> pa.Array:
     values = list(values)
     values[at] = value
     return pa.array(values)
@@ -240,7 +245,9 @@ VECTORS = [[0.0, 1.0]] * 20
     ],
 )
 @pytest.mark.parametrize("start", [(0, 0), (1, 0)])
-def test_bad_rows_raise_one_typed_error_that_says_where(changed, error, name, text, start):
+def test_bad_rows_raise_one_typed_error_that_says_where(
+    changed: dict[str, Any], error: type[Exception], name: str, text: str, start: tuple[int, int]
+) -> None:
     spec = replace(SPEC, classes=10, epochs=2, batch_size=5)
     with pytest.raises(error, match=text) as caught:
         read(records(20, **{"y": pa.array([9] * 20), **changed}), spec, worker=3, start=start)
@@ -250,24 +257,24 @@ def test_bad_rows_raise_one_typed_error_that_says_where(changed, error, name, te
         assert caught.value.step == 2
 
 
-def test_labels_of_floating_dtype_must_be_whole_to_be_classes():
+def test_labels_of_floating_dtype_must_be_whole_to_be_classes() -> None:
     spec = replace(SPEC, labels=(Column("y"),), classes=20)
     assert len(read(records(20), spec)) == 5
     with pytest.raises(BadValueError, match=r"Received: 0\.5 in row 7"):
         read(records(20, y=column([1.0] * 20, 7, 0.5)), spec)
 
 
-def test_each_label_has_its_own_classes():
+def test_each_label_has_its_own_classes() -> None:
     spec = replace(SPEC, labels=(Y, W), classes=(10, None))
     assert len(read(records(10), spec)) == 3
     with pytest.raises(BadValueError, match="Received: 10 in row 10"):
         read(records(11), spec)
 
 
-def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(monkeypatch):
+def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "_BLOCK_ROWS", 4)
 
-    def broken_input():
+    def broken_input() -> Iterator[pa.RecordBatch]:
         yield from records(10)
         raise OSError("the stream broke")
 
@@ -279,7 +286,7 @@ def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(mon
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_stopping_early_ends_the_thread_and_leaves_no_file(tmp_path, epochs):
+def test_stopping_early_ends_the_thread_and_leaves_no_file(tmp_path: Path, epochs: int) -> None:
     spec = replace(SPEC, epochs=epochs, spool_bytes=100)
     with Source(iter(records(500)), spec, worker=41, depth=2, directory=str(tmp_path)) as source:
         next(source)
@@ -289,10 +296,10 @@ def test_stopping_early_ends_the_thread_and_leaves_no_file(tmp_path, epochs):
         next(source)
 
 
-def test_closing_ends_a_first_pass_that_yields_nothing_yet():
+def test_closing_ends_a_first_pass_that_yields_nothing_yet() -> None:
     reached = threading.Event()
 
-    def endless():
+    def endless() -> Iterator[pa.RecordBatch]:
         while True:
             yield from records(50)
             reached.set()
@@ -304,7 +311,7 @@ def test_closing_ends_a_first_pass_that_yields_nothing_yet():
 
 
 @pytest.mark.parametrize("start", [(0, 4), (1, 4), (1, 1000)])
-def test_a_start_beyond_the_data_says_that_the_rows_changed(start):
+def test_a_start_beyond_the_data_says_that_the_rows_changed(start: tuple[int, int]) -> None:
     with pytest.raises(LedgerError, match="and 3 batches in epoch") as caught:
         read(records(10), replace(SPEC, epochs=2), worker=5, start=start)
     assert (caught.value.worker, caught.value.step) == (5, start[1])
@@ -312,7 +319,7 @@ def test_a_start_beyond_the_data_says_that_the_rows_changed(start):
 
 @pytest.mark.parametrize("start", [(0, 1), (0, 2), (1, 0), (1, 2)])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start, shuffle):
+def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start: tuple[int, int], shuffle: bool) -> None:
     spec = replace(SPEC, epochs=2, shuffle=shuffle)
     hashes = np.arange(12)
     whole = read(records(12, **{ROW_HASH: pa.array(hashes)}), spec)
@@ -323,7 +330,7 @@ def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start, sh
     assert (caught.value.worker, caught.value.step) == (5, start[1])
 
 
-def test_rows_that_were_not_kept_cannot_be_gone_back_to():
+def test_rows_that_were_not_kept_cannot_be_gone_back_to() -> None:
     with (
         Source(iter(records(10)), SPEC, worker=0) as source,
         pytest.raises(ConfigurationError, match="Received: one epoch"),
@@ -331,8 +338,8 @@ def test_rows_that_were_not_kept_cannot_be_gone_back_to():
         source.rewind((0, 0))
 
 
-def test_at_the_very_end_nothing_is_read():
-    def untouchable():
+def test_at_the_very_end_nothing_is_read() -> None:
+    def untouchable() -> Iterator[None]:
         raise AssertionError
         yield
 
@@ -343,12 +350,12 @@ def test_at_the_very_end_nothing_is_read():
     "arguments",
     [{"worker": -1}, {"start": (0, -1)}, {"start": (-1, 0)}, {"start": (1, 1)}, {"depth": 0}, {"window": 0}],
 )
-def test_arguments_that_cannot_work_are_refused(arguments):
+def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Received: "):
         read([], **arguments)
 
 
-def test_equal_neighbors_do_not_stay_neighbors():
+def test_equal_neighbors_do_not_stay_neighbors() -> None:
     # What a hash partitioning brings when there are few distinct rows: runs of one class.
     labels = np.repeat(np.arange(10), 100)
     order = in_epochs(read(records(1000, y=pa.array(labels)), replace(SPEC, batch_size=20)))[0]

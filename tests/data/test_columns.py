@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,9 @@ def fixed(rows: list, size: int) -> pa.Array:
         (pa.chunked_array([], pa.list_(F32)), (2,), "float32", np.empty((0, 2))),
     ],
 )
-def test_values_keep_order_and_take_shape_and_dtype(values, shape, dtype, expected):
+def test_values_keep_order_and_take_shape_and_dtype(
+    values: Any, shape: tuple[int, ...], dtype: str, expected: np.ndarray | list[Any]
+) -> None:
     got = to_numpy(values, Column("c", shape, dtype))
     assert got.dtype == dtype
     assert got.shape == (len(values), *shape)
@@ -94,7 +97,9 @@ def test_values_keep_order_and_take_shape_and_dtype(values, shape, dtype, expect
         (pa.array([1.0, 2.0], F32), (2,), "float32", ShapeError, 0, "a single number"),
     ],
 )
-def test_bad_values_name_column_worker_step_and_row(values, shape, dtype, error, row, text):
+def test_bad_values_name_column_worker_step_and_row(
+    values: Any, shape: tuple[int, ...], dtype: str, error: type[BadValueError] | type[ShapeError], row: int, text: str
+) -> None:
     with pytest.raises(error) as caught:
         to_numpy(values, Column("pixels", shape, dtype), worker=3, step=7, first_row=100)
     assert type(caught.value) is error
@@ -104,12 +109,12 @@ def test_bad_values_name_column_worker_step_and_row(values, shape, dtype, error,
 
 
 @pytest.mark.parametrize("values", [pa.array(["a"]), pa.array([["a"]]), pa.array([{"size": 1}]), pa.array([b"1"])])
-def test_types_without_numbers_are_refused(values):
+def test_types_without_numbers_are_refused(values: Any) -> None:
     with pytest.raises(MissingColumnError, match="Received: type="):
         to_numpy(values, Column("c"))
 
 
-def test_no_copy_where_the_type_fits():
+def test_no_copy_where_the_type_fits() -> None:
     flat = pa.array(np.arange(12, dtype="float32"))
     got = to_numpy(pa.ListArray.from_arrays(pa.array([0, 3, 6, 9, 12], pa.int32()), flat), Column("c", (3,)))
     assert np.shares_memory(got, flat.to_numpy())
@@ -122,7 +127,9 @@ def test_no_copy_where_the_type_fits():
     length=st.integers(0, 20),
     kind=st.sampled_from([pa.list_(F32), pa.large_list(F32), pa.list_(F32, 3)]),
 )
-def test_a_slice_of_an_array_is_that_slice(rows, first, length, kind):
+def test_a_slice_of_an_array_is_that_slice(
+    rows: list[list[float]], first: int, length: int, kind: pa.FixedSizeListType | pa.LargeListType | pa.ListType
+) -> None:
     got = to_numpy(pa.array(rows, kind).slice(min(first, len(rows)), length), Column("c", (3,)))
     np.testing.assert_array_equal(got, np.array(rows, "float32").reshape(-1, 3)[first:][:length])
 
@@ -140,12 +147,12 @@ def test_a_slice_of_an_array_is_that_slice(rows, first, length, kind):
         {"name": "c", "dtype": "complex64"},
     ],
 )
-def test_columns_that_cannot_be_are_refused(arguments):
+def test_columns_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Received: "):
         Column(**arguments)
 
 
-def test_executor_modules_load_neither_spark_nor_keras():
+def test_executor_modules_load_neither_spark_nor_keras() -> None:
     code = (
         "import sys, distkeras.data.batches, distkeras.data.columns, distkeras.data.spec\n"
         "sys.exit(str(loaded) if (loaded := {'pyspark', 'keras', 'tensorflow'} & set(sys.modules)) else 0)"

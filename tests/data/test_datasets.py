@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gzip
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +21,7 @@ def idx(array: np.ndarray, code: int) -> bytes:
 
 @pytest.mark.parametrize(("dtype", "code"), [("u1", 0x08), ("i1", 0x09), ("i2", 0x0B), ("i4", 0x0C), ("f4", 0x0D)])
 @pytest.mark.parametrize("pack", [gzip.compress, bytes])
-def test_idx_round_trip(tmp_path, dtype, code, pack):
+def test_idx_round_trip(tmp_path: Path, dtype: str, code: int, pack: Callable[..., Any] | type[bytes]) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     (tmp_path / "a.idx").write_bytes(pack(idx(array, code)))
     back = datasets.read_idx(tmp_path / "a.idx")
@@ -27,7 +29,7 @@ def test_idx_round_trip(tmp_path, dtype, code, pack):
     np.testing.assert_array_equal(back, array)
 
 
-def test_idx_refuses_other_files(tmp_path):
+def test_idx_refuses_other_files(tmp_path: Path) -> None:
     good = idx(np.arange(6, dtype="u1"), 0x08)
     for bad in (b"", b"\x89PNG\r\n", b"\0\0\x42\x01\0\0\0\x01a", good[:6]):
         (tmp_path / "bad").write_bytes(bad)
@@ -39,7 +41,7 @@ def test_idx_refuses_other_files(tmp_path):
             datasets.read_idx(tmp_path / "bad")
 
 
-def test_fashion_mnist_from_a_folder(tmp_path):
+def test_fashion_mnist_from_a_folder(tmp_path: Path) -> None:
     for split, rows in (("train", 5), ("t10k", 3)):
         pictures, labels = datasets._idx_names(split)
         (tmp_path / pictures).write_bytes(gzip.compress(idx(np.full((rows, 28, 28), rows, "u1"), 0x08)))
@@ -51,7 +53,7 @@ def test_fashion_mnist_from_a_folder(tmp_path):
 
 
 @pytest.mark.skipif(not Path(datasets.FASHION_MNIST).is_dir(), reason="dataset-fashion-mnist is not installed")
-def test_fashion_mnist_itself():
+def test_fashion_mnist_itself() -> None:
     (x_train, y_train), (x_test, y_test) = datasets.fashion_mnist()
     assert x_train.shape == (60000, 784)
     assert x_test.shape == (10000, 784)
@@ -60,10 +62,10 @@ def test_fashion_mnist_itself():
     assert x_train.max() == 255
 
 
-def test_fashion_mnist_says_how_to_get_it(tmp_path, monkeypatch):
+def test_fashion_mnist_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import keras
 
-    def offline():
+    def offline() -> None:
         raise Exception("URL fetch failure")
 
     monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", offline)
@@ -71,7 +73,7 @@ def test_fashion_mnist_says_how_to_get_it(tmp_path, monkeypatch):
         datasets.fashion_mnist(tmp_path)
 
 
-def test_parquet_keeps_order_scales_pixels_and_shares_rows(tmp_path):
+def test_parquet_keeps_order_scales_pixels_and_shares_rows(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (4501, 2, 3), dtype=np.uint8)
     y = np.arange(4501) % 10
     folder = datasets.write_parquet(tmp_path / "set", x, y, files=2)
@@ -88,7 +90,7 @@ def test_parquet_keeps_order_scales_pixels_and_shares_rows(tmp_path):
         datasets.write_parquet(folder, x, y)
 
 
-def test_parquet_refuses_bad_input(tmp_path):
+def test_parquet_refuses_bad_input(tmp_path: Path) -> None:
     x, y = np.zeros((4, 2), np.float32), np.zeros(4)
     with pytest.raises(ConfigurationError, match="files"):
         datasets.write_parquet(tmp_path, x, y, files=0)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+from pyspark.sql import SparkSession
 
 from distkeras.analysis import metrics
 from distkeras.data import datasets
 
 
-def test_to_dataframe_and_parquet_agree(spark, tmp_path):
+def test_to_dataframe_and_parquet_agree(spark: SparkSession, tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (4100, 5), dtype=np.uint8)
     y = np.arange(4100) % 10
     frame = datasets.to_dataframe(spark, x, y)
@@ -20,7 +23,7 @@ def test_to_dataframe_and_parquet_agree(spark, tmp_path):
     assert stored.exceptAll(frame).isEmpty()
 
 
-def test_float_labels_and_other_names(spark):
+def test_float_labels_and_other_names(spark: SparkSession) -> None:
     frame = datasets.to_dataframe(
         spark, np.full((3, 2), 7, np.int64), np.array([0.5, 1, 2]), features_col="x", label_col="y"
     )
@@ -28,7 +31,7 @@ def test_float_labels_and_other_names(spark):
     assert frame.first().x == [7.0, 7.0]
 
 
-def test_metrics_take_spark_dataframes(spark):
+def test_metrics_take_spark_dataframes(spark: SparkSession) -> None:
     columns = "worker int, epoch int, iteration long, timestamp timestamp, loss double, accuracy double, samples long"
     run = spark.sql("SELECT * FROM VALUES (1), (2), (4)").selectExpr(
         "0 worker",

@@ -5,6 +5,8 @@ import signal
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +61,7 @@ def read(df: DataFrame, spec: DataSpec) -> list:
         return list(source)
 
 
-def test_every_row_lands_once_and_only_the_named_columns_travel(spark, parquet):
+def test_every_row_lands_once_and_only_the_named_columns_travel(spark: SparkSession, parquet: str) -> None:
     df = spark.read.parquet(parquet)
     laid_out = partitioned(df, SPEC, 3)
     assert laid_out.columns == ["x", "y", ROW_HASH]
@@ -70,7 +72,7 @@ def test_every_row_lands_once_and_only_the_named_columns_travel(spark, parquet):
     assert sorted(chain(*partitions.values())) == sorted(expected)
 
 
-def test_order_is_that_of_the_values_and_not_of_the_run(spark, parquet, tmp_path):
+def test_order_is_that_of_the_values_and_not_of_the_run(spark: SparkSession, parquet: str, tmp_path: Path) -> None:
     first, second = (seen(partitioned(spark.read.parquet(parquet), SPEC, 2)) for _ in range(2))
     assert first == second
     # The same rows in other files, other places and other splits.
@@ -78,13 +80,13 @@ def test_order_is_that_of_the_values_and_not_of_the_run(spark, parquet, tmp_path
     assert seen(partitioned(spark.read.parquet(str(tmp_path / "again")), SPEC, 2)) == first
 
 
-def test_the_seed_enters_the_layout(spark, parquet):
+def test_the_seed_enters_the_layout(spark: SparkSession, parquet: str) -> None:
     df = spark.read.parquet(parquet)
     seeds = [seen(partitioned(df, DataSpec(features=SPEC.features, labels=SPEC.labels, seed=n), 2)) for n in (0, 1)]
     assert set(seeds[0][0]) != set(seeds[1][0])
 
 
-def test_a_killed_python_worker_is_retried_on_the_same_rows(spark, parquet, tmp_path):
+def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession, parquet: str, tmp_path: Path) -> None:
     directory = str(tmp_path)
 
     def train(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,7 +115,7 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark, parquet, tmp_
     assert after.startswith(before[:-1])
 
 
-def test_few_distinct_rows_may_leave_partitions_empty(spark):
+def test_few_distinct_rows_may_leave_partitions_empty(spark: SparkSession) -> None:
     df = spark.range(40).select(
         F.array(*[F.lit(1.0)] * 3).cast("array<float>").alias("x"), F.lit(1).cast("long").alias("y")
     )
@@ -121,7 +123,7 @@ def test_few_distinct_rows_may_leave_partitions_empty(spark):
     assert seen(partitioned(df.limit(0), SPEC, 3)) == {}
 
 
-def test_partitioned_already_leaves_rows_where_they_are(spark):
+def test_partitioned_already_leaves_rows_where_they_are(spark: SparkSession) -> None:
     df = spark.range(0, 100, numPartitions=4).select(
         F.array(*[F.col("id").cast("float")] * 3).alias("x"), F.col("id").alias("y")
     )
@@ -131,19 +133,19 @@ def test_partitioned_already_leaves_rows_where_they_are(spark):
     }
 
 
-def test_no_name_of_a_column_is_in_the_way(spark):
+def test_no_name_of_a_column_is_in_the_way(spark: SparkSession) -> None:
     df = spark.createDataFrame([(1.0, 2.0, 3.0, 4)], ["a.b", "a`c", "Hash", "hash_"])
     spec = DataSpec(features=tuple(map(Column, df.columns)))
     (batch,) = read(df, spec)
     assert [x.tolist() for x in batch.x] == [[1], [2], [3], [4]]
 
 
-def test_a_worker_count_below_one_is_refused(spark):
+def test_a_worker_count_below_one_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="Received: workers=0"):
         partitioned(spark.range(1), DataSpec(features=(Column("id"),)), 0)
 
 
-def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark):
+def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark: SparkSession) -> None:
     df = spark.createDataFrame(
         [
             (Vectors.dense(1, 2, 3), True, Decimal("1.5"), [Decimal("2.5")], [[True], [False]], 7),
@@ -180,14 +182,16 @@ def test_numbers_of_every_type_and_vectors_dense_or_sparse_arrive(spark):
         (T.DoubleType(), [1.0], ShapeError, "a single number"),
     ],
 )
-def test_bad_rows_come_through_spark_to_their_typed_error(spark, kind, values, error, text):
+def test_bad_rows_come_through_spark_to_their_typed_error(
+    spark: SparkSession, kind: Any, values: list[Any], error: type[BadValueError] | type[ShapeError], text: str
+) -> None:
     df = spark.createDataFrame([(v, 1) for v in values], T.StructType().add("x", kind).add("y", "long"))
     with pytest.raises(error, match=f"Received: {text} in row") as caught:
         read(df, SPEC)
     assert (caught.value.column, caught.value.worker) == ("x", 0)
 
 
-def test_a_missing_column_is_named_with_the_ones_there_are(spark):
+def test_a_missing_column_is_named_with_the_ones_there_are(spark: SparkSession) -> None:
     df = spark.createDataFrame([(1, 2)], ["features", "label"])
     with pytest.raises(MissingColumnError, match=r"'Features'. Received: columns=\['features', 'label'\]") as caught:
         arrow_ready(df, ["label", "Features"])
@@ -195,20 +199,20 @@ def test_a_missing_column_is_named_with_the_ones_there_are(spark):
 
 
 @pytest.mark.parametrize("kind", ["string", "binary", "date", "array<string>", "struct<a:int>", "map<string,int>"])
-def test_types_without_numbers_are_refused_on_the_driver(spark, kind):
+def test_types_without_numbers_are_refused_on_the_driver(spark: SparkSession, kind: str) -> None:
     df = spark.createDataFrame([], f"c {kind}")
     with pytest.raises(MissingColumnError, match=f"Received: type={kind}") as caught:
         arrow_ready(df, ["c"])
     assert caught.value.column == "c"
 
 
-def test_an_ambiguous_name_is_refused(spark):
+def test_an_ambiguous_name_is_refused(spark: SparkSession) -> None:
     df = spark.createDataFrame([(1, 2)], ["a", "b"]).toDF("a", "a")
     with pytest.raises(ConfigurationError, match="2 columns named 'a'"):
         arrow_ready(df, ["a"])
 
 
-def test_older_vectors_convert_too(spark):
+def test_older_vectors_convert_too(spark: SparkSession) -> None:
     from pyspark.mllib.linalg import Vectors as OlderVectors
 
     df = spark.createDataFrame([(OlderVectors.dense(1, 2),), (OlderVectors.sparse(2, [1], [3.0]),)], ["v"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,17 +13,17 @@ from distkeras.ps.errors import ConfigurationError, DeadlineError, JobStoppedErr
 SECONDS = 20
 
 
-def test_items_come_in_order_and_the_end_stays_the_end():
+def test_items_come_in_order_and_the_end_stays_the_end() -> None:
     prefetcher = Prefetcher(range(100), 3)
     assert list(prefetcher) == list(range(100))
     assert list(prefetcher) == []
     prefetcher.close(SECONDS)
 
 
-def test_the_thread_is_never_more_than_its_depth_ahead():
+def test_the_thread_is_never_more_than_its_depth_ahead() -> None:
     consumed, ahead = 0, []
 
-    def items():
+    def items() -> Iterator[int]:
         for produced in range(200):
             ahead.append(produced - consumed)
             yield produced
@@ -34,8 +35,8 @@ def test_the_thread_is_never_more_than_its_depth_ahead():
     assert max(ahead) <= 5
 
 
-def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised():
-    def culprit():
+def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised() -> None:
+    def culprit() -> Iterator[int]:
         yield 1
         raise OSError("gone")
 
@@ -47,7 +48,7 @@ def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised(
     assert "culprit" in "".join(traceback.format_tb(caught.value.__traceback__))
 
 
-def test_closing_frees_a_thread_that_waits_for_room():
+def test_closing_frees_a_thread_that_waits_for_room() -> None:
     prefetcher = Prefetcher(iter(int, 1), 2, name="endless")
     next(prefetcher)
     prefetcher.close(SECONDS)
@@ -57,10 +58,10 @@ def test_closing_frees_a_thread_that_waits_for_room():
         next(prefetcher)
 
 
-def test_closing_wakes_the_consumer_and_does_not_wait_for_ever():
+def test_closing_wakes_the_consumer_and_does_not_wait_for_ever() -> None:
     gate, waiting = threading.Event(), threading.Event()
 
-    def stuck():
+    def stuck() -> Iterator[int]:
         waiting.set()
         gate.wait(SECONDS)
         yield 1
@@ -77,10 +78,10 @@ def test_closing_wakes_the_consumer_and_does_not_wait_for_ever():
     prefetcher.close(SECONDS)
 
 
-def test_a_consumer_does_not_wait_for_ever():
+def test_a_consumer_does_not_wait_for_ever() -> None:
     gate = threading.Event()
 
-    def late():
+    def late() -> Iterator[int]:
         gate.wait(SECONDS)
         yield 1
 
@@ -91,6 +92,6 @@ def test_a_consumer_does_not_wait_for_ever():
     prefetcher.close(SECONDS)
 
 
-def test_a_depth_below_one_is_refused():
+def test_a_depth_below_one_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Received: depth=0"):
         Prefetcher([], 0)

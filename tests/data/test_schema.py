@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,24 +14,36 @@ from pyspark.sql import types as T
 
 from distkeras.data.columns import Column
 from distkeras.data.schema import data_spec, example, names_of
+from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, ShapeError
 
 FLOATS = T.ArrayType(T.FloatType())
 SPARSE = "sparse_categorical_crossentropy"
 
 
-def frame(**columns):
+def frame(**columns: Any) -> Any:
     """All that is asked of a DataFrame here is its schema."""
     return SimpleNamespace(schema=T.StructType([T.StructField(name, kind) for name, kind in columns.items()]))
 
 
-def compiled(loss, outputs=3, inputs=(4,), activation="softmax"):
+def compiled(
+    loss: Callable[..., Any] | keras.losses.Loss | str,
+    outputs: int = 3,
+    inputs: tuple[int, ...] = (4,),
+    activation: str = "softmax",
+) -> keras.Model:
     model = keras.Sequential([keras.Input(inputs), keras.layers.Flatten(), keras.layers.Dense(outputs, activation)])
     model.compile("sgd", loss)
     return model
 
 
-def spec(model, df, features="x", labels="y", weight=None):
+def spec(
+    model: keras.Model,
+    df: Any,
+    features: list[str] | str = "x",
+    labels: list[str] | str = "y",
+    weight: str | None = None,
+) -> DataSpec:
     return data_spec(
         model,
         df,
@@ -45,12 +59,12 @@ def spec(model, df, features="x", labels="y", weight=None):
 
 
 class TestNames:
-    def test_one_or_several(self):
+    def test_one_or_several(self) -> None:
         assert names_of("a", "label_col") == ("a",)
         assert names_of(["a", "b"], "label_col") == ("a", "b")
 
     @pytest.mark.parametrize("bad", ["", [], [""], [1], ["a", None]])
-    def test_anything_else(self, bad):
+    def test_anything_else(self, bad: str | list[Any]) -> None:
         with pytest.raises(ConfigurationError, match="`label_col` must be a column name"):
             names_of(bad, "label_col")
 
@@ -58,40 +72,40 @@ class TestNames:
 class TestLabels:
     @pytest.mark.parametrize("loss", [SPARSE, keras.losses.SparseCategoricalCrossentropy(from_logits=True)])
     @pytest.mark.parametrize("kind", [T.IntegerType(), T.LongType(), T.DoubleType(), T.BooleanType()])
-    def test_classes(self, loss, kind):
+    def test_classes(self, loss: keras.losses.Loss | str, kind: Any) -> None:
         found = spec(compiled(loss), frame(x=FLOATS, y=kind))
         assert found.labels == (Column("y", (), "int32"),)
         assert found.classes == (3,)
 
-    def test_classes_of_a_sequence(self):
+    def test_classes_of_a_sequence(self) -> None:
         model = keras.Sequential([keras.Input((5, 2)), keras.layers.Dense(3, "softmax")])
         model.compile("sgd", SPARSE)
         found = spec(model, frame(x=FLOATS, y=T.ArrayType(T.IntegerType())))
         assert found.labels == (Column("y", (5,), "int32"),)
 
-    def test_one_hot(self):
+    def test_one_hot(self) -> None:
         found = spec(compiled("categorical_crossentropy"), frame(x=FLOATS, y=FLOATS))
         assert found.labels == (Column("y", (3,), "float32"),)
         assert found.classes == (None,)
 
-    def test_one_number(self):
+    def test_one_number(self) -> None:
         found = spec(compiled("mse", outputs=1), frame(x=FLOATS, y=T.DoubleType()))
         assert found.labels == (Column("y", (1,), "float32"),)
 
     @pytest.mark.parametrize("loss", ["mse", "categorical_crossentropy", keras.losses.MeanSquaredError()])
-    def test_a_scalar_for_several_outputs(self, loss):
+    def test_a_scalar_for_several_outputs(self, loss: keras.losses.Loss | str) -> None:
         with pytest.raises(ShapeError, match=r"arrays of shape \(3,\).*Received: int") as caught:
             spec(compiled(loss), frame(x=FLOATS, y=T.IntegerType()))
         assert caught.value.column == "y"
 
-    def test_a_loss_of_the_users_own_may_take_a_scalar(self):
-        def mine(y_true, y_pred):
+    def test_a_loss_of_the_users_own_may_take_a_scalar(self) -> None:
+        def mine(y_true: Any, y_pred: Any) -> Any:
             return keras.ops.mean(y_pred)
 
         found = spec(compiled(mine), frame(x=FLOATS, y=T.IntegerType()))
         assert found.labels == (Column("y", (), "float32"),)
 
-    def test_several_outputs_each_with_its_loss(self):
+    def test_several_outputs_each_with_its_loss(self) -> None:
         inputs = keras.Input((4,))
         heads = [keras.layers.Dense(3, "softmax", name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
         model = keras.Model(inputs, heads)
@@ -105,11 +119,11 @@ class TestLabels:
 
 class TestFeatures:
     @pytest.mark.parametrize("kind", [FLOATS, VectorUDT(), T.ArrayType(T.DoubleType())])
-    def test_take_the_shape_of_the_input(self, kind):
+    def test_take_the_shape_of_the_input(self, kind: Any) -> None:
         found = spec(compiled(SPARSE, inputs=(2, 3)), frame(x=kind, y=T.IntegerType()))
         assert found.features == (Column("x", (2, 3), "float32"),)
 
-    def test_integer_inputs_stay_integers(self):
+    def test_integer_inputs_stay_integers(self) -> None:
         inputs = keras.Input((4,), dtype="int32")
         hidden = keras.layers.Flatten()(keras.layers.Embedding(10, 2)(inputs))
         model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(hidden))
@@ -117,7 +131,7 @@ class TestFeatures:
         found = spec(model, frame(x=T.ArrayType(T.IntegerType()), y=T.IntegerType()))
         assert found.features[0].dtype == "int32"
 
-    def test_an_open_shape(self):
+    def test_an_open_shape(self) -> None:
         model = keras.Sequential([keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)])
         model.compile("sgd", SPARSE)
         with pytest.raises(ConfigurationError, match="must have a fixed shape") as caught:
@@ -131,24 +145,24 @@ class TestFeatures:
             ({"labels": ["x", "y"]}, "`label_col` must name a column for each of the 1 outputs"),
         ],
     )
-    def test_another_number_of_columns(self, columns, text):
+    def test_another_number_of_columns(self, columns: dict[str, list[str]], text: str) -> None:
         with pytest.raises(ConfigurationError, match=text):
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType()), **columns)
 
     @pytest.mark.parametrize("missing", [{"features": "gone"}, {"labels": "gone"}, {"weight": "gone"}])
-    def test_a_missing_column(self, missing):
+    def test_a_missing_column(self, missing: dict[str, str]) -> None:
         with pytest.raises(MissingColumnError, match=r"'gone'.*Received: columns=\['x', 'y'\]") as caught:
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType()), **missing)
         assert caught.value.column == "gone"
 
 
-def test_the_rest_is_handed_on():
+def test_the_rest_is_handed_on() -> None:
     found = spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType(), w=T.DoubleType()), weight="w")
     assert found.sample_weight == Column("w")
     assert (found.batch_size, found.epochs, found.seed, found.shuffle, found.spool_bytes) == (8, 2, 3, True, 100)
 
 
-def test_example_has_one_row_of_each():
+def test_example_has_one_row_of_each() -> None:
     found = spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType(), w=T.DoubleType()), weight="w")
     batch = example(found)
     assert batch.size == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ def rows(first: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     budget=st.integers(0, 8000 * ROW_BYTES),
     read_between=st.booleans(),
 )
-def test_memory_and_files_hold_the_same(tmp_path_factory, sizes, budget, read_between):
+def test_memory_and_files_hold_the_same(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], budget: int, read_between: bool
+) -> None:
     directory = tmp_path_factory.mktemp("spool")
     spool = Spool(COLUMNS, budget, str(directory))
     for first, n in zip(np.cumsum([0, *sizes]), sizes, strict=False):
@@ -43,7 +46,7 @@ def test_memory_and_files_hold_the_same(tmp_path_factory, sizes, budget, read_be
 
 
 @pytest.mark.parametrize("at_first", [0, 1 << 20])
-def test_memory_stays_within_the_budget(monkeypatch, at_first):
+def test_memory_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch, at_first: int) -> None:
     monkeypatch.setattr("distkeras.data.spool._FIRST_BYTES", at_first)
     spool = Spool(COLUMNS, 5000 * ROW_BYTES, "/nowhere")
     for first in range(0, 5000, 500):
@@ -53,7 +56,7 @@ def test_memory_stays_within_the_budget(monkeypatch, at_first):
         spool.append(rows(5000, 1))
 
 
-def test_rows_in_memory_are_regrouped_without_a_copy():
+def test_rows_in_memory_are_regrouped_without_a_copy() -> None:
     spool = Spool(COLUMNS, 1 << 20, "/nowhere")
     pieces = [spool.append(rows(first, 7)) for first in range(0, 42, 7)]
     blocks = list(regroup(pieces, 10))
@@ -64,7 +67,7 @@ def test_rows_in_memory_are_regrouped_without_a_copy():
             assert np.shares_memory(got, kept)
 
 
-def test_rows_that_are_no_neighbors_are_joined_by_a_copy():
+def test_rows_that_are_no_neighbors_are_joined_by_a_copy() -> None:
     numbers = np.arange(24.0).reshape(12, 2).copy()  # owns its memory
     for parts in ([numbers[:3], numbers[4:6]], [numbers[3:5], numbers[:3]], [numbers[:2], numbers[2:4].copy()]):
         (block,) = regroup([(part,) for part in parts], 10)
@@ -74,7 +77,7 @@ def test_rows_that_are_no_neighbors_are_joined_by_a_copy():
     np.testing.assert_array_equal(block[0], flat[:8].reshape(4, 2))
 
 
-def test_files_go_to_spark_s_local_directories_in_turn(tmp_path, monkeypatch):
+def test_files_go_to_spark_s_local_directories_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/a,{tmp_path}/gone,{tmp_path}/b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 
 import pytest
 from support.fault_job import LARGE, QUICK, Job
@@ -18,20 +19,20 @@ BRIEF = dataclasses.replace(QUICK, lease=2.0)
 OUTLASTS = BRIEF.lease + 2.0
 
 
-def attempts_in_order(job, worker=0):
+def attempts_in_order(job: Job, worker: int = 0) -> list[int]:
     """Who made the commits of a partition, in the ledger's order, without repetitions."""
     commits = job.commits()
     numbers = commits["attempt"][commits["worker"] == worker].tolist()
     return [number for place, number in enumerate(numbers) if place == 0 or number != numbers[place - 1]]
 
 
-def check(job, each=1.0):
+def check(job: Job, each: float = 1.0) -> None:
     job.wait()
     job.check()
     job.counts(each)
 
 
-def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end(tmp_path):
+def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end(tmp_path: Path) -> None:
     """The holder waits in its round, and says nothing for longer than a lease; but it is the server's turn to speak."""
     plan = Faults()
     slow = plan.at(worker=1, phase="mid-commit", step=1).hold()
@@ -51,7 +52,7 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end
         assert newcomer.welcome["sequence"] == 6
 
 
-def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path):
+def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Path) -> None:
     """Long before the lease has expired."""
     plan = Faults()
     spot = plan.at(worker=0, phase="between-epochs").hold()
@@ -84,7 +85,9 @@ def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path):
         ),
     ],
 )
-def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wakes(tmp_path, phase, step, attempts):
+def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wakes(
+    tmp_path: Path, phase: str, step: int | None, attempts: list[int]
+) -> None:
     plan = Faults()
     spot = plan.at(worker=0, phase=phase, step=step, attempt=0).hold()
     with Job(tmp_path, RULE, plan, workers=1, size=LARGE, deadlines=BRIEF) as job:
@@ -100,7 +103,7 @@ def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wake
         assert set(job.ended) == {holder.number, newcomer.number}
 
 
-def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path):
+def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Path) -> None:
     """And what it still had to say is refused: the ledger has none of it."""
     plan = Faults()
     spot = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
@@ -123,7 +126,7 @@ def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path):
         assert job.ended[holder.number]["begun"] == 1  # it never began again
 
 
-def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path):
+def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path: Path) -> None:
     plan = Faults()
     spot = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
@@ -142,7 +145,7 @@ def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_
         assert job.ended[holder.number]["begun"] == 2
 
 
-def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path):
+def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Path) -> None:
     """Or a server that dies before it could save has nobody to repeat what it forgot."""
     plan, folder = Faults(), tmp_path / "snapshots"
     end = plan.at(worker=0, phase="end", attempt=0).hold()

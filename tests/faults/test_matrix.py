@@ -6,11 +6,13 @@ each fault and each phase in the default suite.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.fault_job import LARGE, LONG, SIZE, Job
 from support.faults import FAULTS, PHASES, Faults
 
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Rule, make
 
 # The center of the first and of the last is known to the bit, whatever the order: see `Job.counts`.
 RULES = {
@@ -37,7 +39,7 @@ STORMS = {
 }
 
 
-def strike(plan, rule, worker, fault, phase):
+def strike(plan: Faults, rule: Rule, worker: int, fault: str, phase: str) -> None:
     step = 3 if phase == "pull" and rule.traits.pull_first else STEPS.get(phase)
     spot = plan.at(worker=worker, phase=phase, step=step)
     match fault:
@@ -49,7 +51,7 @@ def strike(plan, rule, worker, fault, phase):
             getattr(spot, fault)()
 
 
-def outcome(folder, rule, strikes):
+def outcome(folder: Path, rule: str, strikes: list[tuple[int, str, str]]) -> None:
     """Runs the job under these faults, checks it, and returns it."""
     rule, each = RULES[rule]
     plan = Faults()
@@ -68,20 +70,20 @@ def outcome(folder, rule, strikes):
         assert job.restarts == kinds.count("kill_server")
 
 
-def test_the_storms_have_everything():
+def test_the_storms_have_everything() -> None:
     strikes = [strike for storm in STORMS.values() for strike in storm]
     assert {fault for _, fault, _ in strikes} == set(FAULTS)
     assert {phase for *_, phase in strikes} == set(PHASES)
 
 
 @pytest.mark.parametrize(("storm", "rule"), [("one", "downpour"), ("one", "averaging"), ("two", "aeasgd")])
-def test_a_storm(tmp_path, storm, rule):
+def test_a_storm(tmp_path: Path, storm: str, rule: str) -> None:
     outcome(tmp_path, rule, STORMS[storm])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_all_storms_at_once(tmp_path, rule):
+def test_all_storms_at_once(tmp_path: Path, rule: str) -> None:
     outcome(tmp_path, rule, [strike for storm in STORMS.values() for strike in storm])
 
 
@@ -89,14 +91,14 @@ def test_all_storms_at_once(tmp_path, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_cell(tmp_path, fault, phase, rule):
+def test_a_cell(tmp_path: Path, fault: str, phase: str, rule: str) -> None:
     outcome(tmp_path, rule, [(0, fault, phase)])
 
 
 class TestTheHelper:
     """It notices what it is there to notice."""
 
-    def test_a_fault_that_never_happens(self, tmp_path):
+    def test_a_fault_that_never_happens(self, tmp_path: Path) -> None:
         plan = Faults()
         plan.at(worker=0, phase="mid-commit", step=1000).cut()
         job = Job(tmp_path, RULES["downpour"][0], plan, workers=1, epochs=1)
@@ -105,7 +107,7 @@ class TestTheHelper:
         with pytest.raises(AssertionError, match=r"never happened: .*cut of worker 0 at mid-commit"):
             job.__exit__(None, None, None)
 
-    def test_mini_batches_that_count_for_less_or_are_missing(self, tmp_path):
+    def test_mini_batches_that_count_for_less_or_are_missing(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("adag", window=2), workers=1, epochs=1) as job:
             job.run()
             job.check()

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,20 +20,21 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.driver_client import DriverClient
 
 pytestmark = pytest.mark.timeout(120)
 START = np.arange(7, dtype=np.float32)
 
 
-def publish(driver):
+def publish(driver: DriverClient) -> None:
     driver.publish(START)
 
 
-def center(driver):
+def center(driver: DriverClient) -> list[float]:
     return driver.center().center.tolist()
 
 
-def test_a_connection_that_the_server_has_given_up_is_made_again():
+def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
     """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
     with ServerProcess(make("downpour"), workers=1, deadlines=replace(QUICK, silence=1.5)) as process:
         with Supervisor(process, publish) as server:
@@ -41,11 +43,11 @@ def test_a_connection_that_the_server_has_given_up_is_made_again():
         assert server.restarts == 0
 
 
-def test_a_server_that_answers_nobody_is_not_asked_for_ever():
+def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
     with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process, Supervisor(process, publish) as server:
         calls = []
 
-        def lost(driver):
+        def lost(driver: DriverClient) -> None:
             calls.append(driver)
             raise ServerLostError("the server must answer. Received: nothing")
 
@@ -54,7 +56,7 @@ def test_a_server_that_answers_nobody_is_not_asked_for_ever():
         assert len(calls) == 2
 
 
-def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path):
+def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), every=1)
     process = ServerProcess(make("downpour"), workers=1, deadlines=QUICK, checkpoint=checkpoint)
     with process, Supervisor(process, publish) as server:
@@ -62,7 +64,7 @@ def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path):
         assert process.exited(10)
         first, killed, over = process.pid, [], threading.Event()
 
-        def kill_the_next_at_once():
+        def kill_the_next_at_once() -> None:
             while not killed and not over.is_set():
                 if process.pid != first:
                     killed.append(process.pid)
@@ -80,10 +82,10 @@ def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path):
         assert process.pid not in (first, *killed)
 
 
-def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path):
+def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) -> None:
     killed, over = [], threading.Event()
 
-    def kill_the_first_at_once():
+    def kill_the_first_at_once() -> None:
         while not killed and not over.is_set():
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -104,7 +106,7 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path):
     assert len(killed) == 1
 
 
-def test_without_a_checkpoint_a_dead_server_stays_dead():
+def test_without_a_checkpoint_a_dead_server_stays_dead() -> None:
     with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process, Supervisor(process, publish) as server:
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(10)

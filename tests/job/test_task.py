@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_what_two_threads_need_is_imported_before_there_are_two():
+def test_what_two_threads_need_is_imported_before_there_are_two() -> None:
     """The prefetch thread's PyArrow and the training thread's Keras both import pandas, which is circular in itself."""
     program = (
         "import sys\nfrom distkeras.job.task import _prepare_process\n_prepare_process(1, None)\n"

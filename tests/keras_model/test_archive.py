@@ -6,6 +6,8 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -59,7 +61,7 @@ def unshaped() -> keras.Model:
 
 
 @pytest.mark.parametrize("model", [unshaped, Halved, hollow, lambda: "model.keras", lambda: None])
-def test_what_is_not_a_built_model_is_refused(model) -> None:
+def test_what_is_not_a_built_model_is_refused(model: Callable[..., Any] | type[Halved]) -> None:
     with pytest.raises(ConfigurationError, match="`model` must be"):
         archive.to_bytes(model())
 

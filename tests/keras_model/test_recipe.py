@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,11 +15,11 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError
 
 
-def network(*layers):
+def network(*layers: Any) -> keras.Model:
     return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2, activation="softmax")])
 
 
-def shipped(model, **arguments):
+def shipped(model: keras.Model, **arguments: Any) -> keras.Model:
     """The compiled model at the other end."""
     given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")) | arguments
     file = archive.to_bytes(model)
@@ -27,12 +28,12 @@ def shipped(model, **arguments):
 
 
 class TestOptimizer:
-    def test_default_is_plain_sgd(self):
+    def test_default_is_plain_sgd(self) -> None:
         optimizer = shipped(network(), loss="mse").optimizer
         assert isinstance(optimizer, keras.optimizers.SGD)
         assert optimizer.momentum == 0
 
-    def test_the_models_own(self):
+    def test_the_models_own(self) -> None:
         model = network()
         model.compile(keras.optimizers.Adam(0.02, beta_1=0.8), "mse")
         optimizer = shipped(model).optimizer
@@ -40,42 +41,42 @@ class TestOptimizer:
         assert float(optimizer.learning_rate) == pytest.approx(0.02)
         assert optimizer.beta_1 == pytest.approx(0.8)
 
-    def test_one_given_wins(self):
+    def test_one_given_wins(self) -> None:
         model = network()
         model.compile("adam", "mse")
         assert isinstance(shipped(model, optimizer="rmsprop").optimizer, keras.optimizers.RMSprop)
 
-    def test_one_that_was_used_travels_without_its_state(self):
+    def test_one_that_was_used_travels_without_its_state(self) -> None:
         model = network()
         model.compile(keras.optimizers.Adam(0.02), "mse")
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
         assert int(model.optimizer.iterations) == 1
         assert int(shipped(model).optimizer.iterations) == 0
 
-    def test_a_schedule(self):
+    def test_a_schedule(self) -> None:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)
         optimizer = shipped(network(), loss="mse", optimizer=keras.optimizers.SGD(schedule)).optimizer
         assert optimizer.get_config()["learning_rate"]["config"]["initial_learning_rate"] == 0.5
 
     @pytest.mark.parametrize("bad", ["sdg", {"class": 1}])
-    def test_one_that_does_not_exist(self, bad):
+    def test_one_that_does_not_exist(self, bad: dict[str, int] | str) -> None:
         with pytest.raises(ConfigurationError, match="must be"):
             shipped(network(), loss="mse", optimizer=bad)
 
-    def test_one_that_is_none(self):
+    def test_one_that_is_none(self) -> None:
         with pytest.raises(ConfigurationError, match="`optimizer` must be a name, a function or a Keras object"):
             shipped(network(), loss="mse", optimizer=object())
 
 
 class TestLossAndMetrics:
-    def test_no_loss(self):
+    def test_no_loss(self) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be given, or the model be compiled with one"):
             shipped(network())
 
-    def test_a_function_of_the_notebooks_own(self):
+    def test_a_function_of_the_notebooks_own(self) -> None:
         factor = 3.0
 
-        def scaled(y_true, y_pred):
+        def scaled(y_true: Any, y_pred: Any) -> Any:
             return factor * keras.ops.mean(y_pred)
 
         model = shipped(network(), loss=scaled)
@@ -83,14 +84,14 @@ class TestLossAndMetrics:
         loss = model.compute_loss(None, predicted, keras.ops.convert_to_tensor(predicted))
         assert float(loss) == pytest.approx(1.5)
 
-    def test_objects_keep_their_configuration(self):
+    def test_objects_keep_their_configuration(self) -> None:
         loss = keras.losses.CategoricalCrossentropy(label_smoothing=0.25)
         model = shipped(network(), loss=loss, metrics=(keras.metrics.TopKCategoricalAccuracy(2, name="top"),))
         assert model.loss.label_smoothing == 0.25
         figures = model.evaluate(np.ones((2, 3)), np.eye(2), verbose=0, return_dict=True)
         assert figures["top"] == 1.0
 
-    def test_loss_weights_and_weighted_metrics(self):
+    def test_loss_weights_and_weighted_metrics(self) -> None:
         inputs = keras.Input((3,))
         heads = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
         model = shipped(
@@ -104,7 +105,7 @@ class TestLossAndMetrics:
         assert figures["loss"] == pytest.approx(2 * float(np.mean(model.predict(x, verbose=0)[0] ** 2)), rel=1e-5)
         assert "a_mse" in figures
 
-    def test_the_models_own(self):
+    def test_the_models_own(self) -> None:
         model = network()
         model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
         rebuilt = shipped(model)
@@ -113,10 +114,10 @@ class TestLossAndMetrics:
 
 
 class TestCustomObjects:
-    def test_a_registered_layer_travels_by_value(self):
+    def test_a_registered_layer_travels_by_value(self) -> None:
         @keras.saving.register_keras_serializable("recipe")
         class Plus(keras.layers.Layer):
-            def call(self, x):
+            def call(self, x: Any) -> Any:
                 return x + 1
 
         model = network(Plus())
@@ -124,9 +125,9 @@ class TestCustomObjects:
         x = np.ones((1, 3), np.float32)
         np.testing.assert_array_equal(rebuilt.predict(x, verbose=0), model.predict(x, verbose=0))
 
-    def test_one_that_is_not_registered_is_given(self):
+    def test_one_that_is_not_registered_is_given(self) -> None:
         class Minus(keras.layers.Layer):
-            def call(self, x):
+            def call(self, x: Any) -> Any:
                 return x - 1
 
         model = network(Minus())
@@ -134,7 +135,7 @@ class TestCustomObjects:
             shipped(model, loss="mse")
         assert shipped(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
 
-    def test_only_what_the_model_names_travels(self):
+    def test_only_what_the_model_names_travels(self) -> None:
         @keras.saving.register_keras_serializable("recipe")
         class Unused(keras.layers.Layer):
             pass
@@ -144,7 +145,7 @@ class TestCustomObjects:
         assert recipe_of(network(), file, loss="mse", **given).objects == {}
 
 
-def test_another_backend_than_this_process_runs_on_is_refused():
+def test_another_backend_than_this_process_runs_on_is_refused() -> None:
     file = archive.to_bytes(network())
     given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
     recipe = recipe_of(network(), file, loss="mse", **given)
@@ -153,7 +154,7 @@ def test_another_backend_than_this_process_runs_on_is_refused():
         type(recipe)(other, recipe.objects, recipe.arguments).build(file)
 
 
-def test_the_weights_are_not_in_the_closure():
+def test_the_weights_are_not_in_the_closure() -> None:
     model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
     given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
     recipe = recipe_of(model, archive.to_bytes(model), loss="mse", **given)

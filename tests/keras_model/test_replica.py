@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -45,7 +46,13 @@ def batches(count: int, rows: int = ROWS, weighted: bool = False, seed: int = 0)
     ]
 
 
-def classifier(optimizer="sgd", *extra, dtype=None, seed: int = 1, **compiled) -> keras.Model:
+def classifier(
+    optimizer: keras.optimizers.Optimizer | str = "sgd",
+    *extra: Any,
+    dtype: str | None = None,
+    seed: int = 1,
+    **compiled: Any,
+) -> keras.Model:
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
@@ -78,7 +85,7 @@ def weights(replica: KerasReplica) -> np.ndarray:
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "bfloat16"])
-def test_the_movement_is_the_difference_to_the_bit(precision):
+def test_the_movement_is_the_difference_to_the_bit(precision: str) -> None:
     model = keras.Sequential([keras.Input((3,)), layers.Dense(5, dtype=precision), layers.Dense(2, dtype=precision)])
     model.compile("sgd", "mse")
     replica = KerasReplica(model)
@@ -88,7 +95,7 @@ def test_the_movement_is_the_difference_to_the_bit(precision):
     np.testing.assert_array_equal(moved, weights(replica) - since)
 
 
-def assert_same_training(build, data: list[Mini]) -> KerasReplica:
+def assert_same_training(build: Callable[..., Any], data: list[Mini]) -> KerasReplica:
     model = build()
     expected = plain(model, data)
     replica = KerasReplica(build())
@@ -104,13 +111,13 @@ def assert_same_training(build, data: list[Mini]) -> KerasReplica:
 @pytest.mark.parametrize(
     "optimizer", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.01)]
 )
-def test_train_equals_train_on_batch(optimizer):
+def test_train_equals_train_on_batch(optimizer: Callable[..., Any]) -> None:
     replica = assert_same_training(lambda: classifier(optimizer()), batches(5))
     assert replica.metric_names == ("loss", "accuracy")
     assert replica.size == 6 * 8 + 8 + 8 * 3 + 3
 
 
-def test_burst_equals_single_steps_with_a_short_last_batch():
+def test_burst_equals_single_steps_with_a_short_last_batch() -> None:
     data = [*batches(5), *batches(1, rows=7, seed=2), *batches(2, seed=3)]
     burst, single = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
     together = burst.train(data)
@@ -120,19 +127,19 @@ def test_burst_equals_single_steps_with_a_short_last_batch():
     assert burst.train([]).shape == (0, 2)
 
 
-def test_long_burst_is_cut_to_its_memory(monkeypatch):
+def test_long_burst_is_cut_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.keras_model.replica.MOST_BYTES_A_CALL", 2 * (ROWS * 6 * 4 + ROWS * 8))
     assert_same_training(classifier, batches(5))
 
 
-def test_sample_weights():
+def test_sample_weights() -> None:
     data = batches(4, weighted=True)
     replica = assert_same_training(lambda: classifier(weighted_metrics=["accuracy"], metrics=None), data)
     unweighted = KerasReplica(classifier()).train([batch._replace(weight=None) for batch in data])
     assert not np.allclose(replica.train(data)[:, 0], unweighted[:, 0])
 
 
-def test_one_hot_labels_are_told_from_integers():
+def test_one_hot_labels_are_told_from_integers() -> None:
     data = [b._replace(y=(np.eye(3, dtype=np.float32)[b.y[0]],)) for b in batches(3)]
     assert_same_training(lambda: classifier(loss="categorical_crossentropy"), data)
 
@@ -163,13 +170,13 @@ def two_by_two_data(weighted: bool) -> list[Mini]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_several_inputs_and_outputs(weighted):
+def test_several_inputs_and_outputs(weighted: bool) -> None:
     replica = assert_same_training(two_by_two, two_by_two_data(weighted))
     assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
     assert replica.metric_names[0] == "loss"
 
 
-def test_dict_inputs_and_outputs_are_filled_in_model_order():
+def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
     model, data = two_by_two(as_dict=True), two_by_two_data(False)
     by_name = [dict(zip(("left", "right", "score", "kind"), (*b.x, *b.y), strict=True)) for b in data]
     expected = []
@@ -184,10 +191,10 @@ def test_dict_inputs_and_outputs_are_filled_in_model_order():
     np.testing.assert_allclose(replica.train(ordered)[:, 0], expected, rtol=2e-6)
 
 
-def test_eager_model_and_subclassed_model():
+def test_eager_model_and_subclassed_model() -> None:
     assert_same_training(lambda: classifier(run_eagerly=True), batches(2))
 
-    def subclassed():
+    def subclassed() -> Subclassed:
         keras.utils.set_random_seed(6)
         model = Subclassed()
         model(np.zeros((1, 6), np.float32))
@@ -198,17 +205,17 @@ def test_eager_model_and_subclassed_model():
 
 
 class Subclassed(keras.Model):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.dense = layers.Dense(3, activation="softmax")
 
-    def call(self, x):
+    def call(self, x: Any) -> Any:
         return self.dense(x)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gradient_is_one_plain_sgd_step(optimizer, weighted):
+def test_gradient_is_one_plain_sgd_step(optimizer: str, weighted: bool) -> None:
     """Whatever the compiled optimizer is, the gradient is -(change)/(learning rate) of one SGD step."""
     (batch,) = batches(1, weighted=weighted)
     eta = 0.5
@@ -223,7 +230,7 @@ def test_gradient_is_one_plain_sgd_step(optimizer, weighted):
     np.testing.assert_array_equal(weights(replica), start)
 
 
-def test_gradient_does_not_disturb_training():
+def test_gradient_does_not_disturb_training() -> None:
     first, second, third = batches(3)
     momentum, alone = (KerasReplica(classifier(keras.optimizers.SGD(0.1, momentum=0.9))) for _ in range(2))
     momentum.train([first])
@@ -233,7 +240,7 @@ def test_gradient_does_not_disturb_training():
     np.testing.assert_allclose(weights(momentum), weights(alone), rtol=1e-6, atol=1e-7)
 
 
-def test_gradient_keeps_clipping_and_ignores_constraints():
+def test_gradient_keeps_clipping_and_ignores_constraints() -> None:
     (batch,) = batches(1)
     replica = KerasReplica(classifier(keras.optimizers.SGD(1.0, global_clipnorm=1e-3)))
     out = replica.layout.empty()
@@ -258,7 +265,9 @@ def test_gradient_keeps_clipping_and_ignores_constraints():
         ),
     ],
 )
-def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradients(clipping, clip):
+def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradients(
+    clipping: dict[str, float], clip: Callable[..., Any]
+) -> None:
     """Through the recipe, as on an executor."""
     (batch,) = batches(1)
     plain = KerasReplica(classifier("sgd"))
@@ -279,7 +288,7 @@ def test_every_clipping_of_the_worker_optimizer_holds_for_steps_and_for_gradient
     np.testing.assert_allclose(start - weights(replica), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_gradient_of_embedding_and_of_unused_weights_is_dense():
+def test_gradient_of_embedding_and_of_unused_weights_is_dense() -> None:
     keras.utils.set_random_seed(7)
     ids, spare = keras.Input((4,), dtype="int32"), keras.Input((2,))
     pooled = layers.GlobalAveragePooling1D()(layers.Embedding(5, 3)(ids))
@@ -298,8 +307,8 @@ def test_gradient_of_embedding_and_of_unused_weights_is_dense():
     assert np.all(table[1] != 0)
 
 
-def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home():
-    def build():
+def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home() -> None:
+    def build() -> keras.Model:
         return classifier("sgd", layers.BatchNormalization(momentum=0.5), layers.Dropout(0.0))
 
     replica = assert_same_training(build, batches(3))
@@ -316,7 +325,7 @@ def test_batch_normalization_statistics_ride_apart_and_frozen_weights_stay_home(
     assert not np.array_equal(moved, before)
 
 
-def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_travel():
+def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_travel() -> None:
     frozen = layers.Dense(8)
     model = classifier("sgd", frozen, layers.BatchNormalization(trainable=False), layers.Dropout(0.5))
     frozen.trainable = False
@@ -336,7 +345,7 @@ def test_frozen_layers_seed_generators_counters_and_recurrent_states_do_not_trav
     assert KerasReplica(recurrent).moving_statistics.size == 0
 
 
-def test_dropout_draws_anew_each_step_and_as_keras_does():
+def test_dropout_draws_anew_each_step_and_as_keras_does() -> None:
     assert_same_training(lambda: classifier("sgd", layers.Dropout(0.5, seed=3)), batches(4))
     (batch,) = batches(1)
     replica = KerasReplica(classifier(keras.optimizers.SGD(0.0), layers.Dropout(0.5, seed=3)))
@@ -345,7 +354,7 @@ def test_dropout_draws_anew_each_step_and_as_keras_does():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(policy):
+def test_mixed_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     try:
         optimizer = keras.optimizers.SGD(0.1)
@@ -366,7 +375,7 @@ def test_mixed_precision(policy):
         keras.config.set_dtype_policy("float32")
 
 
-def test_overflow_under_mixed_float16_gives_a_zero_gradient():
+def test_overflow_under_mixed_float16_gives_a_zero_gradient() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**100)
@@ -379,7 +388,7 @@ def test_overflow_under_mixed_float16_gives_a_zero_gradient():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_other_precisions_are_cast_on_load_and_read(dtype):
+def test_other_precisions_are_cast_on_load_and_read(dtype: str) -> None:
     if dtype == "float64" and keras.backend.backend() == "jax":
         pytest.skip("JAX has no float64 unless told so at start")
     replica = KerasReplica(classifier("sgd", dtype=dtype))
@@ -392,7 +401,7 @@ def test_other_precisions_are_cast_on_load_and_read(dtype):
     assert np.isfinite(out).all()
 
 
-def test_load_read_round_trip_without_aliasing():
+def test_load_read_round_trip_without_aliasing() -> None:
     replica = KerasReplica(classifier())
     vector = np.random.default_rng(8).normal(size=replica.size).astype(np.float32)
     kept = vector.copy()
@@ -408,19 +417,19 @@ def test_load_read_round_trip_without_aliasing():
             replica.load(bad)
 
 
-def test_scalar_weight_is_part_of_the_vector():
+def test_scalar_weight_is_part_of_the_vector() -> None:
     class Gain(layers.Layer):
-        def build(self, shape):
+        def build(self, shape: tuple[None, int]) -> None:
             self.gain = self.add_weight(shape=(), initializer="ones")
 
-        def call(self, x):
+        def call(self, x: Any) -> Any:
             return x * self.gain
 
     replica = assert_same_training(lambda: classifier("sgd", Gain()), batches(2))
     assert () in replica.layout.shapes
 
 
-def test_learning_rate_follows_its_schedule_for_steps_and_for_gradients():
+def test_learning_rate_follows_its_schedule_for_steps_and_for_gradients() -> None:
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2, 4], [0.4, 0.2, 0.1])
     replica = KerasReplica(classifier(keras.optimizers.SGD(schedule)))
     data = batches(3)
@@ -433,11 +442,11 @@ def test_learning_rate_follows_its_schedule_for_steps_and_for_gradients():
 
 
 @needs_compiled_burst
-def test_one_trace_serves_every_burst_length_and_batch_size():
+def test_one_trace_serves_every_burst_length_and_batch_size() -> None:
     traces = []
 
     class Counting(keras.Sequential):
-        def train_step(self, data):
+        def train_step(self, data: tuple[Any, Any, Any]) -> dict[str, Any]:
             traces.append(1)
             return super().train_step(data)
 
@@ -456,7 +465,7 @@ def test_one_trace_serves_every_burst_length_and_batch_size():
     assert len(traces) == 3
 
 
-def test_prepare_settles_the_names_and_moves_nothing():
+def test_prepare_settles_the_names_and_moves_nothing() -> None:
     replica = KerasReplica(classifier("adam", layers.BatchNormalization()))
     with pytest.raises(LocalProtocolError, match="metric_names"):
         _ = replica.metric_names
@@ -470,7 +479,7 @@ def test_prepare_settles_the_names_and_moves_nothing():
     np.testing.assert_array_equal(moved, [0.0] * 8 + [1.0] * 8)
 
 
-def test_labels_that_do_not_fit_are_refused_before_training():
+def test_labels_that_do_not_fit_are_refused_before_training() -> None:
     wrong = Mini((np.zeros((2, 6), np.float32),), (np.zeros((2, 5), np.float32),))
     with pytest.raises(ConfigurationError, match="fit the data"):
         KerasReplica(classifier(loss="categorical_crossentropy")).prepare(wrong)
@@ -479,7 +488,7 @@ def test_labels_that_do_not_fit_are_refused_before_training():
         KerasReplica(classifier(loss="mse", metrics=[keras.metrics.F1Score()])).prepare(one_hot)
 
 
-def test_refused_models():
+def test_refused_models() -> None:
     unbuilt = keras.Sequential([layers.Dense(1)])
     unbuilt.compile("sgd", loss="mse")
     with pytest.raises(ConfigurationError, match="must be built"):

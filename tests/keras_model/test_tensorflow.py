@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +25,7 @@ def address(array: np.ndarray) -> int:
 
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("count", [1, 3])
-def test_neighbors_in_memory_are_stacked_where_they_are(first, count):
+def test_neighbors_in_memory_are_stacked_where_they_are(first: int, count: int) -> None:
     rows = aligned((5, 16, 4), np.dtype(np.float32))
     rows[...] = np.arange(rows.size).reshape(rows.shape)
     rows.flags.writeable = False
@@ -44,7 +46,7 @@ def test_neighbors_in_memory_are_stacked_where_they_are(first, count):
         lambda rows: [row.copy() for row in rows],
     ],
 )
-def test_others_are_copied(picked):
+def test_others_are_copied(picked: Callable[..., Any]) -> None:
     rows = aligned((5, 16, 3), np.dtype(np.float32))
     rows[...] = np.arange(rows.size).reshape(rows.shape)
     arrays = picked(rows)
@@ -58,7 +60,7 @@ def test_others_are_copied(picked):
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int64", "float16", "bool"])
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (0, 4)])
-def test_stacked_holds_the_same_in_memory_of_its_own(dtype, shape):
+def test_stacked_holds_the_same_in_memory_of_its_own(dtype: str, shape: tuple[int, ...]) -> None:
     arrays = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) + np.dtype(dtype).type(i) for i in range(3)]
     expected = np.stack(arrays)
     tensor = stacked(arrays)
@@ -68,7 +70,7 @@ def test_stacked_holds_the_same_in_memory_of_its_own(dtype, shape):
     np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
-def test_assigned_values_are_the_variable_s_own():
+def test_assigned_values_are_the_variable_s_own() -> None:
     variable = tf.Variable(np.zeros((100, 3), np.float32))
     for start in range(8):  # wherever the values begin, relative to what TensorFlow would take over
         values = np.arange(start, start + 300, dtype=np.float32)
@@ -82,7 +84,7 @@ def test_assigned_values_are_the_variable_s_own():
         assert (vector == -1).all()
 
 
-def test_a_step_moves_the_weights_where_they_are(monkeypatch):
+def test_a_step_moves_the_weights_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def copied() -> bool:
         """Whether some weight lies elsewhere after some steps."""
         hidden = [keras.layers.Dense(16, activation="relu") for _ in range(3)]

@@ -16,12 +16,12 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 LARGEST = 300_000
 
 
-def test_there_are_notebooks():
+def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_kept_without_outputs(path: Path):
+def test_notebook_is_kept_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
@@ -30,7 +30,7 @@ def test_notebook_is_kept_without_outputs(path: Path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_takes_from_the_package_what_is_there(path: Path):
+def test_notebook_takes_from_the_package_what_is_there(path: Path) -> None:
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.ImportFrom)]
     taken = [(node.module, alias.name) for node in nodes for alias in node.names if "distkeras" in str(node.module)]
@@ -41,7 +41,7 @@ def test_notebook_takes_from_the_package_what_is_there(path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, tmp_path: Path):
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
     client.execute()  # raises with the cell's traceback

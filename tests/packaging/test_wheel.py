@@ -75,7 +75,7 @@ def has_modern_setuptools() -> bool:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: building leaves files beside the sources."""
     source = tmp_path_factory.mktemp("source")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", ".*")
@@ -94,12 +94,12 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def names(wheel):
+def names(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
-def test_all_modules_are_in_it(names):
+def test_all_modules_are_in_it(names: list[str]) -> None:
     for target in ("distkeras", "distkeras/ps", "distkeras/transformers"):
         folder = ROOT / target.removeprefix("distkeras/")
         for path in folder.rglob("*.py"):
@@ -111,18 +111,18 @@ def test_all_modules_are_in_it(names):
     assert "distkeras/py.typed" in names
 
 
-def test_license_is_in_it(names):
+def test_license_is_in_it(names: list[str]) -> None:
     assert [name for name in names if name.endswith("LICENSE")]
 
 
-def test_nothing_else_is_in_it(names):
+def test_nothing_else_is_in_it(names: list[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert tops == {"distkeras", next(name for name in tops if name.endswith(".dist-info"))}
     assert len(names) == len(set(names))
     assert not [name for name in names if "test" in name or "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_metadata(wheel):
+def test_metadata(wheel: Path) -> None:
     (found,) = importlib.metadata.distributions(path=[str(wheel)])
     assert found.metadata["Name"] == "distkeras"
     assert found.metadata["License-Expression"] == "Apache-2.0"
@@ -133,7 +133,7 @@ def test_metadata(wheel):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_smoke_training_with_the_wheel_and_the_packages_already_here(wheel, tmp_path):
+def test_smoke_training_with_the_wheel_and_the_packages_already_here(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", home, wheel, cwd=tmp_path)
     script = tmp_path / "smoke.py"
@@ -145,7 +145,7 @@ def test_smoke_training_with_the_wheel_and_the_packages_already_here(wheel, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_smoke_training_in_an_empty_environment(wheel, tmp_path):
+def test_smoke_training_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """Downloads all dependencies."""
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)

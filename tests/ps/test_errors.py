@@ -10,7 +10,7 @@ from distkeras.ps.protocol.faults import error_of, fault_of
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_an_error_survives_pickling_and_the_wire(kind):
+def test_an_error_survives_pickling_and_the_wire(kind: type[Exception]) -> None:
     error = kind("text", worker=1, column="c", step=3, remote_traceback="Traceback …")
     for copy in (pickle.loads(pickle.dumps(error)), error_of(fault_of(error))):
         assert type(copy) is kind
@@ -18,23 +18,23 @@ def test_an_error_survives_pickling_and_the_wire(kind):
         assert str(copy) == str(error)
 
 
-def test_the_text_names_the_fields():
+def test_the_text_names_the_fields() -> None:
     text = str(BadValueError("no null. Received: null", worker=2, column="x", step=5))
     assert text == "no null. Received: null [worker/partition 2, column 'x', step 5]"
 
 
-def test_missing_fields_stay_missing():
+def test_missing_fields_stay_missing() -> None:
     error = error_of(fault_of(BadValueError("text")))
     assert (error.worker, error.column, error.step, error.remote_traceback) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("kind", [DistkerasError, ProtocolError, errors.DataError])
-def test_a_base_cannot_be_raised(kind):
+def test_a_base_cannot_be_raised(kind: type[Exception]) -> None:
     with pytest.raises(TypeError, match="abstract"):
         kind("text")
 
 
-def test_the_table_is_complete():
+def test_the_table_is_complete() -> None:
     concrete = {
         value
         for value in vars(errors).values()
@@ -43,7 +43,7 @@ def test_the_table_is_complete():
     assert concrete == set(ERRORS)
 
 
-def test_a_long_traceback_keeps_its_ends():
+def test_a_long_traceback_keeps_its_ends() -> None:
     fault = fault_of(BadValueError("text", remote_traceback="a" * 50_000 + "z" * 50_000))
     assert len(fault.traceback) < 40_000
     assert fault.traceback.startswith("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from distkeras.results.tables import event_table
 log = logging.getLogger("distkeras.tests")
 
 
-def test_a_record_survives_the_way_through_a_line(caplog):
+def test_a_record_survives_the_way_through_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     report(log, "takeover", "attempt %d\ntook over", 3, worker=1, attempt=3, level=logging.INFO)
     (record,) = caplog.records
@@ -27,7 +28,7 @@ def test_a_record_survives_the_way_through_a_line(caplog):
     assert (again.event, again.worker, again.attempt) == ("takeover", 1, 3)
 
 
-def test_percent_signs_and_tracebacks_come_through(caplog):
+def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise ValueError("100%d")
     except ValueError:
@@ -40,18 +41,18 @@ def test_percent_signs_and_tracebacks_come_through(caplog):
 @pytest.mark.parametrize(
     "line", ["", "Fatal Python error: Aborted", "{}", "[1]", "7", '{"name": 1, "level": "x"}', '{"name": "x', "null"]
 )
-def test_other_lines_are_no_records(line):
+def test_other_lines_are_no_records(line: str) -> None:
     assert record_of(line) is None
 
 
 class TestEvents:
-    def test_records_without_a_kind_are_none(self, caplog):
+    def test_records_without_a_kind_are_none(self, caplog: pytest.LogCaptureFixture) -> None:
         events = Events()
         log.warning("nothing special")
         events.add(caplog.records[0], "server")
         assert events.all() == []
 
-    def test_the_latest_are_kept(self):
+    def test_the_latest_are_kept(self) -> None:
         events = Events(most=2)
         for number in range(3):
             events.report(log, "stall", "number %d", number, worker=number)
@@ -59,7 +60,9 @@ class TestEvents:
         assert [event.worker for event in events.all()] == [1, 2]
         assert {event.source for event in events.all()} == {"driver"}
 
-    def test_they_do_not_depend_on_levels_and_are_logged_where_those_allow(self, caplog):
+    def test_they_do_not_depend_on_levels_and_are_logged_where_those_allow(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         events = Events()
         with caplog.at_level(logging.ERROR, logger=log.name):
             events.report(log, "stop", "quietly")
@@ -68,7 +71,7 @@ class TestEvents:
         assert [event.text for event in events.all()] == ["quietly", "aloud"]
         assert [record.getMessage() for record in caplog.records] == ["aloud"]
 
-    def test_table(self):
+    def test_table(self) -> None:
         rows = [Event(1.5, "server", "takeover", 2, 9, "text"), Event(2.0, "driver", "stop", None, None, "why")]
         table = event_table(rows)
         assert table.schema == pa.schema(
@@ -87,10 +90,10 @@ class TestEvents:
 
 
 class TestStallDetector:
-    def table(self, *rows):
+    def table(self, *rows: object) -> Any:
         return np.array(rows, np.float64).reshape(-1, 4)
 
-    def test_each_silence_is_told_once(self):
+    def test_each_silence_is_told_once(self) -> None:
         events = Events()
         stalls = StallDetector(10.0, events)
         stalls.check(self.table())

@@ -11,7 +11,20 @@ from distkeras.ps.errors import LedgerError
 from distkeras.results.tables import Records
 
 
-def records(ranges, *, metrics=("loss",), gap=np.nan):
+def records(
+    ranges: tuple[
+        tuple[int, int, int, int],
+        tuple[int, int, int, int],
+        tuple[int, int, int, int],
+        tuple[int, int, int, int],
+        tuple[int, int, int, int],
+        tuple[int, int, int, int],
+    ]
+    | list[tuple[int, int, int, int]],
+    *,
+    metrics: tuple[str, ...] = ("loss",),
+    gap: float = np.nan,
+) -> Records:
     """Commits ``(worker, epoch, first, last)`` in clock order; each step's loss is its number, overall."""
     commits = np.zeros(len(ranges), COMMIT)
     steps = []
@@ -31,7 +44,7 @@ def records(ranges, *, metrics=("loss",), gap=np.nan):
 class TestHistory:
     INTERLEAVED = ((1, 0, 0, 1), (0, 0, 0, 0), (1, 0, 2, 2), (0, 0, 1, 2), (1, 1, 0, 2), (0, 1, 0, 2))
 
-    def test_rows_are_ordered_by_worker_and_iterations_have_no_gap(self):
+    def test_rows_are_ordered_by_worker_and_iterations_have_no_gap(self) -> None:
         table = records(self.INTERLEAVED).history()
         assert table["worker"].to_pylist() == [0] * 6 + [1] * 6
         assert table["iteration"].to_pylist() == [0, 1, 2, 3, 4, 5] * 2
@@ -39,7 +52,7 @@ class TestHistory:
         # The numbers that the steps were given above, in the order of the commits.
         assert table["loss"].to_pylist() == [2, 4, 5, 9, 10, 11, 0, 1, 3, 6, 7, 8]
 
-    def test_types(self):
+    def test_types(self) -> None:
         table = records(self.INTERLEAVED, metrics=("loss", "accuracy")).history()
         assert table.schema == pa.schema(
             [
@@ -55,7 +68,7 @@ class TestHistory:
         assert table["samples"].to_pylist() == [4] * 12
         assert table["timestamp"].cast(pa.int64())[6].as_py() == 10_250_000
 
-    def test_nothing_at_all(self):
+    def test_nothing_at_all(self) -> None:
         empty = records([])
         assert empty.history().num_rows == 0
         assert empty.commits().num_rows == 0
@@ -63,30 +76,30 @@ class TestHistory:
 
 
 class TestCommits:
-    def test_gap_is_null_unless_measured(self):
+    def test_gap_is_null_unless_measured(self) -> None:
         assert records([(0, 0, 0, 0)]).commits()["gap"].to_pylist() == [None]
         assert records([(0, 0, 0, 0)], gap=0.0).commits()["gap"].to_pylist() == [0.0]
 
-    def test_types(self):
+    def test_types(self) -> None:
         schema = records([(0, 0, 0, 0)]).commits().schema
         assert schema.field("worker").type == pa.int32()
         assert schema.field("clock").type == pa.int64()
         assert schema.field("wait").type == pa.float64()
         assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
 
-    def test_ledger(self):
+    def test_ledger(self) -> None:
         ledger = records([(0, 0, 0, 2), (0, 0, 3, 3)]).ledger()
         assert ledger["first_batch"].to_pylist() == [0, 3]
         assert ledger["last_batch"].to_pylist() == [2, 3]
 
 
 class TestExactlyOnce:
-    def test_whole(self):
+    def test_whole(self) -> None:
         records([(0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 2, 2), (1, 1, 0, 0), (0, 1, 0, 2)]).check_exactly_once(
             {0: 3, 1: 1}, 2
         )
 
-    def test_clock_order_is_not_needed(self):
+    def test_clock_order_is_not_needed(self) -> None:
         records([(0, 0, 2, 2), (0, 0, 0, 1)]).check_exactly_once({0: 3}, 1)
 
     @pytest.mark.parametrize(
@@ -101,16 +114,16 @@ class TestExactlyOnce:
             [],
         ],
     )
-    def test_anything_else(self, ranges):
+    def test_anything_else(self, ranges: list[tuple[int, int, int, int]]) -> None:
         with pytest.raises(LedgerError, match="exactly once: 0 to 2 in epoch 0") as caught:
             records(ranges).check_exactly_once({0: 3}, 1)
         assert caught.value.worker == 0
 
-    def test_a_missing_epoch(self):
+    def test_a_missing_epoch(self) -> None:
         with pytest.raises(LedgerError, match="in epoch 1"):
             records([(0, 0, 0, 2)]).check_exactly_once({0: 3}, 2)
 
-    def test_an_unknown_count_is_that_of_the_first_epoch(self):
+    def test_an_unknown_count_is_that_of_the_first_epoch(self) -> None:
         records([(0, 0, 0, 2), (0, 1, 0, 2)]).check_exactly_once({0: -1}, 2)
         with pytest.raises(LedgerError, match="in epoch 1"):
             records([(0, 0, 0, 2), (0, 1, 0, 1)]).check_exactly_once({0: -1}, 2)
@@ -126,7 +139,9 @@ class TestExactlyOnce:
         ],
     )
     @pytest.mark.parametrize("known", [3, -1])
-    def test_a_job_that_ended_early_has_the_first_ones(self, ranges, known):
+    def test_a_job_that_ended_early_has_the_first_ones(
+        self, ranges: list[tuple[int, int, int, int]], known: int
+    ) -> None:
         records(ranges).check_exactly_once({0: known}, 3, stopped=True)
 
     @pytest.mark.parametrize(
@@ -140,11 +155,11 @@ class TestExactlyOnce:
             [(0, 0, 0, 3)],  # one too many
         ],
     )
-    def test_and_nothing_else(self, ranges):
+    def test_and_nothing_else(self, ranges: list[tuple[int, int, int, int]]) -> None:
         with pytest.raises(LedgerError, match="exactly once"):
             records(ranges).check_exactly_once({0: 3}, 3, stopped=True)
 
-    def test_a_skipped_commit_counts_in_the_ledger_and_is_none_that_was_applied(self):
+    def test_a_skipped_commit_counts_in_the_ledger_and_is_none_that_was_applied(self) -> None:
         found = records([(0, 0, 0, 1), (0, 0, 2, 2)])
         found.commits_array["skipped"][1] = 1
         found.check_exactly_once({0: 3}, 1)
@@ -152,9 +167,9 @@ class TestExactlyOnce:
         assert found.commits()["clock"].to_pylist() == [0]
         assert found.history().num_rows == 3
 
-    def test_a_worker_without_rows(self):
+    def test_a_worker_without_rows(self) -> None:
         records([]).check_exactly_once({0: 0}, 3)
 
-    def test_a_worker_that_no_task_told_of(self):
+    def test_a_worker_that_no_task_told_of(self) -> None:
         with pytest.raises(LedgerError):
             records([(1, 0, 0, 0)]).check_exactly_once({0: 1}, 1)

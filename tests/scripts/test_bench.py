@@ -39,7 +39,7 @@ def row(**changes: Any) -> Any:
     return Row(**(settings | changes))
 
 
-def test_a_ratio_is_the_median_of_the_rounds_ratios():
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     from bench.measure import Case, measure
 
     # The machine is twice as fast in the second round: the ratio of the medians would be 0.9 / 1.2.
@@ -55,7 +55,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios():
     assert found.runs == 3
 
 
-def test_every_side_begins_some_rounds():
+def test_every_side_begins_some_rounds() -> None:
     from bench.measure import Case, measure
 
     calls: list[str] = []
@@ -64,7 +64,7 @@ def test_every_side_begins_some_rounds():
     assert "".join(calls) == "oln lno nol oln".replace(" ", "")
 
 
-def test_the_rate_of_a_round_is_the_mean_of_its_turns():
+def test_the_rate_of_a_round_is_the_mean_of_its_turns() -> None:
     from bench.measure import Case, measure
 
     calls: list[str] = []
@@ -77,7 +77,7 @@ def test_the_rate_of_a_round_is_the_mean_of_its_turns():
     assert found.spread_to_limit == 0.0
 
 
-def test_a_ratio_whose_rounds_disagree_is_refused():
+def test_a_ratio_whose_rounds_disagree_is_refused() -> None:
     from bench.measure import Case, measure
     from bench.report import table
 
@@ -92,7 +92,7 @@ def test_a_ratio_whose_rounds_disagree_is_refused():
     assert "refused" in table([found])
 
 
-def test_a_case_may_have_no_limit():
+def test_a_case_may_have_no_limit() -> None:
     from bench.measure import Case, measure
 
     found = measure(Case("ps", "a case", "1/s", rates(3.0), None, rates(1.0), note=lambda: "asked last"), 1)
@@ -101,7 +101,7 @@ def test_a_case_may_have_no_limit():
     assert found.note == "asked last"
 
 
-def test_what_cannot_be_measured_is_told_with_the_reason():
+def test_what_cannot_be_measured_is_told_with_the_reason() -> None:
     from bench.measure import Case, measure
     from bench.report import regressions, table
 
@@ -119,14 +119,14 @@ def test_what_cannot_be_measured_is_told_with_the_reason():
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
-def test_a_rate_must_be_positive(rate: float):
+def test_a_rate_must_be_positive(rate: float) -> None:
     from bench.measure import Case, measure
 
     with pytest.raises(ValueError, match=r"from 'limit' of 'a case'"):
         measure(Case("ps", "a case", "1/s", rates(1.0), rates(rate)), 1)
 
 
-def test_cases_are_built_one_factory_at_a_time():
+def test_cases_are_built_one_factory_at_a_time() -> None:
     from bench.measure import Case, measured
 
     events: list[str] = []
@@ -145,7 +145,7 @@ def test_cases_are_built_one_factory_at_a_time():
     assert [one.case for one in found] == ["b"]
 
 
-def test_the_table_marks_what_is_short_of_its_target():
+def test_the_table_marks_what_is_short_of_its_target() -> None:
     from bench.report import table
 
     rows = [
@@ -161,7 +161,7 @@ def test_the_table_marks_what_is_short_of_its_target():
     assert [one.short for one in rows] == [True, False, False]
 
 
-def test_a_fall_within_the_spreads_is_no_regression():
+def test_a_fall_within_the_spreads_is_no_regression() -> None:
     from bench.report import regressions
 
     old = [row(ratio_to_limit=1.0, spread_to_limit=0.10), row(case="only there", ratio_to_limit=1.0)]
@@ -196,7 +196,7 @@ def test_from_end_to_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-):
+) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     toy_section(0.75)
@@ -219,14 +219,14 @@ def test_from_end_to_end(
     assert "nothing is worse" in capsys.readouterr().out
 
 
-def test_an_unknown_section_is_refused(bench: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_section_is_refused(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         bench.main(["--section", "everything"])
     assert stopped.value.code == 2
     assert "'ps'" in capsys.readouterr().err
 
 
-def test_real_servers_and_clients():
+def test_real_servers_and_clients() -> None:
     from bench.measure import measure
     from bench.processes import cpu_seconds, status
     from bench.ps import exchanges
@@ -245,7 +245,7 @@ def test_real_servers_and_clients():
     assert found.case == "0.0012 MB, 2 clients, downpour"
 
 
-def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from bench import link
     from bench.measure import measured
 
@@ -270,7 +270,7 @@ def shaping() -> None:
 
 
 @pytest.mark.usefixtures("shaping")
-def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind():
+def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind() -> None:
     from bench import cable, echo, link
     from bench.processes import Fleet, serving
 
@@ -305,7 +305,7 @@ def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shaping")
-def test_every_case_of_the_link_runs():
+def test_every_case_of_the_link_runs() -> None:
     from bench import link
     from bench.measure import measured
 
@@ -314,7 +314,7 @@ def test_every_case_of_the_link_runs():
     assert all(one.ours and one.limit and one.naive for one in rows)
 
 
-def test_the_naive_server_adds_up():
+def test_the_naive_server_adds_up() -> None:
     from bench import naive
     from bench.processes import serving
 
@@ -331,7 +331,7 @@ def test_the_naive_server_adds_up():
 
 
 @pytest.mark.parametrize("name", all_rules())
-def test_arithmetic_without_a_center_is_the_center_s(name: str):
+def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
     """The limit of a rule's arithmetic does what the center does, or it would be no limit."""
     from bench.kernels import Bare, Whole
 
@@ -352,7 +352,7 @@ def test_arithmetic_without_a_center_is_the_center_s(name: str):
 
 
 @pytest.mark.parametrize("name", all_rules())
-def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str):
+def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str) -> None:
     from bench.kernels import Whole
 
     payload = np.full(32 * BLOCK, 1e-3, np.float32)
@@ -360,7 +360,7 @@ def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str):
     assert Whole(make(name), payload).temporaries() < payload.nbytes / 4
 
 
-def test_the_readmes_table_is_the_generated_one(bench: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_the_readmes_table_is_the_generated_one(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
     assert bench.main(["--table", str(root / "docs" / "bench.json")]) == 0
     text = (root / "README.md").read_text()

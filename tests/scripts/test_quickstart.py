@@ -34,16 +34,16 @@ def row(rule: str = "AGN", **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_rate_starts_when_every_worker_has_ended_a_step(quickstart: ModuleType):
+def test_the_rate_starts_when_every_worker_has_ended_a_step(quickstart: ModuleType) -> None:
     steps = history((0, 1.0, 10), (0, 2.0, 10), (1, 3.0, 10), (0, 4.0, 10), (1, 5.0, 7))
     assert quickstart.steady_rate(steps) == pytest.approx((10 + 7) / 2)
 
 
-def test_a_run_without_a_second_step_has_no_rate(quickstart: ModuleType):
+def test_a_run_without_a_second_step_has_no_rate(quickstart: ModuleType) -> None:
     assert math.isnan(quickstart.steady_rate(history((0, 1.0, 10), (1, 2.0, 10))))
 
 
-def test_the_table_is_aligned_and_complete(quickstart: ModuleType):
+def test_the_table_is_aligned_and_complete(quickstart: ModuleType) -> None:
     lines = quickstart.table([row("plain Keras", mean_staleness=None), row()]).splitlines()
     assert [lines[0].split()[0], set(lines[1])] == ["rule", {"-"}]
     assert lines[2].endswith(" -")
@@ -51,7 +51,7 @@ def test_the_table_is_aligned_and_complete(quickstart: ModuleType):
     assert lines[2].index("12,346") == lines[3].index("12,346")
 
 
-def test_what_is_wrong_with_results(quickstart: ModuleType):
+def test_what_is_wrong_with_results(quickstart: ModuleType) -> None:
     baseline = row("plain Keras", test_accuracy=0.88)
     assert quickstart.problems([baseline, row(test_accuracy=0.8501)]) == []
     (problem,) = quickstart.problems([baseline, row(test_accuracy=0.84)])
@@ -61,7 +61,7 @@ def test_what_is_wrong_with_results(quickstart: ModuleType):
     assert "AGN diverged" in problem
 
 
-def test_every_rule_of_the_table_can_be_made(quickstart: ModuleType):
+def test_every_rule_of_the_table_can_be_made(quickstart: ModuleType) -> None:
     from distkeras.ps import rules
 
     assert quickstart.RUNS[0].rule is None, "the first run is the baseline"
@@ -71,7 +71,7 @@ def test_every_rule_of_the_table_can_be_made(quickstart: ModuleType):
 
 @pytest.mark.slow  # the notebook's test and that of spark-submit go the same way
 @pytest.mark.timeout(600)
-def test_quick_from_end_to_end(quickstart: ModuleType, tmp_path: Path):
+def test_quick_from_end_to_end(quickstart: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, SCRIPT, "--quick", "--out", out], cwd=tmp_path, capture_output=True, text=True, timeout=540

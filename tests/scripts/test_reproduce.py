@@ -27,7 +27,7 @@ def batch(rows: int = 5) -> tuple[np.ndarray, np.ndarray]:
     return rng.random((rows, 784)), rng.integers(0, 10, rows)
 
 
-def test_the_gradient_is_that_of_the_loss(network: ModuleType):
+def test_the_gradient_is_that_of_the_loss(network: ModuleType) -> None:
     theta = network.initial(0).astype(np.float64)
     x, y = batch()
     gradient, loss, accuracy = network.gradient(theta, x, y)
@@ -47,7 +47,7 @@ def test_the_gradient_is_that_of_the_loss(network: ModuleType):
             assert gradient[place] == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
-def test_single_precision_gives_the_same_gradient(network: ModuleType):
+def test_single_precision_gives_the_same_gradient(network: ModuleType) -> None:
     theta, (x, y) = network.initial(0), batch(32)
     single, *_ = network.gradient(theta, x.astype(np.float32), y)
     double, *_ = network.gradient(theta.astype(np.float64), x, y)
@@ -55,7 +55,7 @@ def test_single_precision_gives_the_same_gradient(network: ModuleType):
     np.testing.assert_allclose(single, double, atol=2e-6)
 
 
-def test_batches_depend_on_the_seed_and_the_worker_alone(network: ModuleType):
+def test_batches_depend_on_the_seed_and_the_worker_alone(network: ModuleType) -> None:
     theta = network.initial(0)
     first, second, other = network.Batches(1), network.Batches(1), network.Batches(2)
     one, two = first(theta, 0), first(theta, 1)
@@ -65,11 +65,11 @@ def test_batches_depend_on_the_seed_and_the_worker_alone(network: ModuleType):
     assert not np.array_equal(other(theta, 0), one)
 
 
-def test_a_model_that_blew_up_guesses(network: ModuleType):
+def test_a_model_that_blew_up_guesses(network: ModuleType) -> None:
     assert network.evaluate(np.full(network.SIZE, np.nan, np.float32)) == (np.inf, 0.1)
 
 
-def test_beale(reproduce: ModuleType):
+def test_beale(reproduce: ModuleType) -> None:
     from reproduction import beale
 
     assert beale.value(*beale.MINIMUM) == 0
@@ -79,7 +79,7 @@ def test_beale(reproduce: ModuleType):
     np.testing.assert_allclose(beale.gradient(point), slopes, rtol=1e-7)
 
 
-def test_steps_of_a_window_share_its_time(reproduce: ModuleType):
+def test_steps_of_a_window_share_its_time(reproduce: ModuleType) -> None:
     from reproduction.runs import Run, history, simulated
 
     run = Run("agn", 2, 0.05, 40, options=(("window", 5),))
@@ -95,14 +95,14 @@ def test_steps_of_a_window_share_its_time(reproduce: ModuleType):
         np.testing.assert_allclose(np.diff(own["seconds"])[:4], ends[0] / 5)
 
 
-def test_a_spread_is_a_mean_and_a_sample_deviation(reproduce: ModuleType):
+def test_a_spread_is_a_mean_and_a_sample_deviation(reproduce: ModuleType) -> None:
     from reproduction.claims import Spread
 
     assert Spread.of([0.80, 0.81, 0.82]).percent == "81.0 ± 1.0"
     assert Spread.of([1.0, np.inf]).show() == "not finite"
 
 
-def test_a_claim_from_end_to_end(reproduce: ModuleType, tmp_path: Path):
+def test_a_claim_from_end_to_end(reproduce: ModuleType, tmp_path: Path) -> None:
     options = ["--tiny", "--only", "staleness", "--out", str(tmp_path)]
     command = [sys.executable, str(SCRIPT), *options, "--processes", "1"]
     # As a user runs it: the script finds the modules that lie beside it.
@@ -133,7 +133,7 @@ def test_a_claim_from_end_to_end(reproduce: ModuleType, tmp_path: Path):
 
 def test_an_unknown_claim_is_refused(
     reproduce: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         reproduce.main(["--only", "p=np"])

@@ -59,7 +59,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 # ---- options
 
 
-def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType, files: Path):
+def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType, files: Path) -> None:
     group = next(group for group in train.parser()._action_groups if group.title == train.TRAINING)
     flags = {action.dest for action in group._group_actions}
     reached = {train.KEYWORDS.get(flag, flag) for flag in flags} | {"worker_optimizer"}
@@ -67,7 +67,7 @@ def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType, files: Path
     assert set(inspect.signature(Trainer.__init__).parameters) - by_other_means <= reached
 
 
-def test_where_to_save(train: ModuleType, files: Path):
+def test_where_to_save(train: ModuleType, files: Path) -> None:
     def saving(*options: str) -> dict[str, object]:
         return train.saving_of(train.parse(needed(files, *options)))
 
@@ -80,7 +80,7 @@ def test_where_to_save(train: ModuleType, files: Path):
             saving("--rule", *bad)
 
 
-def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         train.main(["--help"])
     assert end.value.code == 0
@@ -91,13 +91,13 @@ def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("rule", rules.all_rules())
-def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str):
+def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str) -> None:
     arguments = train.parse(needed(files, "--rule", rule, "--optimizer", "sgd", "--loss", LOSS, "--workers", "2"))
     trainer = train.trainer_of(arguments, train.load(arguments.model))
     assert (trainer.rule.name, trainer.num_workers) == (rule, 2)
 
 
-def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path):
+def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path) -> None:
     model = train.load(str(files / "compiled.keras"))
     single = train.trainer_of(train.parse(needed(files, "--rule", "single")), model)
     assert (single.rule.name, single.num_workers) == ("downpour", 1)
@@ -107,7 +107,7 @@ def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path):
         train.trainer_of(train.parse(needed(files, "--rule", "single", "--workers", "2")), model)
 
 
-def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: Path):
+def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: Path) -> None:
     arguments = train.parse(
         needed(files, "--rule", "adag", "--set", "form=4.1", "gamma=1e-3", "--set", "normalize=false", "--loss", LOSS)
     )
@@ -115,7 +115,7 @@ def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: 
     assert (rule.form, rule.gamma, rule.normalize) == ("4.1", 1e-3, False)
 
 
-def test_optimizer_and_weights(train: ModuleType, files: Path):
+def test_optimizer_and_weights(train: ModuleType, files: Path) -> None:
     optimizer = ["--optimizer", "adam", "--optimizer-set", "learning_rate=0.25", "beta_1=0.5"]
     others = ["--class-weight", "0=1", "1=2.5", "--loss", LOSS, "--features", "a", "--no-shuffle"]
     arguments = train.parse(needed(files, "--rule", "agn", *optimizer, *others))
@@ -128,7 +128,7 @@ def test_optimizer_and_weights(train: ModuleType, files: Path):
 # ---- the file
 
 
-def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path):
+def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path) -> None:
     config = tmp_path / "job.toml"
     config.write_text(
         f"""
@@ -168,7 +168,7 @@ def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path)
         (None, "`--config` must be a TOML file"),
     ],
 )
-def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | None, expected: str):
+def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | None, expected: str) -> None:
     config = tmp_path / "job.toml"
     if text is not None:
         config.write_text(text)
@@ -201,7 +201,7 @@ def test_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     expected: str,
-):
+) -> None:
     monkeypatch.chdir(files)
     assert train.main(needed(files, *options)) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -210,7 +210,7 @@ def test_one_line_and_status_2(
 
 
 @pytest.mark.parametrize("options", [["--rule", "agn", "--workers", "two"], ["--rule", "agn", "--set", "window"], []])
-def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[str]):
+def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         train.main(needed(files, *options))
     assert end.value.code == 2
@@ -219,7 +219,7 @@ def test_what_the_parser_refuses(train: ModuleType, files: Path, options: list[s
 # ---- spark-submit
 
 
-def test_spark_submit(files: Path, tmp_path: Path):
+def test_spark_submit(files: Path, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         f'rule = "downpour"\nset = {{window = 5}}\nepochs = 9\nworkers = 2\nloss = "{LOSS}"\nmetrics = ["accuracy"]\n'
     )
@@ -242,7 +242,7 @@ def test_spark_submit(files: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path):
+def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path) -> None:
     done = submit(tmp_path, *needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels"))
     assert done.returncode == 2
     told = (done.stdout + done.stderr).splitlines()  # spark-submit sends a script's standard error to standard output

@@ -50,7 +50,9 @@ def batches(values: Sequence[Any], *, epochs: int = 1, start: tuple[int, int] = 
 class ToyReplica:
     """Plain SGD on a vector; ``gradient(theta, batch.value)`` gives the gradient (default: the value itself)."""
 
-    def __init__(self, size: int, learning_rate: float, gradient: Gradient | None = None, dtype: Any = np.float64):
+    def __init__(
+        self, size: int, learning_rate: float, gradient: Gradient | None = None, dtype: Any = np.float64
+    ) -> None:
         self.theta = np.zeros(size, dtype)
         self.learning_rate = learning_rate
         self._gradient = gradient or (lambda theta, value: np.asarray(value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Problem:
         for t in range(0, len(self.schedule), self.n):
             yield t, self.schedule[t : t + self.n]
 
-    def simulated(self, rule: Rule, **options) -> Trace:
+    def simulated(self, rule: Rule, **options: Any) -> Trace:
         """The product's run of the same problem, with all centers."""
         options.setdefault("learning_rate", self.eta(0))
         return simulate(

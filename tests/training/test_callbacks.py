@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from support.spark_jobs import (
     accuracy,
     assert_nothing_left,
@@ -20,7 +24,7 @@ from support.spark_jobs import (
 )
 
 from distkeras import EarlyStopping, Trainer
-from distkeras.callbacks import Callback
+from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
 from distkeras.ps.rules import make
 
@@ -32,13 +36,13 @@ ENDLESS = 1_000_000
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(spark):
+def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
 
-def total(y_true, y_pred):
+def total(y_true: Any, y_pred: Any) -> Any:
     """The counting model's loss; a label of 1 poisons its batch."""
     return keras.ops.sum(y_pred) / keras.ops.cast(keras.ops.max(y_true) < 1, y_pred.dtype)
 
@@ -46,7 +50,7 @@ def total(y_true, y_pred):
 total.__module__ = "__main__"
 
 
-def counter(rule="downpour", *, workers=2, epochs=ENDLESS, **options):
+def counter(rule: str = "downpour", *, workers: int = 2, epochs: int = ENDLESS, **options: Any) -> Trainer:
     model = counting_model(ROWS)
     sgd = keras.optimizers.SGD(1.0)
     return Trainer(
@@ -64,23 +68,23 @@ def counter(rule="downpour", *, workers=2, epochs=ENDLESS, **options):
 class At(Callback):
     """Ends the job when so many commits are applied, and keeps what it saw."""
 
-    def __init__(self, clock, when=lambda: True):
+    def __init__(self, clock: float, when: Callable[[], bool] = lambda: True) -> None:
         super().__init__(every_commits=1)
         self.at, self.when = clock, when
         self.seen, self.ends, self.threads = [], [], set()
 
-    def on_center(self, context):
+    def on_center(self, context: CallbackContext) -> None:
         self.threads.add(threading.current_thread())
         self.seen.append((context.center.clock, -float(context.center.vector.sum()), context.status.samples))
         assert counts(context.model) == (-context.center.vector).tolist()
         if context.clock >= self.at and self.when():
             context.stop("seen enough")
 
-    def on_end(self, context):
+    def on_end(self, context: CallbackContext) -> None:
         self.ends.append((context.clock, context.final))
 
 
-def assert_prefixes(trainer):
+def assert_prefixes(trainer: Trainer) -> None:
     """Every mini-batch up to some place, each once."""
     epochs: dict[int, int] = {}
     for (worker, epoch), batches in sorted(committed(trainer).items()):
@@ -89,7 +93,7 @@ def assert_prefixes(trainer):
         epochs[worker] = epoch + 1
 
 
-def test_a_callback_sees_the_center_and_ends_the_job(spark):
+def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession) -> None:
     trainer = counter(workers=3, stall_after=1e-3)  # one more than there are slots: the third begins after the end
     stalled = At(40, lambda: any(event.kind == "stall" for event in trainer._events.all()))
     model = trainer.train(counting_rows(spark, ROWS), callbacks=[stalled])
@@ -114,7 +118,7 @@ def test_a_callback_sees_the_center_and_ends_the_job(spark):
     assert stop == "the job ends early: seen enough"
 
 
-def test_a_round_does_not_hang_and_the_job_goes_on_later(spark, tmp_path):
+def test_a_round_does_not_hang_and_the_job_goes_on_later(spark: SparkSession, tmp_path: Path) -> None:
     df = counting_rows(spark, ROWS)
     first = counter("averaging")
     first.train(df, callbacks=[At(6)], checkpoint=tmp_path)
@@ -127,7 +131,7 @@ def test_a_round_does_not_hang_and_the_job_goes_on_later(spark, tmp_path):
     assert later.ledger.count() >= first.ledger.count() + 10
 
 
-def test_early_stopping_restores_the_best(spark):
+def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
     x, y = blobs(seed=1)
     trainer = Trainer(
         wrong_model(),
@@ -155,9 +159,9 @@ def test_early_stopping_restores_the_best(spark):
 
 
 class TestErrors:
-    def test_a_callback_that_raises_ends_the_job_with_its_error(self, spark):
+    def test_a_callback_that_raises_ends_the_job_with_its_error(self, spark: SparkSession) -> None:
         class Failing(Callback):
-            def on_center(self, context):
+            def on_center(self, context: CallbackContext) -> None:
                 raise ZeroDivisionError("my own mistake")
 
         trainer = counter()
@@ -166,8 +170,10 @@ class TestErrors:
         assert trainer.stopped is None
         assert sum(counts(trainer.model)) == trainer.history.toPandas().samples.sum()
 
-    def test_what_cannot_work_is_found_before_any_work(self, spark, monkeypatch):
-        def refuse(*args, **options):
+    def test_what_cannot_work_is_found_before_any_work(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*args: object, **options: Any) -> None:
             raise AssertionError("a server was started")
 
         monkeypatch.setattr("distkeras.trainer.ServerProcess", refuse)
@@ -180,18 +186,18 @@ class TestErrors:
     @pytest.mark.parametrize(
         "options", [{"bad_numbers": "ignore"}, {"max_skipped": 0}, {"stall_after": 0}, {"stall_after": -1.0}]
     )
-    def test_arguments(self, options):
+    def test_arguments(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
             counter(**options)
 
 
 class TestBadNumbers:
     @pytest.fixture(scope="class")
-    def rows(self, spark):
+    def rows(self, spark: SparkSession) -> tuple[np.ndarray, np.ndarray]:
         """One-hot rows; the first one's label poisons every batch that it is in."""
         return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
 
-    def test_skipped(self, rows):
+    def test_skipped(self, rows: DataFrame) -> None:
         trainer = counter(epochs=3, bad_numbers="skip")
         model = trainer.train(rows)
         ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
@@ -211,7 +217,7 @@ class TestBadNumbers:
         assert list(events.worker) == list(skipped.sort_values("clock").worker)
         assert "(1 of at most 100)" in events.text[0]
 
-    def test_too_many_name_the_layer(self, rows):
+    def test_too_many_name_the_layer(self, rows: DataFrame) -> None:
         with pytest.raises(NonFiniteError, match=r"in dense\w*/kernel \(element \d+\).*after 1 commits") as caught:
             counter(epochs=3, bad_numbers="skip", max_skipped=1).train(rows)
         assert caught.value.worker in (0, 1)

@@ -108,21 +108,21 @@ def run(directory: Path, *names: str) -> list[dict]:
     return told
 
 
-def test_two_executors_and_one_that_is_killed(tmp_path):
+def test_two_executors_and_one_that_is_killed(tmp_path: Path) -> None:
     quiet, killed = run(tmp_path, "quiet", "executor")
     assert (quiet["lost"], quiet["attempts"]) == (0, [1, 1])
     assert (killed["lost"], killed["attempts"]) == (1, [1, 2])
 
 
 @pytest.mark.slow
-def test_an_executor_that_is_killed_with_the_blocks_that_it_holds(tmp_path):
+def test_an_executor_that_is_killed_with_the_blocks_that_it_holds(tmp_path: Path) -> None:
     """Spark computes them again, in an order of its own; the rows of a worker and their order stay the same."""
     (told,) = run(tmp_path, "blocks")
     assert (told["cached"], told["lost"], told["attempts"]) == (4, 1, [1, 2])
 
 
 @pytest.mark.slow
-def test_a_worker_that_outlives_its_executor(tmp_path):
+def test_a_worker_that_outlives_its_executor(tmp_path: Path) -> None:
     """It holds the partition's lease until it ends; then its successor goes on, or finds everything done."""
     (orphan,) = run(tmp_path, "orphan")
     assert orphan["lost"] == 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from support.spark_jobs import accuracy, assert_nothing_left
 
 from distkeras import Trainer
@@ -67,19 +70,23 @@ def network() -> keras.Model:
 
 
 @pytest.fixture(scope="module")
-def data():
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     (x, y), (x_test, y_test) = datasets.fashion_mnist()
     return x, y, x_test.astype(np.float32) / 255, y_test
 
 
 @pytest.fixture(scope="module")
-def train(spark, data, tmp_path_factory):
+def train(
+    spark: SparkSession,
+    data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> DataFrame:
     folder = datasets.write_parquet(tmp_path_factory.mktemp("fashion") / "train", data[0], data[1], files=WORKERS)
     return spark.read.parquet(folder)
 
 
 @pytest.fixture(scope="module")
-def sequential(data) -> float:
+def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> float:
     """Plain Keras on the same number of mini-batches of the same size."""
     x, y, x_test, y_test = data
     model = network()
@@ -90,7 +97,13 @@ def sequential(data) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", all_rules())
-def test_it_is_within_three_points_of_sgd(name, train, data, sequential, record_property):
+def test_it_is_within_three_points_of_sgd(
+    name: str,
+    train: DataFrame,
+    data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    sequential: float,
+    record_property: Callable[[str, object], None],
+) -> None:
     rate = RATES.get(name, SGD_RATE)
     trainer = Trainer(
         network(),

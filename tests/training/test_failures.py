@@ -12,11 +12,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from support.spark_jobs import (
     assert_nothing_left,
     blobs,
@@ -57,18 +59,18 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(spark):
+def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
 
-def train(df, model=None, rule="downpour", **options):
+def train(df: DataFrame, model: keras.Model | None = None, rule: str = "downpour", **options: Any) -> keras.Model:
     options = {"loss": SPARSE, "num_workers": 2, "batch_size": BATCH} | options
     return Trainer(model or wrong_model(), rule, **options).train(df)
 
 
-def frame(spark, rows, schema=SCHEMA):
+def frame(spark: SparkSession, rows: list[Any], schema: str = SCHEMA) -> Any:
     return spark.createDataFrame(rows, schema)
 
 
@@ -79,8 +81,8 @@ class TestBeforeAnyWork:
     """Found on the driver: no job starts, so there is no worker to name."""
 
     @pytest.fixture(autouse=True)
-    def no_job(self, monkeypatch):
-        def refuse(*args, **options):
+    def no_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*args: object, **options: Any) -> None:
             raise AssertionError("a server was started")
 
         monkeypatch.setattr("distkeras.trainer.ServerProcess", refuse)
@@ -88,48 +90,48 @@ class TestBeforeAnyWork:
     @pytest.mark.parametrize(
         "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]
     )
-    def test_missing_column(self, spark, options):
+    def test_missing_column(self, spark: SparkSession, options: dict[str, str]) -> None:
         with pytest.raises(MissingColumnError, match=r"must have the column 'pixels'.*features.*label") as caught:
             train(frame(spark, GOOD), **options)
         assert caught.value.column == "pixels"
 
-    def test_column_of_text(self, spark):
+    def test_column_of_text(self, spark: SparkSession) -> None:
         with pytest.raises(MissingColumnError, match="must hold numbers") as caught:
             train(frame(spark, [("a", 1)], "features string, label int"))
         assert caught.value.column == "features"
 
-    def test_scalar_labels_for_an_output_of_several_numbers(self, spark):
+    def test_scalar_labels_for_an_output_of_several_numbers(self, spark: SparkSession) -> None:
         with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(2,\)") as caught:
             train(frame(spark, GOOD), loss="mse")
         assert caught.value.column == "label"
 
-    def test_a_loss_that_does_not_fit(self, spark):
-        def narrow(y_true, y_pred):
+    def test_a_loss_that_does_not_fit(self, spark: SparkSession) -> None:
+        def narrow(y_true: Any, y_pred: Any) -> Any:
             return keras.ops.matmul(y_pred, keras.ops.ones((3, 3)))
 
         with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
             train(frame(spark, GOOD), loss=narrow)
 
-    def test_an_unknown_loss(self, spark):
+    def test_an_unknown_loss(self, spark: SparkSession) -> None:
         with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
             train(frame(spark, GOOD).selectExpr("features", "array(label, label) as label"), loss="krossentropy")
 
-    def test_another_number_of_columns_than_of_inputs(self, spark):
+    def test_another_number_of_columns_than_of_inputs(self, spark: SparkSession) -> None:
         with pytest.raises(ConfigurationError, match="a column for each of the 1 inputs"):
             train(frame(spark, GOOD), features_col=["features", "label"])
 
-    def test_class_weights_without_classes(self, spark):
+    def test_class_weights_without_classes(self, spark: SparkSession) -> None:
         with pytest.raises(ShapeError, match="one label column of integer classes"):
             train(frame(spark, GOOD).selectExpr("features", "array(label) as label"), class_weight={0: 1.0})
 
     @pytest.mark.parametrize(("name", "bad"), [("batch_size", 0), ("num_epoch", 0), ("seed", -1)])
-    def test_numbers(self, spark, name, bad):
+    def test_numbers(self, spark: SparkSession, name: str, bad: int) -> None:
         with pytest.raises(ConfigurationError, match="Received"):
             train(frame(spark, GOOD), **{name: bad})
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])
-def test_empty(spark, rule):
+def test_empty(spark: SparkSession, rule: str) -> None:
     with pytest.raises(EmptyDataError, match="`df` must have rows"):
         train(frame(spark, []), rule=rule)
 
@@ -155,7 +157,7 @@ FIRST = {"null feature", "ragged", "label above"}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in FIRST else pytest.mark.slow) for k in BAD_ROWS])
-def test_one_bad_row(spark, kind):
+def test_one_bad_row(spark: SparkSession, kind: str) -> None:
     row, schema, error, column, text = BAD_ROWS[kind]
     good = [(x, float(y)) for x, y in GOOD] if "double" in schema else GOOD
     with pytest.raises(error, match=text) as caught:
@@ -169,7 +171,7 @@ def test_one_bad_row(spark, kind):
 
 
 @pytest.mark.slow
-def test_labels_of_another_shape_than_the_output(spark):
+def test_labels_of_another_shape_than_the_output(spark: SparkSession) -> None:
     rows = [(x, [0.0, 1.0, 0.0]) for x, _ in GOOD]
     with pytest.raises(ShapeError, match=r"2 values each.*3 values") as caught:
         train(frame(spark, rows, "features array<float>, label array<float>"), loss="mse")
@@ -177,7 +179,7 @@ def test_labels_of_another_shape_than_the_output(spark):
     assert "Traceback" in caught.value.remote_traceback
 
 
-def test_features_of_another_shape_than_the_input(spark):
+def test_features_of_another_shape_than_the_input(spark: SparkSession) -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
     with pytest.raises(ShapeError, match=r"3 values each.*2 values") as caught:
         train(frame(spark, GOOD), model)
@@ -185,8 +187,8 @@ def test_features_of_another_shape_than_the_input(spark):
 
 
 class TestInsideATask:
-    def test_an_exception_at_some_step(self, spark):
-        def fail(step):
+    def test_an_exception_at_some_step(self, spark: SparkSession) -> None:
+        def fail(step: int) -> None:
             if step == 3:
                 raise RuntimeError("told to fail")
 
@@ -199,8 +201,8 @@ class TestInsideATask:
         assert "Traceback (most recent call last)" in caught.value.remote_traceback
         assert "distkeras/job/task.py" in caught.value.remote_traceback
 
-    def test_what_the_others_learned_before_is_left(self, spark):
-        def fail(step):
+    def test_what_the_others_learned_before_is_left(self, spark: SparkSession) -> None:
+        def fail(step: int) -> None:
             if step == 3:
                 raise RuntimeError("told to fail")
 
@@ -219,10 +221,10 @@ class TestInsideATask:
         assert trainer.commits.count() == 3
 
     @pytest.mark.slow
-    def test_a_loss_that_raises_on_the_worker_only(self, spark):
+    def test_a_loss_that_raises_on_the_worker_only(self, spark: SparkSession) -> None:
         driver = os.getpid()
 
-        def picky(y_true, y_pred):
+        def picky(y_true: Any, y_pred: Any) -> Any:
             if os.getpid() != driver:
                 raise KeyError("not here")
             return keras.ops.sum(y_pred)
@@ -233,7 +235,7 @@ class TestInsideATask:
         assert "picky" in caught.value.remote_traceback
 
     @pytest.mark.parametrize("rule", ["downpour", pytest.param("asgd", marks=pytest.mark.slow)])
-    def test_divergence(self, spark, rule):
+    def test_divergence(self, spark: SparkSession, rule: str) -> None:
         x, _ = blobs(64)
         rows = frame(spark, [(point, [1.0]) for point in x.tolist()], "features array<float>, label array<float>")
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -244,7 +246,9 @@ class TestInsideATask:
         assert caught.value.step is not None
         assert "Traceback" in caught.value.remote_traceback
 
-    def test_a_rule_that_fails_at_the_server(self, spark, monkeypatch, tmp_path):
+    def test_a_rule_that_fails_at_the_server(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         """A mistake in a rule's file is told as such, and not as a server that cannot be reached."""
         site = tmp_path / "sitecustomize.py"
         site.write_text(
@@ -263,7 +267,7 @@ class TestInsideATask:
         assert caught.value.worker in (0, 1)
         assert "sitecustomize" in caught.value.remote_traceback
 
-    def test_rows_that_spark_cannot_compute(self, spark):
+    def test_rows_that_spark_cannot_compute(self, spark: SparkSession) -> None:
         """Spark tells why; what a worker sees is only the end of its stream."""
         rows = spark.range(0, 24, 1, 2).selectExpr(
             "array(cast(id as float), 1f) as features",
@@ -272,19 +276,19 @@ class TestInsideATask:
         with pytest.raises(WorkerError, match="no such row"):
             train(rows, partitioned_already=True)
 
-    def test_a_lost_server(self, spark, monkeypatch):
+    def test_a_lost_server(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a snapshot the job cannot go on, and says so."""
         started: list[ServerProcess] = []
 
         class Kept(ServerProcess):
-            def __init__(self, *args, **options):
+            def __init__(self, *args: object, **options: Any) -> None:
                 super().__init__(*args, **options)
                 started.append(self)
 
         monkeypatch.setattr("distkeras.trainer.ServerProcess", Kept)
         real = distkeras.job.spark_job.Progress.update
 
-        def update(self, status):
+        def update(self: Any, status: Any) -> None:
             os.kill(started[0].pid, signal.SIGKILL)
             real(self, status)
 
@@ -295,7 +299,9 @@ class TestInsideATask:
 
 class TestKilledWorkers:
     @pytest.mark.parametrize(("rule", "window"), [("downpour", 3), ("averaging", 2)])
-    def test_a_killed_python_worker_is_replaced_and_nothing_counts_twice(self, spark, tmp_path, rule, window):
+    def test_a_killed_python_worker_is_replaced_and_nothing_counts_twice(
+        self, spark: SparkSession, tmp_path: Path, rule: str, window: int
+    ) -> None:
         rows, epochs = 41, 2
         marker = tmp_path / "killed"
         hook = hook_layer(once(marker, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
@@ -323,7 +329,9 @@ class TestKilledWorkers:
         for _, own in history.groupby("worker"):
             assert own.iteration.tolist() == list(range(len(own)))
 
-    def test_a_source_that_yields_other_rows_the_second_time_is_named(self, spark, tmp_path):
+    def test_a_source_that_yields_other_rows_the_second_time_is_named(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         def unordered(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for record in records:
                 yield record.take(pa.array(np.random.default_rng().permutation(record.num_rows)))
@@ -385,7 +393,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_ctrl_c(tmp_path):
+def test_ctrl_c(tmp_path: Path) -> None:
     """A real SIGINT to a real driver: the Spark job ends, the port is free, and what was learned is there."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

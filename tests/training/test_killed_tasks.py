@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
 import pytest
+from pyspark.sql import SparkSession
 from support.spark_jobs import (
     assert_nothing_left,
     committed,
@@ -25,16 +27,16 @@ ROWS, BATCH, EPOCHS = 41, 4, 2
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
+def nothing_left() -> Iterator[None]:
     yield
     assert_nothing_left()
 
 
-def until_there(path):
+def until_there(path: Path | str) -> Callable[..., None]:
     """An action: waits for a file."""
     path = str(path)
 
-    def wait(*_):
+    def wait(*_: object) -> None:
         pause = threading.Event()
         for _ in range(2000):
             if Path(path).exists():
@@ -45,11 +47,11 @@ def until_there(path):
     return wait
 
 
-def holding_a_slot(spark, started, go):
+def holding_a_slot(spark: SparkSession, started: Path, go: str) -> threading.Thread:
     """A thread with a Spark job of one task, which ends when the file ``go`` is there; returns when it runs."""
     begin, wait = str(started), until_there(go)
 
-    def hold(_):
+    def hold(_: int) -> None:
         Path(begin).touch()
         wait()
 
@@ -60,11 +62,11 @@ def holding_a_slot(spark, started, go):
 
 
 @pytest.mark.slow
-def test_a_worker_whose_slot_comes_late(spark, tmp_path):
+def test_a_worker_whose_slot_comes_late(spark: SparkSession, tmp_path: Path) -> None:
     """An asynchronous rule begins with who is there; the one who comes later has its own share to do, and does it."""
     go = str(tmp_path / "go")
 
-    def release(step):
+    def release(step: int) -> None:
         if step == 5:
             Path(go).touch()
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import socket
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from support.spark_jobs import (
     accuracy,
     assert_nothing_left,
@@ -28,7 +31,7 @@ from distkeras import Trainer
 from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec, partitioned
 from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.transport.deadlines import Deadlines
 
 ROWS, BATCH, EPOCHS = 61, 8, 3
@@ -36,31 +39,31 @@ SPARSE = "sparse_categorical_crossentropy"
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
+def nothing_left() -> Iterator[None]:
     yield
     assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
-def ones(spark):
+def ones(spark: SparkSession) -> DataFrame:
     return counting_rows(spark, ROWS).cache()
 
 
 @pytest.fixture(scope="module")
-def clouds(spark):
+def clouds(spark: SparkSession) -> DataFrame:
     return table(spark, *blobs()).cache()
 
 
-def sgd(rate=1.0, **options):
+def sgd(rate: float = 1.0, **options: Any) -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(rate, **options)
 
 
-def counter(rule="downpour", *, workers=2, rows=ROWS, **options):
+def counter(rule: str = "downpour", *, workers: int = 2, rows: int = ROWS, **options: Any) -> Trainer:
     options = {"batch_size": BATCH, "num_epoch": EPOCHS} | options
     return Trainer(counting_model(rows), rule, worker_optimizer=sgd(), loss=total, num_workers=workers, **options)
 
 
-def deep_model():
+def deep_model() -> keras.Model:
     keras.utils.set_random_seed(7)
     return keras.Sequential(
         [keras.Input((2,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2, activation="softmax")]
@@ -81,14 +84,14 @@ class TestEqualToPlainKeras:
         seed=11,
     )
 
-    def plain(self, df, optimizer):
+    def plain(self, df: DataFrame, optimizer: keras.optimizers.Optimizer) -> list[dict[str, float]]:
         model = deep_model()
         model.compile(optimizer, SPARSE)
         losses = [model.train_on_batch(batch.x[0], batch.y[0]) for batch in batches_of(df, self.SPEC)]
         assert len(losses) == 3 * 11
         return model
 
-    def trained(self, df, rule, optimizer="sgd", **options):
+    def trained(self, df: DataFrame, rule: str | Rule, optimizer: Any = "sgd", **options: Any) -> list[np.ndarray]:
         spec = self.SPEC
         trainer = Trainer(
             deep_model(),
@@ -103,35 +106,35 @@ class TestEqualToPlainKeras:
         )
         return trainer.train(df).get_weights()
 
-    def assert_close(self, weights, model):
+    def assert_close(self, weights: list[np.ndarray], model: keras.Model) -> None:
         start = deep_model().get_weights()
         for got, expected, before in zip(weights, model.get_weights(), start, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
             assert np.abs(got - before).max() > 1e-3  # it went somewhere
 
     @pytest.mark.parametrize("window", [1, 5])
-    def test_downpour(self, clouds, window):
+    def test_downpour(self, clouds: DataFrame, window: int) -> None:
         self.assert_close(self.trained(clouds, make("downpour", window=window), sgd(0.1)), self.plain(clouds, sgd(0.1)))
 
-    def test_downpour_with_an_optimizer_that_has_state(self, clouds):
+    def test_downpour_with_an_optimizer_that_has_state(self, clouds: DataFrame) -> None:
         adam = keras.optimizers.Adam
         self.assert_close(self.trained(clouds, "downpour", adam(0.01)), self.plain(clouds, adam(0.01)))
 
-    def test_gradients_applied_at_the_server(self, clouds):
+    def test_gradients_applied_at_the_server(self, clouds: DataFrame) -> None:
         self.assert_close(self.trained(clouds, "asgd", learning_rate=0.1), self.plain(clouds, sgd(0.1)))
 
     @pytest.mark.parametrize("window", [1, 5])
-    def test_downpour_that_computes_while_commits_travel(self, clouds, window):
+    def test_downpour_that_computes_while_commits_travel(self, clouds: DataFrame, window: int) -> None:
         # A lone worker knows what is under way: it is missing in no step.
         overlapped = self.trained(clouds, make("downpour", window=window), sgd(0.1), overlap=True)
         self.assert_close(overlapped, self.plain(clouds, sgd(0.1)))
 
-    def test_agn_of_window_1_is_downpour_to_the_bit(self, clouds):
+    def test_agn_of_window_1_is_downpour_to_the_bit(self, clouds: DataFrame) -> None:
         weights = [self.trained(clouds, make(name, window=1), sgd(0.1)) for name in ("agn", "downpour")]
         for one, other in zip(*weights, strict=True):
             np.testing.assert_array_equal(one, other)
 
-    def test_another_order_gives_other_weights(self, clouds):
+    def test_another_order_gives_other_weights(self, clouds: DataFrame) -> None:
         """What the tests above compare is not the same whatever one does."""
         model = deep_model()
         model.compile(sgd(0.1), SPARSE)
@@ -143,31 +146,31 @@ class TestEqualToPlainKeras:
 
 class TestEveryRowOnce:
     @pytest.mark.parametrize(("workers", "window"), [(1, 1), (2, 1), (2, 3)])
-    def test_downpour_counts(self, ones, workers, window):
+    def test_downpour_counts(self, ones: DataFrame, workers: int, window: int) -> None:
         assert counts(counter(make("downpour", window=window), workers=workers).train(ones)) == [EPOCHS] * ROWS
 
-    def test_agn_of_window_1_counts_with_two_workers_as_downpour_does(self, ones):
+    def test_agn_of_window_1_counts_with_two_workers_as_downpour_does(self, ones: DataFrame) -> None:
         # The numbers are exact in float32, so that the workers' turns, which nobody can repeat, play no part.
         assert counts(counter(make("agn", window=1)).train(ones)) == [EPOCHS] * ROWS
 
-    def test_zealous_downpour(self, ones):
+    def test_zealous_downpour(self, ones: DataFrame) -> None:
         assert counts(counter(make("zealous_downpour", window=3)).train(ones)) == [EPOCHS] * ROWS
 
-    def test_more_workers_than_slots_train_in_waves(self, ones):
+    def test_more_workers_than_slots_train_in_waves(self, ones: DataFrame) -> None:
         trainer = counter(workers=5)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
         assert {row["worker"] for row in trainer.commits.collect()} == set(range(5))
 
-    def test_a_partition_smaller_than_a_batch_trains(self, spark):
+    def test_a_partition_smaller_than_a_batch_trains(self, spark: SparkSession) -> None:
         trainer = counter(rows=3, workers=2, batch_size=64, num_epoch=2)
         assert counts(trainer.train(counting_rows(spark, 3))) == [2, 2, 2]
 
-    def test_a_worker_without_rows_is_no_trouble(self, spark):
+    def test_a_worker_without_rows_is_no_trouble(self, spark: SparkSession) -> None:
         trainer = counter(rows=2, workers=4, num_epoch=2)
         assert counts(trainer.train(counting_rows(spark, 2))) == [2, 2]
 
     @pytest.mark.parametrize("bound", [0, 2])
-    def test_bounded_staleness(self, ones, bound):
+    def test_bounded_staleness(self, ones: DataFrame, bound: int) -> None:
         trainer = counter(staleness_bound=bound)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
         started: dict[int, int] = {0: 0, 1: 0}
@@ -179,16 +182,16 @@ class TestEveryRowOnce:
             if row["clock"] < min(ends.values()):
                 assert started[worker] - started[1 - worker] <= bound + 1
 
-    def test_partitioned_already(self, ones):
+    def test_partitioned_already(self, ones: DataFrame) -> None:
         spec = DataSpec(features=(Column("features", (ROWS,)),), labels=(Column("label"),), batch_size=BATCH)
         laid_out = partitioned(ones, spec, 2).cache()
         assert counts(counter(partitioned_already=True).train(laid_out)) == [EPOCHS] * ROWS
 
-    def test_commits_that_overlap_with_compute(self, ones):
+    def test_commits_that_overlap_with_compute(self, ones: DataFrame) -> None:
         trainer = counter(make("downpour", window=2), overlap=True)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
 
-    def test_a_window_that_is_measured(self, ones):
+    def test_a_window_that_is_measured(self, ones: DataFrame) -> None:
         trainer = counter(communication_window="auto", communication_share=0.5, num_epoch=12)
         assert counts(trainer.train(ones)) == [12] * ROWS
         rows = trainer.events.where("kind = 'window'").collect()
@@ -200,12 +203,12 @@ class TestEveryRowOnce:
             assert [row["steps"] for row in commits[:6]] == [1] * 6
             assert max(row["steps"] for row in commits[8:]) == min(window, 4)
 
-    def test_spooled_to_a_file(self, ones):
+    def test_spooled_to_a_file(self, ones: DataFrame) -> None:
         assert counts(counter(spool_bytes=0).train(ones)) == [EPOCHS] * ROWS
 
 
 @pytest.mark.parametrize("name", list(all_rules()))
-def test_every_rule_learns(clouds, name):
+def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
     # Gradients below 1: delay compensation with its default weight diverges on steep losses.
     clouds = clouds.selectExpr("transform(features, x -> x / 6) as features", "label")
     x, y = blobs(seed=1)
@@ -222,7 +225,7 @@ def test_every_rule_learns(clouds, name):
     assert committed(trainer) == expected_ranges(sizes, 4, 8)
 
 
-def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(ones):
+def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(ones: DataFrame) -> None:
     trainer = counter("averaging", workers=3, deadlines=Deadlines(gather=3))
     with pytest.raises(DeadlineError, match="2 of 3 got a slot; missing: ") as caught:
         trainer.train(ones)
@@ -231,11 +234,11 @@ def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(ones)
 
 class TestRecords:
     @pytest.fixture(scope="class")
-    def began(self):
-        return datetime.datetime.now(datetime.timezone.utc).timestamp()
+    def began(self) -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC).timestamp()
 
     @pytest.fixture(scope="class")
-    def trainer(self, began, spark, clouds):
+    def trainer(self, began: datetime.datetime, spark: SparkSession, clouds: DataFrame) -> Trainer:
         trainer = Trainer(
             wrong_model(),
             make("dynsgd", window=3),
@@ -249,7 +252,7 @@ class TestRecords:
         trainer.train(clouds)
         return trainer
 
-    def test_history_columns(self, trainer):
+    def test_history_columns(self, trainer: Trainer) -> None:
         assert dict(trainer.history.dtypes) == {
             "worker": "int",
             "epoch": "int",
@@ -260,7 +263,7 @@ class TestRecords:
             "samples": "bigint",
         }
 
-    def test_commit_columns(self, trainer):
+    def test_commit_columns(self, trainer: Trainer) -> None:
         assert trainer.commits.dtypes == [
             ("clock", "bigint"),
             ("worker", "int"),
@@ -279,12 +282,12 @@ class TestRecords:
             ("learning_rate", "double"),
         ]
 
-    def test_ledger_columns(self, trainer):
+    def test_ledger_columns(self, trainer: Trainer) -> None:
         assert set(trainer.ledger.columns) == {
             "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation", "applied",
         }  # fmt: skip
 
-    def test_one_history_row_a_mini_batch(self, trainer, began):
+    def test_one_history_row_a_mini_batch(self, trainer: Trainer, began: datetime.datetime) -> None:
         history = trainer.history.toPandas()
         assert history.samples.sum() == 256 * 2
         assert set(history.samples.unique()) >= {20}
@@ -302,7 +305,7 @@ class TestRecords:
         assert began < min(stamps)
         assert max(stamps) < began + 300
 
-    def test_commits_cover_the_history(self, trainer):
+    def test_commits_cover_the_history(self, trainer: Trainer) -> None:
         commits = trainer.commits.orderBy("clock").toPandas()
         assert commits.clock.tolist() == list(range(len(commits)))
         assert (commits.steps == commits.last_batch - commits.first_batch + 1).all()
@@ -317,12 +320,12 @@ class TestRecords:
             assert own.sequence.tolist() == list(range(1, len(own) + 1))
             assert own.attempt.nunique() == 1
 
-    def test_ledger_is_exact(self, trainer):
+    def test_ledger_is_exact(self, trainer: Trainer) -> None:
         history = trainer.history.toPandas()
         sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
         assert committed(trainer) == expected_ranges(sizes, 2, 20)
 
-    def test_gap_is_null_unless_measured(self, trainer, ones):
+    def test_gap_is_null_unless_measured(self, trainer: Trainer, ones: DataFrame) -> None:
         assert trainer.commits.where("gap is not null").count() == 0
         measured = counter(measure_gap=True, num_epoch=1)
         measured.train(ones)
@@ -331,20 +334,20 @@ class TestRecords:
         assert (commits.gap[commits.staleness == 0] == 0).all()
         assert (commits.gap[commits.staleness > 0] > 0).all()
 
-    def test_they_need_a_training(self, ones):
+    def test_they_need_a_training(self, ones: DataFrame) -> None:
         trainer = counter()
         for name in ("history", "commits", "ledger", "model"):
             with pytest.raises(LocalProtocolError, match="after `train`"):
                 getattr(trainer, name)
 
-    def test_timings(self, trainer):
+    def test_timings(self, trainer: Trainer) -> None:
         parts = [trainer.timings[name] for name in ("start", "spark", "finish")]
         assert min(parts) > 0
         assert sum(parts) == pytest.approx(trainer.timings["total"], abs=2)
 
 
 class TestSeveralTrainers:
-    def test_one_after_the_other_on_one_port(self, ones):
+    def test_one_after_the_other_on_one_port(self, ones: DataFrame) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
         for _ in range(2):
@@ -352,21 +355,21 @@ class TestSeveralTrainers:
         with socket.create_server(("127.0.0.1", port)):
             pass  # free again
 
-    def test_a_taken_port_is_an_error(self, ones):
+    def test_a_taken_port_is_an_error(self, ones: DataFrame) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
             counter(port=taken.getsockname()[1]).train(ones)
 
-    def test_two_at_once_do_not_meet(self, spark):
+    def test_two_at_once_do_not_meet(self, spark: SparkSession) -> None:
         frames = [table(spark, *blobs(rows, seed=rows)).cache() for rows in (120, 200)]
 
-        def train(df, results, number):
+        def train(df: DataFrame, results: dict[int, Any], number: int) -> keras.Model:
             model = deep_model_of(number)
             trainer = Trainer(model, "downpour", worker_optimizer=sgd(0.1), loss=SPARSE, num_workers=1, num_epoch=2)
             results[number] = trainer.train(df).get_weights(), trainer.history.count()
 
         models = [deep_model(), deep_model()]  # seeding is global: not in two threads
 
-        def deep_model_of(number):
+        def deep_model_of(number: int) -> keras.Model:
             return models[number]
 
         alone: dict = {}
@@ -384,15 +387,15 @@ class TestSeveralTrainers:
                 np.testing.assert_array_equal(one, other)
         assert np.abs(together[0][0][0] - together[1][0][0]).max() > 1e-3
 
-    def test_a_trainer_trains_again_from_the_start(self, ones):
+    def test_a_trainer_trains_again_from_the_start(self, ones: DataFrame) -> None:
         trainer = counter(num_epoch=1)
         for _ in range(2):
             assert counts(trainer.train(ones)) == [1] * ROWS
 
-    def test_workers_keep_no_thread(self, spark, ones):
+    def test_workers_keep_no_thread(self, spark: SparkSession, ones: DataFrame) -> None:
         counter(num_epoch=1).train(ones)
 
-        def look(batches):
+        def look(batches: Iterator[Any]) -> Iterator[Any]:
             import threading
 
             import pyarrow as pa
@@ -407,11 +410,11 @@ class TestSeveralTrainers:
 
 
 class TestModels:
-    def train(self, df, model, rule="downpour", **options):
+    def train(self, df: DataFrame, model: keras.Model, rule: str = "downpour", **options: Any) -> keras.Model:
         options = {"worker_optimizer": sgd(0.1), "loss": SPARSE, "num_workers": 2, "batch_size": 16} | options
         return Trainer(model, rule, **options).train(df)
 
-    def test_the_model_passed_in_is_not_changed_and_the_returned_one_is_ready(self, clouds):
+    def test_the_model_passed_in_is_not_changed_and_the_returned_one_is_ready(self, clouds: DataFrame) -> None:
         model = deep_model()
         before = [weights.copy() for weights in model.get_weights()]
         trained = self.train(clouds, model, metrics=["accuracy"])
@@ -424,7 +427,7 @@ class TestModels:
         assert figures["accuracy"] > 0.9
         assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
 
-    def test_what_the_model_is_compiled_with_is_the_default(self, clouds):
+    def test_what_the_model_is_compiled_with_is_the_default(self, clouds: DataFrame) -> None:
         model = wrong_model()
         model.compile(sgd(0.1), SPARSE, metrics=["accuracy"])
         trainer = Trainer(model, "downpour", num_workers=2)
@@ -433,7 +436,7 @@ class TestModels:
         assert "accuracy" in trainer.history.columns
 
     @pytest.mark.parametrize("rule", ["downpour", "averaging"])
-    def test_moving_statistics_arrive(self, clouds, rule):
+    def test_moving_statistics_arrive(self, clouds: DataFrame, rule: str) -> None:
         inputs = keras.Input((2,))
         normalized = keras.layers.BatchNormalization(momentum=0.5)(inputs)
         model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(normalized))
@@ -445,7 +448,7 @@ class TestModels:
         np.testing.assert_allclose(moving_variance, x.var(0), rtol=0.4)
         assert accuracy(trained, x + 10, y) > 0.95
 
-    def test_frozen_layers_stay(self, clouds):
+    def test_frozen_layers_stay(self, clouds: DataFrame) -> None:
         model = deep_model()
         model.layers[0].trainable = False
         before = model.layers[0].get_weights()
@@ -455,7 +458,7 @@ class TestModels:
         assert not trained.layers[0].trainable
         assert np.abs(trained.layers[1].get_weights()[0] - model.layers[1].get_weights()[0]).max() > 1e-3
 
-    def test_several_inputs_and_outputs(self, spark):
+    def test_several_inputs_and_outputs(self, spark: SparkSession) -> None:
         x, y = blobs()
         df = spark.createDataFrame(
             [(float(a), [float(b)], int(c), [float(a + b)]) for (a, b), c in zip(x, y, strict=True)],
@@ -481,7 +484,7 @@ class TestModels:
         assert (classes.argmax(-1) == y).mean() > 0.95
         assert np.abs(sums.ravel() - x.sum(1)).mean() < 1.0  # 6 before it learns
 
-    def test_sample_weights(self, spark):
+    def test_sample_weights(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
             [(np.eye(8)[number].tolist(), 0.0, float(number)) for number in range(8)],
             "features array<float>, label float, heft float",
@@ -498,7 +501,7 @@ class TestModels:
         )
         assert counts(trainer.train(rows)) == list(range(8))
 
-    def test_class_weights_multiply_sample_weights(self, spark):
+    def test_class_weights_multiply_sample_weights(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
             [(np.eye(8)[number].tolist(), number % 2, 2.0) for number in range(8)],
             "features array<float>, label int, heft float",
@@ -516,10 +519,10 @@ class TestModels:
             )
             assert counts(trainer.train(rows)) == [factor, 3 * factor] * 4
 
-    def test_a_registered_layer_of_the_users_own(self, clouds):
+    def test_a_registered_layer_of_the_users_own(self, clouds: DataFrame) -> None:
         @keras.saving.register_keras_serializable("notebook")
         class Double(keras.layers.Layer):
-            def call(self, x):
+            def call(self, x: Any) -> Any:
                 return 2 * x
 
         model = keras.Sequential([keras.Input((2,)), Double(), keras.layers.Dense(2, activation="softmax")])
@@ -535,12 +538,12 @@ class TestModels:
             ("array(1 - label, label)", "mse"),
         ],
     )
-    def test_kinds_of_labels(self, clouds, label, loss):
+    def test_kinds_of_labels(self, clouds: DataFrame, label: str, loss: str) -> None:
         x, y = blobs(seed=1)
         trained = self.train(clouds.selectExpr("features", f"{label} as label"), wrong_model(), loss=loss, num_epoch=2)
         assert accuracy(trained, x, y) > 0.95
 
-    def test_ml_vectors_and_a_boolean_label(self, spark):
+    def test_ml_vectors_and_a_boolean_label(self, spark: SparkSession) -> None:
         from pyspark.ml.linalg import Vectors
 
         x, y = blobs()
@@ -553,10 +556,10 @@ class TestModels:
         assert ((trained.predict(x, verbose=0).ravel() > 0.5) == y).mean() > 0.95
 
 
-def each():
+def each() -> Any:
     """A loss of each row's own output."""
 
-    def output(y_true, y_pred):
+    def output(y_true: Any, y_pred: Any) -> Any:
         return y_pred[:, 0]
 
     return output
@@ -564,58 +567,60 @@ def each():
 
 class TestArguments:
     @pytest.mark.parametrize("workers", [0, -1, 1.5, "2", True])
-    def test_num_workers(self, workers):
+    def test_num_workers(self, workers: int) -> None:
         with pytest.raises(ConfigurationError, match="`num_workers` must be"):
             counter(workers=workers)
 
-    def test_a_learning_rate_for_a_rule_that_has_none(self):
+    def test_a_learning_rate_for_a_rule_that_has_none(self) -> None:
         with pytest.raises(ConfigurationError, match="`learning_rate` is the server's"):
             counter(learning_rate=0.1)
 
-    def test_a_rule_that_cannot_go_on_while_a_commit_travels(self):
+    def test_a_rule_that_cannot_go_on_while_a_commit_travels(self) -> None:
         with pytest.raises(ConfigurationError, match="`overlap` is for rules"):
             counter("aeasgd", overlap=True)
 
     @pytest.mark.parametrize("window", [0, "often", 1.5])
-    def test_what_is_no_window(self, window):
+    def test_what_is_no_window(self, window: float | str) -> None:
         with pytest.raises(ConfigurationError, match="`window` must be"):
             counter(communication_window=window)
 
-    def test_a_rule_whose_window_cannot_be_chosen(self):
+    def test_a_rule_whose_window_cannot_be_chosen(self) -> None:
         with pytest.raises(ConfigurationError, match="`communication_window` must be a number"):
             Trainer(wrong_model(), "asgd", loss=SPARSE, communication_window="auto")
 
-    def test_no_loss(self):
+    def test_no_loss(self) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be given"):
             Trainer(wrong_model(), "downpour")
 
-    def test_an_unbuilt_model(self):
+    def test_an_unbuilt_model(self) -> None:
         with pytest.raises(ConfigurationError, match="`model` must be built"):
             Trainer(keras.Sequential([keras.layers.Dense(1)]), "downpour", loss="mse")
 
-    def test_an_unknown_rule(self):
+    def test_an_unknown_rule(self) -> None:
         with pytest.raises(ConfigurationError, match="`rule` must be one of"):
             counter("sgd")
 
     @pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if kind().traits.gradient])
-    def test_a_worker_optimizer_that_a_gradient_rule_refuses(self, name):
+    def test_a_worker_optimizer_that_a_gradient_rule_refuses(self, name: str) -> None:
         with pytest.raises(ConfigurationError, match="`worker_optimizer` must be SGD"):
             Trainer(wrong_model(), name, worker_optimizer="adam", loss=SPARSE)
 
-    def test_a_worker_optimizer_that_early_stopping_refuses(self):
+    def test_a_worker_optimizer_that_early_stopping_refuses(self) -> None:
         with pytest.raises(ConfigurationError, match="needs the plain step"):
             Trainer(wrong_model(), make("easgd", early_stopping="2.9"), worker_optimizer=sgd(momentum=0.9), loss=SPARSE)
 
-    def test_default_workers_are_sparks_parallelism(self, ones):
+    def test_default_workers_are_sparks_parallelism(self, ones: DataFrame) -> None:
         trainer = counter(workers=None, num_epoch=1)
         trainer.train(ones)
         assert {row["worker"] for row in trainer.commits.collect()} == {0, 1}
 
 
-def test_a_job_over_tls_trains_every_row_and_shows_no_secret(ones, monkeypatch, caplog):
+def test_a_job_over_tls_trains_every_row_and_shows_no_secret(
+    ones: DataFrame, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     made: list[bytes] = []
 
-    def token(size):
+    def token(size: int) -> bytes:
         made.append(bytes(range(48, 48 + size)))  # printable: it would show as it is
         return made[-1]
 

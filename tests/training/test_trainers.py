@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 import keras
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from support.spark_jobs import (
     accuracy,
     assert_nothing_left,
@@ -52,22 +54,22 @@ NAMED = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
+def nothing_left() -> Iterator[None]:
     yield
     assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
-def clouds(spark):
+def clouds(spark: SparkSession) -> DataFrame:
     return table(spark, *blobs()).cache()
 
 
-def sgd(rate=0.1):
+def sgd(rate: float = 0.1) -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(rate)
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_rule_and_window(kind):
+def test_rule_and_window(kind: type[Trainer]) -> None:
     name, window = NAMED[kind]
     trainer = kind(wrong_model(), sgd(), SPARSE)
     assert (trainer.rule.name, trainer.rule.window) == (name, window)
@@ -75,7 +77,7 @@ def test_rule_and_window(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NAMED if kind is not SingleTrainer])
-def test_positions_and_defaults_are_dist_keras(kind):
+def test_positions_and_defaults_are_dist_keras(kind: type[Trainer]) -> None:
     names = list(inspect.signature(kind).parameters)
     assert names[:10] == [
         "keras_model", "worker_optimizer", "loss", "metrics", "num_workers", "batch_size", "features_col", "label_col",
@@ -86,42 +88,42 @@ def test_positions_and_defaults_are_dist_keras(kind):
     assert (trainer.features, trainer.labels) == (("features",), ("label",))
 
 
-def test_hyper_parameters_are_keywords():
+def test_hyper_parameters_are_keywords() -> None:
     trainer = EAMSGD(wrong_model(), sgd(), SPARSE, rho=2.0, learning_rate=0.05, momentum=0.5, communication_window=4)
     assert trainer.rule.config() == {"window": 4, "rho": 2.0, "learning_rate": 0.05, "momentum": 0.5}
     assert ADAG(wrong_model(), sgd(), SPARSE, form="4.1").rule.form == "4.1"
 
 
-def test_a_hyper_parameter_of_another_rule_is_refused():
+def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
     with pytest.raises(TypeError, match="rho"):
         DOWNPOUR(wrong_model(), sgd(), SPARSE, rho=1.0)
 
 
-def test_every_public_name_exists():
+def test_every_public_name_exists() -> None:
     for name in distkeras.__all__:
         assert getattr(distkeras, name) is not None
 
 
 class TestAccessors:
     @pytest.fixture(scope="class")
-    def trainer(self, clouds):
+    def trainer(self, clouds: DataFrame) -> Trainer:
         trainer = DOWNPOUR(wrong_model(), sgd(), SPARSE, batch_size=16, num_epoch=2)
         trainer.trained = trainer.train(clouds)
         return trainer
 
-    def test_it_learned(self, trainer):
+    def test_it_learned(self, trainer: Trainer) -> None:
         x, y = blobs(seed=1)
         assert accuracy(trainer.trained, x, y) > 0.95
 
-    def test_time(self, trainer):
+    def test_time(self, trainer: Trainer) -> None:
         assert 0 < trainer.get_training_time() < 120
 
-    def test_history_of_one_executor(self, trainer):
+    def test_history_of_one_executor(self, trainer: Trainer) -> None:
         own = trainer.get_executor_history(1).toPandas()
         assert set(own.worker) == {1}
         assert len(own) + trainer.get_executor_history(0).count() == trainer.get_history().count()
 
-    def test_averaged_history(self, trainer):
+    def test_averaged_history(self, trainer: Trainer) -> None:
         averaged = trainer.get_averaged_history().toPandas()
         assert averaged.columns.tolist() == ["iteration", "loss", "accuracy"]
         assert averaged.iteration.is_monotonic_increasing
@@ -131,7 +133,7 @@ class TestAccessors:
         assert averaged.loss[0] == pytest.approx(first.loss.mean())
 
 
-def test_single_trainer_is_plain_keras(clouds):
+def test_single_trainer_is_plain_keras(clouds: DataFrame) -> None:
     """Float32 rounding of some 16 commits apart."""
     spec = DataSpec((Column("features", (2,)),), (Column("label", (), "int32"),), batch_size=48, epochs=3, seed=5)
     plain = wrong_model()
@@ -144,7 +146,7 @@ def test_single_trainer_is_plain_keras(clouds):
     assert {row["worker"] for row in trainer.history.collect()} == {0}
 
 
-def test_shuffle_of_train_overrides_the_constructors(clouds):
+def test_shuffle_of_train_overrides_the_constructors(clouds: DataFrame) -> None:
     spec = DataSpec((Column("features", (2,)),), (Column("label", (), "int32"),), batch_size=64, shuffle=False)
     plain = wrong_model()
     plain.compile(sgd(), SPARSE)
@@ -155,7 +157,7 @@ def test_shuffle_of_train_overrides_the_constructors(clouds):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_averaging_trainer_is_the_mean_of_the_workers(spark):
+def test_averaging_trainer_is_the_mean_of_the_workers(spark: SparkSession) -> None:
     # Each row moves its own weight by 1 at its worker only; the mean of two workers' moves is a half.
     rows = 40
     trainer = AveragingTrainer(counting_model(rows), sgd(1.0), total, None, batch_size=8)
@@ -164,7 +166,7 @@ def test_averaging_trainer_is_the_mean_of_the_workers(spark):
 
 
 class TestEnsemble:
-    def test_each_model_sees_its_own_part_of_the_rows(self, spark):
+    def test_each_model_sees_its_own_part_of_the_rows(self, spark: SparkSession) -> None:
         rows = 40
         df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
         trainer = EnsembleTrainer(counting_model(rows), sgd(1.0), total, None, num_ensembles=3, batch_size=8)
@@ -176,7 +178,7 @@ class TestEnsemble:
         assert seen.sum(1).min() >= 1
         assert [one.history.agg({"samples": "sum"}).first()[0] for one in trainer.trainers] == seen.sum(1).tolist()
 
-    def test_a_failure_is_told(self, spark):
+    def test_a_failure_is_told(self, spark: SparkSession) -> None:
         df = spark.createDataFrame(
             [([float("nan"), float(n)], 0) for n in range(20)], "features array<float>, label int"
         )
@@ -186,10 +188,10 @@ class TestEnsemble:
         assert caught.value.column == "features"
 
     @pytest.mark.parametrize("number", [0, -1, 1.5, True])
-    def test_number(self, number):
+    def test_number(self, number: int) -> None:
         with pytest.raises(ConfigurationError, match="`num_ensembles` must be"):
             EnsembleTrainer(wrong_model(), sgd(), SPARSE, num_ensembles=number)
 
 
-def test_all_are_trainers():
+def test_all_are_trainers() -> None:
     assert all(issubclass(kind, Trainer) for kind in NAMED)

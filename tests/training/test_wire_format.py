@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 from support.spark_jobs import accuracy, assert_nothing_left, counting_model, counting_rows, counts, total
 
 from distkeras import Trainer
@@ -24,7 +28,7 @@ def counter(rule: str, **options: object) -> Trainer:
     return Trainer(counting_model(ROWS), rule, worker_optimizer=sgd, loss=total, num_workers=2, batch_size=8, **options)
 
 
-def test_every_row_still_counts_once_an_epoch(spark):
+def test_every_row_still_counts_once_an_epoch(spark: SparkSession) -> None:
     """A movement of 1 is 127 steps of 1/127; float32 rounds in between."""
     trainer = counter("downpour", num_epoch=3, wire_format="int8")
     np.testing.assert_allclose(counts(trainer.train(counting_rows(spark, ROWS))), 3, rtol=0, atol=1e-4)
@@ -33,7 +37,7 @@ def test_every_row_still_counts_once_an_epoch(spark):
 
 
 @pytest.mark.parametrize(("rule", "wire_format"), [("aeasgd", "bfloat16"), ("adag", "int8"), ("agn", "float16")])
-def test_refused_before_any_work(rule, wire_format):
+def test_refused_before_any_work(rule: str, wire_format: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`wire_format` must be .*wire_format='{wire_format}'"):
         counter(rule, wire_format=wire_format)
 
@@ -52,7 +56,14 @@ def network() -> keras.Model:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "window", "rate"), [("agn", 10, 0.3), ("downpour", 1, 0.1)])
-def test_it_learns_as_well(name, window, rate, spark, tmp_path, record_property):
+def test_it_learns_as_well(
+    name: str,
+    window: int,
+    rate: float,
+    spark: SparkSession,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
     """The rate falls to zero, so that what is compared is not the noise of the last steps."""
     (x, y), (x_test, y_test) = datasets.fashion_mnist()
     x_test = x_test.astype(np.float32) / 255

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -76,7 +77,9 @@ def test_accuracy_of_a_single_score(rows: DataFrame) -> None:
         ("mae", "index", "label", (LABELS[:, None], SCORES.argmax(axis=1)[:, None])),
     ],
 )
-def test_losses_are_those_of_keras(rows: DataFrame, loss: str, prediction: str, label: str, expected) -> None:
+def test_losses_are_those_of_keras(
+    rows: DataFrame, loss: str, prediction: str, label: str, expected: tuple[np.ndarray, np.ndarray]
+) -> None:
     evaluator = LossEvaluator(loss, prediction, label)
     true, predicted = (keras.ops.convert_to_tensor(values.astype("float32")) for values in expected)
     reference = float(keras.ops.mean(keras.losses.get(loss)(true, predicted)))
@@ -108,7 +111,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("evaluator", "row", "kind"), BROKEN)
 def test_broken_rows_raise_one_typed_error(
-    spark: SparkSession, evaluator, row: tuple, kind: type[DistkerasError]
+    spark: SparkSession, evaluator: AccuracyEvaluator | LossEvaluator, row: tuple, kind: type[DistkerasError]
 ) -> None:
     good = ([0.3, 0.7], 1) if row[0] is None or len(row[0]) == 2 else ([0.3], 1)
     if evaluator.hasParam("loss") and evaluator.getOrDefault("loss") == "mse":
@@ -129,7 +132,7 @@ def test_labels_that_are_not_one_hot_are_refused(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     "evaluator", [AccuracyEvaluator("index"), LossEvaluator("mse", "index"), LossEvaluator(prediction_col="scores")]
 )
-def test_no_rows_and_missing_columns(rows: DataFrame, evaluator) -> None:
+def test_no_rows_and_missing_columns(rows: DataFrame, evaluator: AccuracyEvaluator | LossEvaluator) -> None:
     with pytest.raises(EmptyDataError):
         evaluator.evaluate(rows.limit(0))
     with pytest.raises(MissingColumnError):
@@ -154,7 +157,7 @@ def test_a_failing_prediction_is_raised_as_what_it_is(spark: SparkSession) -> No
     assert caught.value.worker == 0
 
 
-def test_evaluators_survive_the_trip_to_disk(spark: SparkSession, tmp_path) -> None:
+def test_evaluators_survive_the_trip_to_disk(spark: SparkSession, tmp_path: Path) -> None:
     LossEvaluator("mse", "p", "t").write().save(str(tmp_path / "loss"))
     again = LossEvaluator.load(str(tmp_path / "loss"))
     assert [again.getOrDefault(name) for name in ("loss", "prediction_col", "label_col")] == ["mse", "p", "t"]

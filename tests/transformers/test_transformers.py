@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,7 +199,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
-def test_columns_are_checked_before_any_job(rows: DataFrame, stage) -> None:
+def test_columns_are_checked_before_any_job(rows: DataFrame, stage: Any) -> None:
     with pytest.raises(MissingColumnError, match="'nowhere'"):
         stage.copy({stage.input_col: "nowhere"}).transform(rows)
     with pytest.raises(MissingColumnError, match="string"):
@@ -213,7 +215,7 @@ def test_columns_are_checked_before_any_job(rows: DataFrame, stage) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
-def test_no_rows_give_no_rows(rows: DataFrame, stage) -> None:
+def test_no_rows_give_no_rows(rows: DataFrame, stage: Any) -> None:
     out = stage.transform(rows.limit(0))
     assert out.collect() == []
     assert out.columns[-1] == "y"
@@ -232,7 +234,7 @@ def test_no_rows_give_no_rows(rows: DataFrame, stage) -> None:
         (lambda: StandardScaleTransformer(["a"], means=[["x"]]), "`means` must be"),
     ],
 )
-def test_a_value_that_cannot_work_is_refused_where_it_is_given(make, message: str) -> None:
+def test_a_value_that_cannot_work_is_refused_where_it_is_given(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
 
@@ -254,7 +256,7 @@ def test_a_value_that_cannot_work_is_refused_where_it_is_given(make, message: st
         StandardScaleTransformer(["whole"], means=[[0.0]], stddevs=[[-1.0]]),
     ],
 )
-def test_stages_that_do_not_fit_the_data_are_refused(rows: DataFrame, stage) -> None:
+def test_stages_that_do_not_fit_the_data_are_refused(rows: DataFrame, stage: Any) -> None:
     with pytest.raises(ConfigurationError):
         stage.transform(rows)
 

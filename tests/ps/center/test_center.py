@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from distkeras.ps.center.center import Center
+from distkeras.ps.center.center import Center, PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous
 from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules import make
 
 
-def center_of(name="downpour", workers=2, size=3, **options):
+def center_of(name: str = "downpour", workers: int = 2, size: int = 3, **options: Any) -> Center:
     return Center(make(name, **options.pop("hyper", {})), np.zeros(size, np.float32), workers=workers, **options)
 
 
-def commit_of(worker=0, attempt=0, sequence=1, epoch=0, first=0, last=0, *, value=1.0, size=3, **fields):
+def commit_of(
+    worker: int = 0,
+    attempt: int = 0,
+    sequence: int = 1,
+    epoch: int = 0,
+    first: int = 0,
+    last: int = 0,
+    *,
+    value: float = 1.0,
+    size: int = 3,
+    **fields: Any,
+) -> Commit:
     fields = {
         "incarnation": 1,
         "epoch_end": False,
@@ -31,18 +44,18 @@ def commit_of(worker=0, attempt=0, sequence=1, epoch=0, first=0, last=0, *, valu
     return Commit(worker, attempt, sequence=sequence, epoch=epoch, first=first, last=last, parts=parts, **fields)
 
 
-def send(center, commit):
+def send(center: Center, commit: Commit) -> bool:
     return center.commit(commit, [center.pool.adopt(part) for part in commit.parts])
 
 
-def joined(center, worker=0, attempt=0):
+def joined(center: Center, worker: int = 0, attempt: int = 0) -> PartitionLease:
     member = center.join(worker, attempt)
     center.release(worker, attempt)
     return member
 
 
 class TestLedger:
-    def test_commits_continue_where_the_last_one_ended(self):
+    def test_commits_continue_where_the_last_one_ended(self) -> None:
         center = center_of()
         member = joined(center)
         assert send(center, commit_of(sequence=1, first=0, last=4))
@@ -51,7 +64,7 @@ class TestLedger:
         assert send(center, commit_of(sequence=3, epoch=1, first=0, last=0))
         assert center.clock == 3
 
-    def test_a_repeated_commit_is_applied_once(self):
+    def test_a_repeated_commit_is_applied_once(self) -> None:
         center = center_of()
         joined(center)
         assert send(center, commit_of())
@@ -60,7 +73,7 @@ class TestLedger:
         np.testing.assert_array_equal(center.current.array, [1, 1, 1])
 
     @pytest.mark.parametrize("wrong", [{"first": 4, "last": 5}, {"first": 6, "last": 6}, {"epoch": 1, "first": 0}])
-    def test_a_gap_or_an_overlap_is_refused_and_changes_nothing(self, wrong):
+    def test_a_gap_or_an_overlap_is_refused_and_changes_nothing(self, wrong: dict[str, int]) -> None:
         center = center_of()
         joined(center)
         send(center, commit_of(first=0, last=4))
@@ -71,13 +84,13 @@ class TestLedger:
         assert (center.clock, center.members[0].sequence) == (1, 1)
 
     @pytest.mark.parametrize("wrong", [{"sequence": 3}, {"incarnation": 2}])
-    def test_a_sequence_gap_or_another_incarnation_is_refused(self, wrong):
+    def test_a_sequence_gap_or_another_incarnation_is_refused(self, wrong: dict[str, int]) -> None:
         center = center_of()
         joined(center)
         with pytest.raises(RemoteProtocolError):
             send(center, commit_of(**wrong))
 
-    def test_a_commit_before_a_pull_is_refused(self):
+    def test_a_commit_before_a_pull_is_refused(self) -> None:
         center = center_of()
         center.join(0, 0)
         with pytest.raises(RemoteProtocolError, match="must pull before"):
@@ -85,14 +98,14 @@ class TestLedger:
 
 
 class TestLease:
-    def test_a_newcomer_waits_while_the_holder_is_connected(self):
+    def test_a_newcomer_waits_while_the_holder_is_connected(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         assert center.join(0, 7) is None
         center.disconnected(0, 3)
         assert center.join(0, 7).attempt == 7
 
-    def test_the_older_attempt_is_fenced_off(self):
+    def test_the_older_attempt_is_fenced_off(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         center.disconnected(0, 3)
@@ -106,7 +119,7 @@ class TestLease:
         with pytest.raises(LeaseLostError, match="attempt 3 holds the lease"):
             send(center, commit_of(attempt=7))
 
-    def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self):
+    def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self) -> None:
         center = center_of()
         joined(center, attempt=3)
         center.disconnected(0, 3)
@@ -114,7 +127,7 @@ class TestLease:
         center.disconnected(0, 3)
         assert center.members[0].connected
 
-    def test_the_successor_is_told_where_to_continue(self):
+    def test_the_successor_is_told_where_to_continue(self) -> None:
         center = center_of()
         joined(center, attempt=1)
         send(center, commit_of(attempt=1, first=0, last=4))
@@ -123,20 +136,20 @@ class TestLease:
         assert (member.sequence, member.epoch, member.batch) == (1, 0, 5)
 
     @pytest.mark.parametrize("worker", [-1, 2])
-    def test_a_worker_outside_the_job_is_refused(self, worker):
+    def test_a_worker_outside_the_job_is_refused(self, worker: int) -> None:
         with pytest.raises(RemoteProtocolError, match=r"`worker` must be in \[0, 2\)"):
             center_of().join(worker, 0)
 
 
 class TestVersions:
-    def test_the_payload_buffer_becomes_the_center(self):
+    def test_the_payload_buffer_becomes_the_center(self) -> None:
         center = center_of()
         joined(center)
         payload = np.ones(3, np.float32)
         center.commit(commit_of(), [center.pool.adopt(payload)])
         assert center.current.array is payload
 
-    def test_a_version_still_being_sent_is_not_reused(self):
+    def test_a_version_still_being_sent_is_not_reused(self) -> None:
         center = center_of()
         center.join(0, 0)
         released = center.release(0, 0)
@@ -145,7 +158,7 @@ class TestVersions:
         released.buffer.drop()
         assert any(array is released.buffer.array for array in center.pool.free)
 
-    def test_many_commits_need_few_buffers(self):
+    def test_many_commits_need_few_buffers(self) -> None:
         center = center_of()
         joined(center).released = 0
         center.release(0, 0).buffer.drop()
@@ -157,7 +170,7 @@ class TestVersions:
             center.release(0, 0).buffer.drop()
         assert center.pool.made <= 4
 
-    def test_gap_is_the_root_mean_square_of_what_moved_since_it_was_sent(self):
+    def test_gap_is_the_root_mean_square_of_what_moved_since_it_was_sent(self) -> None:
         center = center_of(measure_gap=True)
         joined(center, 0)
         joined(center, 1)
@@ -167,7 +180,7 @@ class TestVersions:
 
 
 class TestSynchronous:
-    def test_nobody_starts_before_all_have_joined(self):
+    def test_nobody_starts_before_all_have_joined(self) -> None:
         center = center_of("averaging")
         center.join(0, 0)
         assert not center.ready(0)
@@ -176,7 +189,7 @@ class TestSynchronous:
         assert center.ready(0)
         assert center.ready(1)
 
-    def test_a_dead_worker_still_counts_and_its_successor_ends_the_round(self):
+    def test_a_dead_worker_still_counts_and_its_successor_ends_the_round(self) -> None:
         center = center_of("averaging")
         for worker in (0, 1):
             center.join(worker, worker)
@@ -191,7 +204,7 @@ class TestSynchronous:
         assert center.ready(0)
         np.testing.assert_array_equal(center.current.array, [3, 3, 3])
 
-    def test_a_successor_whose_partition_has_contributed_waits_for_the_release(self):
+    def test_a_successor_whose_partition_has_contributed_waits_for_the_release(self) -> None:
         center = center_of("averaging")
         for worker in (0, 1):
             center.join(worker, worker)
@@ -205,7 +218,7 @@ class TestSynchronous:
         send(center, commit_of(1, 1, value=4.0))
         assert center.ready(0)
 
-    def test_leaving_ends_the_round_that_waited_for_the_leaver(self):
+    def test_leaving_ends_the_round_that_waited_for_the_leaver(self) -> None:
         center = center_of("averaging")
         for worker in (0, 1):
             center.join(worker, worker)
@@ -218,7 +231,7 @@ class TestSynchronous:
 
 
 class TestBoundedStaleness:
-    def test_the_lead_is_at_most_the_bound(self):
+    def test_the_lead_is_at_most_the_bound(self) -> None:
         scheduler = BoundedStaleness(2, bound=1)
         for worker in (0, 1):
             scheduler.joined(worker)
@@ -230,7 +243,7 @@ class TestBoundedStaleness:
         scheduler.committed(1)
         assert scheduler.ready(0)
 
-    def test_one_that_left_holds_nobody_up(self):
+    def test_one_that_left_holds_nobody_up(self) -> None:
         scheduler = BoundedStaleness(2, bound=0)
         for worker in (0, 1):
             scheduler.joined(worker)
@@ -241,13 +254,13 @@ class TestBoundedStaleness:
 
 
 class TestStatistics:
-    def test_one_worker_sets_them(self):
+    def test_one_worker_sets_them(self) -> None:
         center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
         joined(center)
         send(center, commit_of(moving_statistics=np.array([4.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [4])
 
-    def test_workers_share_by_their_latest_steps(self):
+    def test_workers_share_by_their_latest_steps(self) -> None:
         center = center_of(moving_statistics=np.zeros(1, np.float32))
         joined(center, 0)
         joined(center, 1)
@@ -255,7 +268,7 @@ class TestStatistics:
         send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [5])  # 4 + (8 - 4) * 1 / (3 + 1)
 
-    def test_a_round_weighs_by_steps(self):
+    def test_a_round_weighs_by_steps(self) -> None:
         center = center_of("averaging", moving_statistics=np.zeros(1, np.float32))
         for worker in (0, 1):
             center.join(worker, 0)
@@ -266,17 +279,17 @@ class TestStatistics:
         np.testing.assert_array_equal(center.moving_statistics, [5])
 
 
-def test_a_gradient_rule_needs_a_learning_rate():
+def test_a_gradient_rule_needs_a_learning_rate() -> None:
     with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
         center_of("asgd")
 
 
-def test_a_rule_with_rounds_refuses_another_pace():
+def test_a_rule_with_rounds_refuses_another_pace() -> None:
     with pytest.raises(ConfigurationError, match="must run in rounds"):
         center_of("averaging", scheduler=Scheduler(2))
 
 
-def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one():
+def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one() -> None:
     center = center_of("downpour", scheduler=Synchronous(2))
     for worker in (0, 1):
         center.join(worker, 0)

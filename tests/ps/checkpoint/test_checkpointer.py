@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,48 +17,48 @@ from distkeras.ps.errors import ConfigurationError, SnapshotError
 from distkeras.ps.rules import make
 
 
-def toy():
+def toy() -> ToyJob:
     return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((50, 5))] * 2, dtype=np.float32)
 
 
 class Saving:
     """A saver at work on a toy's center."""
 
-    def __init__(self, folder, **options):
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.toy, self.changed = toy(), threading.Condition()
         self.saver = Checkpointer(Checkpoint(str(folder), **options))
         self.saver.start(self.toy.center, self.changed)
 
-    def commit(self, count):
+    def commit(self, count: int) -> None:
         for _ in range(count):
             with self.changed:
                 self.toy.commit(0)
                 self.saver.committed(self.toy.center.clock)
 
-    def wait(self, condition):
+    def wait(self, condition: Callable[..., Any]) -> None:
         deadline = time.monotonic() + 20
         with self.changed:
             while not condition():
                 assert self.changed.wait(deadline - time.monotonic())
 
-    def covered(self):
+    def covered(self) -> None:
         with self.changed:
             mark = self.saver.mark()
         self.wait(lambda: self.saver.covers(mark))
 
-    def __enter__(self):
+    def __enter__(self) -> Saving:
         self.covered()  # the first snapshot, at clock 0
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: None) -> None:
         self.saver.close(20)
 
 
-def clocks(folder):
+def clocks(folder: Path) -> list[int]:
     return sorted(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
 
 
-def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path):
+def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path: Path) -> None:
     with Saving(tmp_path, every=10, keep=9) as saving:
         saving.commit(9)
         assert saving.saver.durable == {0: 0, 1: 0}
@@ -65,7 +68,7 @@ def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path):
     assert clocks(tmp_path) == [0, 10, 13]
 
 
-def test_the_last_few_are_kept_and_their_whole_log(tmp_path):
+def test_the_last_few_are_kept_and_their_whole_log(tmp_path: Path) -> None:
     with Saving(tmp_path, every=1, keep=2) as saving:
         for _ in range(6):
             saving.commit(1)
@@ -79,7 +82,7 @@ def test_the_last_few_are_kept_and_their_whole_log(tmp_path):
     assert saved.log.loss == saving.toy.center.log.loss
 
 
-def test_logs_of_lives_without_a_snapshot_are_removed(tmp_path):
+def test_logs_of_lives_without_a_snapshot_are_removed(tmp_path: Path) -> None:
     with Saving(tmp_path, every=1, keep=1) as saving:
         saving.commit(4)
         saving.covered()
@@ -98,13 +101,13 @@ def test_logs_of_lives_without_a_snapshot_are_removed(tmp_path):
     assert second.load(StartMode()).log.commits()["clock"].tolist() == [0, 1, 2, 3]
 
 
-def test_nothing_is_read_where_nothing_is(tmp_path):
+def test_nothing_is_read_where_nothing_is(tmp_path: Path) -> None:
     saver = Checkpointer(Checkpoint(str(tmp_path)))
     assert saver.load(StartMode(fresh=True)) is None
     assert saver.lives() == 0
 
 
-def test_only_damaged_snapshots_are_an_error(tmp_path):
+def test_only_damaged_snapshots_are_an_error(tmp_path: Path) -> None:
     with Saving(tmp_path, keep=3) as saving:
         saving.commit(1)
     for path in tmp_path.glob("snapshot-*.dks"):
@@ -114,6 +117,6 @@ def test_only_damaged_snapshots_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [{"every": 0}, {"keep": 0}, {"every": 1.5}])
-def test_bad_numbers(bad):
+def test_bad_numbers(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="must be a positive integer"):
         Checkpoint("folder", **bad)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ HEADER = {"clock": 3, "members": {"0": {"epoch": 1}}, "none": None, "text": "θ"
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_round_trip(tmp_path, scheme):
+def test_round_trip(tmp_path: Path, scheme: str) -> None:
     store = Store(scheme + str(tmp_path / "new" / "folder"))
     store.save("one", HEADER, ARRAYS)
     header, arrays = store.load("one")
@@ -37,7 +39,7 @@ def test_round_trip(tmp_path, scheme):
 
 
 @given(data=st.data())
-def test_any_changed_byte_is_noticed(tmp_path_factory, data):
+def test_any_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = Store(str(folder))
     store.save("one", HEADER, ARRAYS)
@@ -51,7 +53,7 @@ def test_any_changed_byte_is_noticed(tmp_path_factory, data):
 
 
 @given(data=st.data())
-def test_any_cut_is_noticed(tmp_path_factory, data):
+def test_any_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = Store(str(folder))
     store.save("one", HEADER, ARRAYS)
@@ -62,7 +64,7 @@ def test_any_cut_is_noticed(tmp_path_factory, data):
         store.load("one")
 
 
-def test_a_file_of_the_same_name_is_replaced(tmp_path):
+def test_a_file_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", {"life": 1}, {})
     store.save("one", {"life": 2}, {})
@@ -71,7 +73,7 @@ def test_a_file_of_the_same_name_is_replaced(tmp_path):
     assert store.names() == []
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path):
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", {"life": 1}, {})
     os.symlink("/dev/full", tmp_path / "one.dks.part")  # the draft: opens, and takes no byte
@@ -82,17 +84,17 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert store.load("one")[0] == {"life": 3}
 
 
-def test_what_is_not_there_cannot_be_read(tmp_path):
+def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="missing must be readable"):
         Store(str(tmp_path)).load("missing")
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match="must be writable"):
         Store(str(tmp_path / "file" / "folder"))
 
 
-def test_a_uri_that_nothing_opens():
+def test_a_uri_that_nothing_opens() -> None:
     with pytest.raises(ConfigurationError, match="a URI that Arrow opens"):
         Store("gopher://host/path")

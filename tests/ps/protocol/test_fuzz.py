@@ -6,6 +6,7 @@ Whatever comes, in whatever pieces: only the two errors, no more memory than the
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ class Fed:
 
 
 @st.composite
-def damaged(draw):
+def damaged(draw: st.DrawFn) -> bytes:
     """One or two frames with some numbers replaced, pieces cut out, doubled or put in."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(FRAMES), min_size=1, max_size=2))))
     for _ in range(draw(st.integers(0, 3))):
@@ -110,7 +111,7 @@ def damaged(draw):
     return bytes(data)
 
 
-def begun():
+def begun() -> Any:
     """Garbage that gets past the first look."""
     return st.builds(
         lambda code, rest: struct.pack(">4sBB", MAGIC, VERSION, code) + rest,
@@ -127,13 +128,13 @@ STEPS = st.sampled_from([10**6, 1, 3, 17])
 @pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
 @settings(max_examples=250)
 @given(data=INPUTS, step=STEPS)
-def test_nothing_but_refusals_comes_of_it(server, known, data, step) -> None:
+def test_nothing_but_refusals_comes_of_it(server: bool, known: bool, data: bytes, step: int) -> None:
     Fed(server=server, known=known).feed(data, step)
 
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 123), st.integers(1, 255)), min_size=1, max_size=3))
-def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages) -> None:
+def test_no_damage_to_a_genuine_answer_gets_a_stranger_in(damages: list[tuple[int, int]]) -> None:
     server, client = (Connection(server=role, key=KEY) for role in (True, False))
     challenge, answer = b"".join(map(bytes, server.start())), b""
     while challenge:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ shapes = st.lists(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=
 
 
 @given(shapes)
-def test_flatten_then_views_gives_the_arrays_back(shapes) -> None:
+def test_flatten_then_views_gives_the_arrays_back(shapes: list[Any]) -> None:
     layout = Layout(tuple(f"a{i}" for i in range(len(shapes))), tuple(shapes))
     arrays = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(shapes)]
     vector = layout.flatten(arrays)
@@ -23,7 +25,7 @@ def test_flatten_then_views_gives_the_arrays_back(shapes) -> None:
 
 
 @given(shapes)
-def test_layouts_travel(shapes) -> None:
+def test_layouts_travel(shapes: list[Any]) -> None:
     layouts = [Layout(tuple(f"a{i}" for i in range(len(shapes))), tuple(shapes)), Layout((), ())]
     assert decode(encode(layouts), [layouts[0].size, 0]) == layouts
 
@@ -31,7 +33,7 @@ def test_layouts_travel(shapes) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"7", b"[7]", b"[[7]]", b'[[["a", 3]]]', b'[[["a", ["b"]]]]', b'[[["a", [4]]]]', b"[]"]
 )
-def test_what_is_no_layout_is_refused(data) -> None:
+def test_what_is_no_layout_is_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="layouts must"):
         decode(data, [3])
 

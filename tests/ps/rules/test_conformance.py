@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from support.toy_model import ToyJob
 
 from distkeras.ps import rules
+from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError
@@ -21,7 +25,7 @@ NAMES = list(rules.all_rules())
 SCHEDULE = [0, 1, 0, 1, 1, 0, 1, 0]
 
 
-def job(name, *, block=BLOCK, size=7, workers=2, dtype=np.float32):
+def job(name: str, *, block: int = BLOCK, size: int = 7, workers: int = 2, dtype: type[float] = np.float32) -> ToyJob:
     rng = np.random.default_rng(1)
     kind = rules.all_rules()[name]
     rule = kind() if kind.__dataclass_fields__["window"].default is None else kind(window=1)
@@ -29,7 +33,7 @@ def job(name, *, block=BLOCK, size=7, workers=2, dtype=np.float32):
     return ToyJob(rule, rng.normal(size=size), data, dtype=dtype, block=block, measure_gap=True)
 
 
-def run(toy):
+def run(toy: ToyJob) -> np.ndarray:
     if toy.rule.window is None:
         return toy.run(range(len(toy.replicas)))
     return toy.run(SCHEDULE)
@@ -38,13 +42,13 @@ def run(toy):
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None)
 @given(block=st.integers(1, 9))
-def test_chunked_application_equals_whole_application_to_the_bit(name, block):
+def test_chunked_application_equals_whole_application_to_the_bit(name: str, block: int) -> None:
     np.testing.assert_array_equal(run(job(name, block=block)), run(job(name)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", NAMES)
-def test_dtype_and_shape_stay(name, dtype):
+def test_dtype_and_shape_stay(name: str, dtype: type[float]) -> None:
     toy = job(name, dtype=dtype)
     run(toy)
     assert toy.theta.dtype == dtype
@@ -53,7 +57,7 @@ def test_dtype_and_shape_stay(name, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_versions_never_change(name):
+def test_published_versions_never_change(name: str) -> None:
     toy = job(name)
     versions = []
     for worker in range(2) if toy.rule.window is None else SCHEDULE:
@@ -65,14 +69,14 @@ def test_published_versions_never_change(name):
             np.testing.assert_array_equal(array, copy)
 
 
-def half_way(name):
+def half_way(name: str) -> ToyJob:
     """A job in the midst of its work: of a round's, for rules that have some."""
     toy = job(name)
     toy.run([0] if toy.rule.window is None else SCHEDULE[:5])
     return toy
 
 
-def go_on(center):
+def go_on(center: Center) -> Iterator[tuple[np.ndarray, float]]:
     """Four more exchanges of each worker, begun by a pull, with payloads that are the same each time."""
     rng = np.random.default_rng(2)
     for worker in [0, 1, 1, 0, 1, 0, 0, 1]:
@@ -102,7 +106,7 @@ def go_on(center):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_state_round_trip_through_a_snapshot(name, tmp_path):
+def test_state_round_trip_through_a_snapshot(name: str, tmp_path: Path) -> None:
     toy = half_way(name)
     state = capture(toy.center)
     store = Store(str(tmp_path))
@@ -127,13 +131,13 @@ def test_state_round_trip_through_a_snapshot(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_configuration_round_trip_through_json(name):
+def test_configuration_round_trip_through_json(name: str) -> None:
     rule = rules.make(name)
     assert rules.make(rule.name.upper(), **json.loads(json.dumps(rule.config()))) == rule
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_info_is_complete(name):
+def test_info_is_complete(name: str) -> None:
     info = rules.all_rules()[name].info
     assert all(vars(info).values())
     assert info.bibtex.startswith("@")
@@ -141,18 +145,18 @@ def test_info_is_complete(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_docstring_names_its_source(name):
+def test_docstring_names_its_source(name: str) -> None:
     assert "Reference:" in rules.all_rules()[name].__doc__
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("window", [0, -1, 1.5, "2", True])
-def test_bad_window_is_refused(name, window):
+def test_bad_window_is_refused(name: str, window: float | str) -> None:
     with pytest.raises(ConfigurationError, match="`window` must be"):
         rules.make(name, window=window)
 
 
-def test_unknown_rule_and_unknown_hyper_parameter_are_refused():
+def test_unknown_rule_and_unknown_hyper_parameter_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="`rule` must be one of"):
         rules.make("adam")
     with pytest.raises(ConfigurationError, match="takes window"):
@@ -173,6 +177,6 @@ def test_unknown_rule_and_unknown_hyper_parameter_are_refused():
         ("asgd", {"window": 2}),
     ],
 )
-def test_bad_hyper_parameters_are_refused(name, bad):
+def test_bad_hyper_parameters_are_refused(name: str, bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Received"):
         rules.make(name, **bad)

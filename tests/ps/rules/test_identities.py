@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.toy_model import ToyJob
 
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Rule, make
 
 CURVES = np.array([0.5, 1.0, 3.0])
 START = [1.0, -2.0, 0.5]
 ETA = 0.05
 
 
-def gradient(theta, value):
+def gradient(theta: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Of a quadratic, shifted by the batch."""
     return CURVES * theta + value
 
 
-def data(workers, steps, seed=0):
+def data(workers: int, steps: int, seed: int = 0) -> list[np.ndarray]:
     return list(np.random.default_rng(seed).normal(size=(workers, steps, 3)))
 
 
-def job(rule, workers=3, steps=12, **options):
+def job(rule: Rule, workers: int = 3, steps: int = 12, **options: Any) -> ToyJob:
     options.setdefault("gradient", gradient)
     return ToyJob(rule, START, data(workers, steps), eta=ETA, **options)
 
 
-def sgd(values, steps=None, start=START):
+def sgd(values: np.ndarray, steps: int | None = None, start: list[float] = START) -> np.ndarray:
     theta = np.array(start)
     for value in values[:steps]:
         theta = theta - ETA * gradient(theta, value)
@@ -40,30 +42,30 @@ schedules = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 fast = settings(max_examples=40, deadline=None)
 
 
-def both(first, second, schedule, **options):
+def both(first: Rule, second: Rule, schedule: list[int], **options: Any) -> tuple[np.ndarray, np.ndarray]:
     return job(first, **options).run(schedule), job(second, **options).run(schedule)
 
 
-def assert_close(a, b):
+def assert_close(a: float | np.ndarray, b: list[float] | np.ndarray) -> None:
     np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
 @fast
 @given(schedules)
-def test_agn_with_window_one_is_downpour_to_the_bit(schedule):
+def test_agn_with_window_one_is_downpour_to_the_bit(schedule: list[int]) -> None:
     a, b = both(make("agn", window=1), make("downpour"), schedule, dtype=np.float32)
     np.testing.assert_array_equal(a, b)
 
 
 @fast
 @given(schedules)
-def test_downpour_is_asgd(schedule):
+def test_downpour_is_asgd(schedule: list[int]) -> None:
     assert_close(*both(make("downpour"), make("asgd"), schedule))
 
 
 @fast
 @given(schedules, st.sampled_from([1, 2, 5]))
-def test_zealous_downpour_at_an_idle_server_is_downpour(schedule, window):
+def test_zealous_downpour_at_an_idle_server_is_downpour(schedule: list[int], window: int) -> None:
     assert_close(*both(make("zealous_downpour", window=window), make("downpour"), schedule))
     exploring = make("zealous_downpour", window=window, explore=True)
     np.testing.assert_array_equal(*both(exploring, make("downpour"), schedule, dtype=np.float32))
@@ -71,7 +73,9 @@ def test_zealous_downpour_at_an_idle_server_is_downpour(schedule, window):
 
 @fast
 @given(schedules, st.sampled_from([1, 2, 3]))
-def test_zealous_downpour_that_explores_at_a_busy_server_is_accumulated_downpour_to_the_bit(schedule, window):
+def test_zealous_downpour_that_explores_at_a_busy_server_is_accumulated_downpour_to_the_bit(
+    schedule: list[int], window: int
+) -> None:
     exploring = job(make("zealous_downpour", window=window, explore=True), steps=40, occupied=lambda worker: True)
     accumulated = job(make("downpour", window=window), steps=40)
     np.testing.assert_array_equal(exploring.run(schedule), accumulated.run(schedule))
@@ -79,7 +83,9 @@ def test_zealous_downpour_that_explores_at_a_busy_server_is_accumulated_downpour
 
 @fast
 @given(schedules, st.sampled_from([1, 2, 3]))
-def test_zealous_downpour_at_a_busy_server_is_downpour_with_as_many_batches_in_one(schedule, window):
+def test_zealous_downpour_at_a_busy_server_is_downpour_with_as_many_batches_in_one(
+    schedule: list[int], window: int
+) -> None:
     values = data(3, 36)
     batched = [value.reshape(-1, window, 3) for value in values]
     literal = make("zealous_downpour", window=window)
@@ -91,27 +97,27 @@ def test_zealous_downpour_at_a_busy_server_is_downpour_with_as_many_batches_in_o
 
 
 @pytest.mark.parametrize("name", ["downpour", "dynsgd", "agn", "asgd", "adag"])
-def test_one_worker_with_window_one_is_sgd(name):
+def test_one_worker_with_window_one_is_sgd(name: str) -> None:
     alone = job(make(name, window=1), workers=1)
     assert_close(alone.run([0] * 12), sgd(data(1, 12)[0]))
 
 
 @pytest.mark.parametrize("window", [2, 3, 6])
 @pytest.mark.parametrize("name", ["downpour", "dynsgd"])
-def test_one_worker_with_any_window_is_sgd(name, window):
+def test_one_worker_with_any_window_is_sgd(name: str, window: int) -> None:
     alone = job(make(name, window=window), workers=1)
     assert_close(alone.run([0] * (12 // window)), sgd(data(1, 12)[0]))
 
 
 @pytest.mark.parametrize("window", [2, 4])
-def test_agn_payload_is_the_accumulated_payload_over_the_window(window):
+def test_agn_payload_is_the_accumulated_payload_over_the_window(window: int) -> None:
     start = np.array(START)
     accumulated = job(make("downpour", window=window)).run([1]) - start
     normalized = job(make("agn", window=window)).run([1]) - start
     assert_close(normalized * window, accumulated)
 
 
-def test_dynsgd_round_robin_is_downpour_with_eta_over_n_after_the_first_round():
+def test_dynsgd_round_robin_is_downpour_with_eta_over_n_after_the_first_round() -> None:
     workers = 3
     values = data(workers, 5)
     dyn = ToyJob(make("dynsgd", window=1), START, values, eta=ETA)
@@ -123,7 +129,7 @@ def test_dynsgd_round_robin_is_downpour_with_eta_over_n_after_the_first_round():
 
 @fast
 @given(schedules, st.sampled_from(["4.1", "4.7", "4.10", "4.1norm", "4.7norm"]), st.sampled_from([True, False]))
-def test_adag_11_is_adag_12_to_the_bit(schedule, form, normalize):
+def test_adag_11_is_adag_12_to_the_bit(schedule: list[int], form: str, normalize: bool) -> None:
     options = {"window": 1, "form": form, "normalize": normalize, "gamma": 0.01}
     a, b = both(make("adag", algorithm=11, **options), make("adag", algorithm=12, **options), schedule)
     np.testing.assert_array_equal(a, b)
@@ -131,14 +137,14 @@ def test_adag_11_is_adag_12_to_the_bit(schedule, form, normalize):
 
 @fast
 @given(schedules)
-def test_adag_4_7_with_gamma_eta_is_4_1(schedule):
+def test_adag_4_7_with_gamma_eta_is_4_1(schedule: list[int]) -> None:
     a, b = both(make("adag", window=1, form="4.7", gamma=ETA), make("adag", window=1, form="4.1"), schedule)
     np.testing.assert_array_equal(a, b)
 
 
 @fast
 @given(schedules, st.sampled_from([11, 12, 13]))
-def test_adag_4_10_is_4_7_with_gamma_squared(schedule, algorithm):
+def test_adag_4_10_is_4_7_with_gamma_squared(schedule: list[int], algorithm: int) -> None:
     a, b = both(
         make("adag", window=1, form="4.10", gamma=0.125, algorithm=algorithm),
         make("adag", window=1, form="4.7", gamma=0.125**2, algorithm=algorithm),
@@ -149,14 +155,14 @@ def test_adag_4_10_is_4_7_with_gamma_squared(schedule, algorithm):
 
 @fast
 @given(schedules)
-def test_adag_with_huge_gamma_is_its_base(schedule):
+def test_adag_with_huge_gamma_is_its_base(schedule: list[int]) -> None:
     assert_close(*both(make("adag", window=2, gamma=1e300), make("agn", window=2), schedule[:6]))
     assert_close(*both(make("adag", window=2, gamma=1e300, normalize=False), make("downpour", window=2), schedule[:6]))
 
 
 @fast
 @given(schedules)
-def test_adag_with_tiny_gamma_keeps_only_commits_from_an_unmoved_center(schedule):
+def test_adag_with_tiny_gamma_keeps_only_commits_from_an_unmoved_center(schedule: list[int]) -> None:
     toy = job(make("adag", window=1, gamma=1e-300))
     for worker in schedule:
         before = toy.theta.copy()
@@ -167,7 +173,7 @@ def test_adag_with_tiny_gamma_keeps_only_commits_from_an_unmoved_center(schedule
 
 @fast
 @given(schedules, st.sampled_from(["4.1", "4.7", "4.7norm"]))
-def test_adag_scale_is_in_the_half_open_unit_interval(schedule, form):
+def test_adag_scale_is_in_the_half_open_unit_interval(schedule: list[int], form: str) -> None:
     toy = job(make("adag", window=1, form=form, gamma=0.01))
     toy.run(schedule)
     for staleness, scale in toy.center.log.commits()[["staleness", "scale"]]:
@@ -177,14 +183,14 @@ def test_adag_scale_is_in_the_half_open_unit_interval(schedule, form):
 
 @fast
 @given(schedules)
-def test_norm_is_element_wise_in_one_dimension(schedule):
+def test_norm_is_element_wise_in_one_dimension(schedule: list[int]) -> None:
     values = [[1.0, 0.5, -2.0] * 4] * 3
     scalar, norm = (ToyJob(make("adag", window=1, form=form, gamma=0.01), [1.0], values) for form in ("4.7", "4.7norm"))
     assert_close(scalar.run(schedule), norm.run(schedule))
 
 
 @pytest.mark.parametrize("rule", [make("aeasgd", rho=0.0), make("easgd", rho=0.0)])
-def test_elastic_rules_without_a_spring_freeze_the_center(rule):
+def test_elastic_rules_without_a_spring_freeze_the_center(rule: Rule) -> None:
     toy = job(rule, steps=20)
     toy.run([0, 1, 2])
     np.testing.assert_array_equal(toy.theta, START)
@@ -194,7 +200,7 @@ def test_elastic_rules_without_a_spring_freeze_the_center(rule):
 
 @fast
 @given(schedules, st.sampled_from([1, 2]), st.floats(0.1, 5))
-def test_elastic_exchange_conserves_center_plus_workers_async(schedule, window, rho):
+def test_elastic_exchange_conserves_center_plus_workers_async(schedule: list[int], window: int, rho: float) -> None:
     # With gradients that do not depend on theta: center + sum of workers = (n + 1) theta0 - eta * sum of gradients.
     values = data(3, 30)
     toy = ToyJob(make("aeasgd", window=window, rho=rho), START, values, eta=ETA)
@@ -205,7 +211,7 @@ def test_elastic_exchange_conserves_center_plus_workers_async(schedule, window, 
     assert_close(total, 4 * np.array(START) - ETA * moved)
 
 
-def test_elastic_exchange_conserves_center_plus_workers_sync():
+def test_elastic_exchange_conserves_center_plus_workers_sync() -> None:
     values = data(3, 8)
     toy = ToyJob(make("easgd", window=2, rho=2.0), START, values, eta=ETA)
     toy.run([0, 2, 1, 1, 0, 2, 0, 1, 2, 0, 1, 2])
@@ -213,7 +219,7 @@ def test_elastic_exchange_conserves_center_plus_workers_sync():
     assert_close(total, 4 * np.array(START) - ETA * sum(value.sum(axis=0) for value in values))
 
 
-def test_sync_easgd_equilibrium_distance_under_a_constant_gradient():
+def test_sync_easgd_equilibrium_distance_under_a_constant_gradient() -> None:
     # The distance before the exchange tends to window * |g| / ((n + 1) rho).
     n, rho, window = 3, 1.0, 2
     values = [[1.0] * 2000] * n
@@ -225,11 +231,11 @@ def test_sync_easgd_equilibrium_distance_under_a_constant_gradient():
 
 @fast
 @given(schedules)
-def test_eamsgd_without_momentum_is_aeasgd(schedule):
+def test_eamsgd_without_momentum_is_aeasgd(schedule: list[int]) -> None:
     assert_close(*both(make("eamsgd", window=2, momentum=0.0), make("aeasgd", window=2), schedule[:5]))
 
 
-def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange():
+def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange() -> None:
     # Worker 0 stands still at the start, so that a center remembered from its last pull would give it no force.
     toy = ToyJob(make("aeasgd", window=1, rho=4.0), [0.0], [[0.0] * 2, [1.0] * 5], eta=ETA)
     moved = toy.run([1, 1, 1]).copy()
@@ -237,7 +243,7 @@ def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange():
     assert_close(toy.run([0]), moved - ETA * 4.0 * moved)
 
 
-def test_easgd_differs_from_its_simultaneous_form_by_the_elastic_force_on_one_step():
+def test_easgd_differs_from_its_simultaneous_form_by_the_elastic_force_on_one_step() -> None:
     # Algorithm 4 takes the force at the moved worker, Eq 2.4 at the old one: eta^2 rho g apart.
     rho, values = 2.0, data(3, 2)
     one, two = (
@@ -252,7 +258,7 @@ def test_easgd_differs_from_its_simultaneous_form_by_the_elastic_force_on_one_st
         assert_close(two.replicas[worker].theta - simultaneous, ETA**2 * rho * g)
 
 
-def test_a_center_that_stands_still_holds_its_workers_where_the_spring_equals_the_gradient():
+def test_a_center_that_stands_still_holds_its_workers_where_the_spring_equals_the_gradient() -> None:
     # Opposed gradients pull two workers apart. Before each exchange: -g = rho (theta - center).
     rho = 4.0
     toy = ToyJob(make("easgd", rho=rho, window=1), [1.0], [[1.0] * 300, [-1.0] * 300], eta=ETA)
@@ -263,7 +269,7 @@ def test_a_center_that_stands_still_holds_its_workers_where_the_spring_equals_th
     assert_close(-1.0, rho * (before - toy.theta))
 
 
-def test_model_averaging_with_window_one_is_synchronous_sgd():
+def test_model_averaging_with_window_one_is_synchronous_sgd() -> None:
     values = data(3, 4)
     toy = ToyJob(make("averaging", window=1), START, values, eta=ETA, gradient=gradient)
     theta = np.array(START)
@@ -272,14 +278,14 @@ def test_model_averaging_with_window_one_is_synchronous_sgd():
     assert_close(toy.run([0, 1, 2] * 4), theta)
 
 
-def test_one_averaging_worker_is_sgd():
+def test_one_averaging_worker_is_sgd() -> None:
     toy = job(make("averaging", window=3), workers=1)
     assert_close(toy.run([0] * 4), sgd(data(1, 12)[0]))
 
 
 @fast
 @given(schedules, st.sampled_from(["downpour", "dynsgd", "asgd", "aeasgd"]))
-def test_staleness_adds_up_to_the_last_pull_clocks_less_the_commits(schedule, name):
+def test_staleness_adds_up_to_the_last_pull_clocks_less_the_commits(schedule: list[int], name: str) -> None:
     toy = job(make(name, window=1))
     toy.run(schedule)
     total = toy.center.log.commits()["staleness"].sum()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from support.toy_model import ToyJob
 from support.transcriptions import Problem
 
 from distkeras.ps.rules import make
-from distkeras.ps.rules.schedules import Cosine, StepDecay
+from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay
 from distkeras.ps.simulation.simulate import simulate
 
 N, ETA, GAMMA = 3, 0.05, 0.8
@@ -21,15 +24,19 @@ rounds = st.lists(st.permutations(range(N)), min_size=1, max_size=6).map(lambda 
 fast = settings(max_examples=20, deadline=None)
 
 
-def centers(name, schedule, *, n=N, simulation=None, **hyper):
+def centers(
+    name: str, schedule: list[int], *, n: int = N, simulation: dict[str, Any] | None = None, **hyper: Any
+) -> np.ndarray:
     return Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), **(simulation or {})).centers
 
 
-def assert_close(actual, expected):
+def assert_close(
+    actual: np.ndarray | float | list[np.ndarray], expected: np.ndarray | float | list[np.ndarray]
+) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
-def sequential(step, steps=20):
+def sequential(step: Callable[..., Any], steps: int = 20) -> np.ndarray:
     """The iterates of a one-worker method: ``step(job, theta, v)`` gives the next two."""
     job = Problem(1, [0] * steps, eta=ETA)
     theta, v, iterates = job.start, np.zeros_like(job.start), []
@@ -39,27 +46,27 @@ def sequential(step, steps=20):
     return np.array(iterates)
 
 
-def sgd(job, theta, v):
+def sgd(job: Problem, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return theta - ETA * job.g(0, theta), v
 
 
-def heavy_ball(job, theta, v):
+def heavy_ball(job: Problem, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     v = GAMMA * v + job.g(0, theta)
     return theta - ETA * v, v
 
 
-def nesterov(job, theta, v):
+def nesterov(job: Problem, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     v = GAMMA * v + job.g(0, theta - ETA * GAMMA * v)
     return theta - ETA * v, v
 
 
-def bengio(job, ahead, v):
+def bengio(job: Problem, ahead: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     g = job.g(0, ahead)
     v = GAMMA * v + g
     return ahead - ETA * (GAMMA * v + g), v
 
 
-def alone(name, **hyper):
+def alone(name: str, **hyper: Any) -> np.ndarray:
     return centers(name, [0] * 20, n=1, **hyper)
 
 
@@ -87,20 +94,20 @@ def alone(name, **hyper):
         ("dana_slim", {"momentum": GAMMA}, bengio),
     ],
 )
-def test_one_worker_is_the_sequential_method(name, hyper, method):
+def test_one_worker_is_the_sequential_method(name: str, hyper: dict[str, Any], method: Callable[..., Any]) -> None:
     assert_close(alone(name, **hyper), sequential(method))
 
 
-def test_one_worker_of_nag_asgd_is_not_nesterovs_method():
+def test_one_worker_of_nag_asgd_is_not_nesterovs_method() -> None:
     assert np.abs(alone("nag_asgd", momentum=GAMMA) - sequential(nesterov)).max() > 1e-3
 
 
-def test_one_worker_of_dana_dc_is_not_nesterovs_method():
+def test_one_worker_of_dana_dc_is_not_nesterovs_method() -> None:
     # The difference that compensates is taken from the look-ahead that was sent, which is not the center.
     assert np.abs(alone("dana_dc", momentum=GAMMA, compensation=2.0) - sequential(nesterov)).max() > 1e-3
 
 
-def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_late():
+def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_late() -> None:
     job = Problem(1, [0] * 20, eta=ETA)
     theta, before, iterates = job.start, job.start, []
     for _ in range(20):
@@ -118,31 +125,33 @@ def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_l
 )
 @fast
 @given(schedules)
-def test_without_momentum_it_is_asgd(name, schedule):
+def test_without_momentum_it_is_asgd(name: str, schedule: list[int]) -> None:
     assert_close(centers(name, schedule, momentum=0.0), centers("asgd", schedule))
 
 
 @fast
 @given(schedules)
-def test_naive_asgdm_is_nag_asgd(schedule):
+def test_naive_asgdm_is_nag_asgd(schedule: list[int]) -> None:
     assert_close(centers("asgdm", schedule, momentum=GAMMA), centers("nag_asgd", schedule, momentum=GAMMA))
 
 
 @pytest.mark.parametrize("eta", [StepDecay(ETA, (3, 9), 0.5), Cosine(ETA, length=25, least=0.01)], ids=str)
 @fast
 @given(schedules)
-def test_momentum_correction_keeps_naive_asgdm_at_nag_asgd_while_eta_changes(eta, schedule):
+def test_momentum_correction_keeps_naive_asgdm_at_nag_asgd_while_eta_changes(
+    eta: Schedule, schedule: list[int]
+) -> None:
     options = {"simulation": {"learning_rate": eta}, "momentum": GAMMA}
     assert_close(centers("asgdm", schedule, **options), centers("nag_asgd", schedule, **options))
 
 
 @fast
 @given(schedules)
-def test_multi_asgd_is_shifted_momentum(schedule):
+def test_multi_asgd_is_shifted_momentum(schedule: list[int]) -> None:
     assert_close(centers("multi_asgd", schedule, momentum=GAMMA), centers("shifted_momentum", schedule, momentum=GAMMA))
 
 
-def test_multi_asgd_with_a_frameworks_nesterov_step_would_be_dana_slim():
+def test_multi_asgd_with_a_frameworks_nesterov_step_would_be_dana_slim() -> None:
     job = Problem(N, ROUND_ROBIN, eta=ETA)
     theta, v, sent, iterates = job.start, [0.0] * N, [job.start] * N, []
     for k in ROUND_ROBIN:
@@ -157,7 +166,7 @@ def test_multi_asgd_with_a_frameworks_nesterov_step_would_be_dana_slim():
 
 @fast
 @given(schedules)
-def test_dana_slims_center_is_what_dana_zero_sends(schedule):
+def test_dana_slims_center_is_what_dana_zero_sends(schedule: list[int]) -> None:
     # ... that is, DANA-Zero's center less eta gamma times the sum of the momenta.
     slim, zero = (Problem(N, schedule, eta=ETA) for _ in range(2))
     slim.simulated(make("dana_slim", momentum=GAMMA))
@@ -166,7 +175,7 @@ def test_dana_slims_center_is_what_dana_zero_sends(schedule):
         assert_close(a, b)
 
 
-def test_dana_slim_is_not_dana_zero_while_eta_changes():
+def test_dana_slim_is_not_dana_zero_while_eta_changes() -> None:
     slim, zero = (Problem(N, ROUND_ROBIN, eta=ETA) for _ in range(2))
     for job, name in ((slim, "dana_slim"), (zero, "dana_zero")):
         job.simulated(make(name, momentum=GAMMA), learning_rate=StepDecay(ETA, (5,), 0.5))
@@ -175,7 +184,7 @@ def test_dana_slim_is_not_dana_zero_while_eta_changes():
 
 @fast
 @given(schedules)
-def test_danas_running_sum_is_the_sum_of_the_momenta(schedule):
+def test_danas_running_sum_is_the_sum_of_the_momenta(schedule: list[int]) -> None:
     data = np.random.default_rng(0).normal(size=(N, 30, 4))
     for name in ("dana_zero", "dana_dc"):
         toy = ToyJob(make(name, momentum=GAMMA), np.ones(4), data)
@@ -183,7 +192,7 @@ def test_danas_running_sum_is_the_sum_of_the_momenta(schedule):
         assert_close(toy.center.model[0], sum(member.vectors[0] for member in toy.center.members.values()))
 
 
-def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum():
+def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum() -> None:
     data = list(np.random.default_rng(0).normal(size=(2, 2, 4)))
     data.append(np.ones((6, 4)))
     toy = ToyJob(make("dana_zero", momentum=GAMMA), np.ones(4), data)
@@ -193,7 +202,7 @@ def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum():
 
 @fast
 @given(schedules)
-def test_dana_dc_without_compensation_is_dana_zero_to_the_bit(schedule):
+def test_dana_dc_without_compensation_is_dana_zero_to_the_bit(schedule: list[int]) -> None:
     np.testing.assert_array_equal(
         centers("dana_dc", schedule, momentum=GAMMA, compensation=0.0), centers("dana_zero", schedule, momentum=GAMMA)
     )
@@ -202,7 +211,7 @@ def test_dana_dc_without_compensation_is_dana_zero_to_the_bit(schedule):
 @pytest.mark.parametrize("adaptive", [False, True])
 @fast
 @given(schedules)
-def test_dc_asgd_without_compensation_is_asgd_and_with_momentum_multi_asgd(adaptive, schedule):
+def test_dc_asgd_without_compensation_is_asgd_and_with_momentum_multi_asgd(adaptive: bool, schedule: list[int]) -> None:
     hyper = {"adaptive": adaptive, "compensation": 0.0}
     assert_close(centers("dc_asgd", schedule, **hyper), centers("asgd", schedule))
     assert_close(centers("dc_asgd", schedule, momentum=GAMMA, **hyper), centers("multi_asgd", schedule, momentum=GAMMA))
@@ -210,7 +219,7 @@ def test_dc_asgd_without_compensation_is_asgd_and_with_momentum_multi_asgd(adapt
 
 @fast
 @given(schedules)
-def test_adaptive_compensation_without_memory_is_linear_in_the_gradients_magnitude(schedule):
+def test_adaptive_compensation_without_memory_is_linear_in_the_gradients_magnitude(schedule: list[int]) -> None:
     # m = 0, epsilon = 0: lambda0 g g d / |g| = lambda0 |g| d.
     job = Problem(N, schedule, eta=ETA)
     theta, sent, iterates = job.start, [job.start] * N, []
@@ -225,12 +234,12 @@ def test_adaptive_compensation_without_memory_is_linear_in_the_gradients_magnitu
 # what is sent
 
 
-def sent_and_reached(name, schedule, order):
+def sent_and_reached(name: str, schedule: list[int], order: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """What the last committer of ``schedule`` is sent, and the center after a zero gradient of each of ``order``."""
     job = Problem(N, [*schedule, *order], eta=ETA)
     points = []
 
-    def gradient(theta, worker):
+    def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
         points.append(theta.copy())
         return job.g(worker, theta) * (len(points) <= len(schedule))
 
@@ -242,16 +251,18 @@ def sent_and_reached(name, schedule, order):
 @pytest.mark.parametrize("name", ["dana_zero", "smega2"])
 @fast
 @given(schedules, st.permutations(range(N)))
-def test_what_is_sent_is_the_center_after_a_zero_gradient_of_every_worker(name, schedule, order):
+def test_what_is_sent_is_the_center_after_a_zero_gradient_of_every_worker(
+    name: str, schedule: list[int], order: list[int]
+) -> None:
     assert_close(*sent_and_reached(name, schedule, order))
 
 
-def test_lwp_does_not_send_that():
+def test_lwp_does_not_send_that() -> None:
     sent, reached = sent_and_reached("lwp", ROUND_ROBIN, [0, 1, 2])
     assert np.abs(sent - reached).max() > 1e-3
 
 
-def arrivals(name, **hyper):
+def arrivals(name: str, **hyper: Any) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, Problem]]:
     """Round robin: who arrives, with its number among the worker's own; the gap it finds; its job."""
     job = Problem(N, ROUND_ROBIN, eta=ETA)
     trace = job.simulated(make(name, **hyper), measure_gap=True)
@@ -265,18 +276,18 @@ def arrivals(name, **hyper):
         yield k, number, gap, sum(others), job
 
 
-def test_round_robin_gap_of_asgd_is_one_gradient_of_every_other_worker():
+def test_round_robin_gap_of_asgd_is_one_gradient_of_every_other_worker() -> None:
     for _, _, gap, others, _ in arrivals("asgd"):
         assert_close(gap, -ETA * others)
 
 
-def test_round_robin_gap_of_dana_zero_is_that_and_its_own_momentum():
+def test_round_robin_gap_of_dana_zero_is_that_and_its_own_momentum() -> None:
     for k, number, gap, others, job in arrivals("dana_zero", momentum=GAMMA):
         own = sum(GAMMA ** (number - 1 - i) * job.gradients[k][i] for i in range(number))
         assert_close(gap, -ETA * others + ETA * GAMMA * own)
 
 
-def test_smega2_under_a_constant_gradient_tends_to_steps_of_eta_over_one_minus_gamma():
+def test_smega2_under_a_constant_gradient_tends_to_steps_of_eta_over_one_minus_gamma() -> None:
     trace = simulate(
         make("smega2", momentum=GAMMA),
         np.zeros(2),
@@ -294,14 +305,14 @@ def test_smega2_under_a_constant_gradient_tends_to_steps_of_eta_over_one_minus_g
 
 @fast
 @given(rounds)
-def test_ormo_under_rounds_is_synchronous_sgd_with_momentum_at_the_barriers(schedule):
+def test_ormo_under_rounds_is_synchronous_sgd_with_momentum_at_the_barriers(schedule: list[int]) -> None:
     ordered = centers("ormo", schedule, momentum=GAMMA, simulation={"rounds": True})
     assert_close(ordered[N - 1 :: N], centers("ssgdm", schedule, momentum=GAMMA)[N - 1 :: N])
 
 
 @fast
 @given(schedules)
-def test_ormos_momentum_and_center_are_sums_over_the_gradients_by_their_age(schedule):
+def test_ormos_momentum_and_center_are_sums_over_the_gradients_by_their_age(schedule: list[int]) -> None:
     data = np.random.default_rng(0).normal(size=(N, 30, 4))
     toy, beta = ToyJob(make("ormo", momentum=GAMMA), np.ones(4), data, eta=ETA), GAMMA
     arrived, taken = [], [0] * N
@@ -324,7 +335,7 @@ def test_ormos_momentum_and_center_are_sums_over_the_gradients_by_their_age(sche
 
 @fast
 @given(rounds)
-def test_synchronous_sgd_is_single_steps_of_a_share_of_its_learning_rate(schedule):
+def test_synchronous_sgd_is_single_steps_of_a_share_of_its_learning_rate(schedule: list[int]) -> None:
     # Without momentum SSGDm's step is the sum of single steps.
     mean = centers("ssgd", schedule, simulation={"learning_rate": N * ETA})
     single = centers("ssgdm", schedule, momentum=0.0)
@@ -334,14 +345,14 @@ def test_synchronous_sgd_is_single_steps_of_a_share_of_its_learning_rate(schedul
 @pytest.mark.parametrize("eta", [ETA, StepDecay(ETA, (4, 9), 0.5)], ids=str)
 @fast
 @given(rounds)
-def test_local_momenta_are_one_global_momentum_at_the_barriers(eta, schedule):
+def test_local_momenta_are_one_global_momentum_at_the_barriers(eta: Schedule | float, schedule: list[int]) -> None:
     options = {"momentum": GAMMA, "simulation": {"learning_rate": eta}}
     assert_close(centers("ssgdm_local", schedule, **options), centers("ssgdm", schedule, **options))
 
 
 @fast
 @given(rounds)
-def test_the_center_stands_still_within_a_round(schedule):
+def test_the_center_stands_still_within_a_round(schedule: list[int]) -> None:
     for name in ("ssgd", "ssgdm", "ssgdm_local"):
         history = centers(name, schedule)
         for number, center in enumerate(history):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from support import transcriptions
 from support.transcriptions import Problem
 
 from distkeras.ps.rules import all_rules, make
-from distkeras.ps.rules.schedules import Cosine, StepDecay, WarmUp
+from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay, WarmUp
+from distkeras.ps.simulation.simulate import Trace
 
 ETA = 0.05
 COMMITS = 36  # whole rounds of 1, 3 and 4
@@ -79,18 +81,20 @@ RATES = [
 ]
 
 
-def label(value):
+def label(value: str | dict[str, Any]) -> str:
     return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else None
 
 
-def random_schedule(rng, n, rounds):
+def random_schedule(rng: np.random.Generator, n: int, rounds: bool) -> list[int]:
     """Whole rounds in random orders, or anything, with some workers faster than others."""
     if rounds:
         return np.concatenate([rng.permutation(n) for _ in range(COMMITS // n)]).tolist()
     return rng.choice(n, COMMITS, p=rng.dirichlet(np.ones(n))).tolist()
 
 
-def check(name, hyper, n, seed, *, eta=ETA, weight_decay=0.0):
+def check(
+    name: str, hyper: dict[str, Any], n: int, seed: int, *, eta: Schedule | float = ETA, weight_decay: float = 0.0
+) -> Trace:
     rule = make(name, **hyper, **({"weight_decay": weight_decay} if weight_decay else {}))
     rounds = rule.traits.synchronous
     schedule = random_schedule(np.random.default_rng(seed), n, rounds)
@@ -107,37 +111,37 @@ def check(name, hyper, n, seed, *, eta=ETA, weight_decay=0.0):
 
 
 @pytest.mark.parametrize("name", all_rules())
-def test_every_rule_has_a_transcription_and_a_case(name):
+def test_every_rule_has_a_transcription_and_a_case(name: str) -> None:
     assert callable(getattr(transcriptions, name))
     assert name in {case for case, _ in CASES}
 
 
 @pytest.mark.parametrize("n", [1, 3, 4])
 @pytest.mark.parametrize(("name", "hyper"), CASES, ids=label)
-def test_the_simulator_equals_the_papers_formulas(name, hyper, n):
+def test_the_simulator_equals_the_papers_formulas(name: str, hyper: dict[str, Any], n: int) -> None:
     for seed in range(2):
         check(name, hyper, n, seed)
 
 
 @pytest.mark.parametrize("eta", RATES, ids=lambda rate: rate.name)
 @pytest.mark.parametrize(("name", "hyper"), GRADIENT, ids=label)
-def test_it_does_under_learning_rate_schedules(name, hyper, eta):
+def test_it_does_under_learning_rate_schedules(name: str, hyper: dict[str, float], eta: Schedule) -> None:
     # The rules whose momentum holds eta rescale it when eta changes; those with eta outside need not.
     check(name, hyper, 3, seed=7, eta=eta)
 
 
 @pytest.mark.parametrize(("name", "hyper"), GRADIENT, ids=label)
-def test_it_does_with_weight_decay(name, hyper):
+def test_it_does_with_weight_decay(name: str, hyper: dict[str, float]) -> None:
     check(name, hyper, 4, seed=8, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_zealous_windows_of_all_lengths_are_in_these_cases(explore):
+def test_zealous_windows_of_all_lengths_are_in_these_cases(explore: bool) -> None:
     assert set(check("zealous_downpour", {"window": 4, "explore": explore}, 4, seed=0).steps) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("condition", ["2.9", "2.10"])
-def test_early_stopping_is_met_and_missed_in_these_cases(condition):
+def test_early_stopping_is_met_and_missed_in_these_cases(condition: str) -> None:
     # Otherwise the comparison above would show less than it says.
     trace = check("easgd", {"window": 6, "rho": 3.0, "early_stopping": condition}, 4, seed=0)
     assert set(trace.steps) - {6}

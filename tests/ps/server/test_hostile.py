@@ -11,6 +11,8 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from support.running_server import KEY, QUICK, Running
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
 from distkeras.ps.protocol.messages import MESSAGES, Abort, Ack, Answer, Commit, Inspect, Observe, Publish
-from distkeras.ps.server.admission import AdmissionControl
+from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.channel import dial
 from distkeras.ps.transport.client import Address
@@ -35,25 +37,25 @@ COMMIT = MESSAGES.index(Commit)
 WAIT = 20.0
 
 
-def joined(buffers) -> bytes:
+def joined(buffers: list[Any]) -> bytes:
     return b"".join(bytes(buffer) for buffer in buffers)
 
 
-def session_of(running, peer):
+def session_of(running: Running, peer: Keyholder) -> Any:
     """The server's end of the connection."""
     host, port = peer.sock.getsockname()
     return next(session for session in list(running.server._sessions) if session.peer == f"{host}:{port}")
 
 
 @pytest.fixture
-def running():
+def running() -> Iterator[Running]:
     deadlines = Deadlines(connect=20, handshake=5, frame=5, publish=5, gather=5, reply=60, reconnect=20, close=10)
     with Running(RULE, workers=1, size=SIZE, deadlines=deadlines) as running:
         yield running
 
 
 @pytest.fixture
-def honest(running):
+def honest(running: Running) -> Iterator[Honest]:
     """Trains during the test; at its end nothing of it may be lost, and no connection but the driver's be left."""
     worker = Honest(running.address, SIZE, running.deadlines)
     yield worker
@@ -85,7 +87,9 @@ NOISE = {
 }
 
 
-def test_every_noise_of_strangers_is_refused_and_said_once_an_address(running, honest, caplog):
+def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
+    running: Running, honest: Honest, caplog: pytest.LogCaptureFixture
+) -> None:
     sources = {name: f"127.0.1.{number}" for number, name in enumerate(NOISE, start=1)}
     with caplog.at_level(logging.WARNING, "distkeras.ps"):
         for name, noise in NOISE.items():
@@ -106,7 +110,7 @@ def test_every_noise_of_strangers_is_refused_and_said_once_an_address(running, h
     assert "must hold this job's key" in refusals[sources["a wrong proof"]]
 
 
-def test_a_replayed_handshake_is_refused(running, honest):
+def test_a_replayed_handshake_is_refused(running: Running, honest: Honest) -> None:
     with Keyholder(running.server.address) as genuine:
         answers = b"".join(genuine.answers)
         with stranger(running.server.address, "127.0.1.1") as sock:
@@ -116,7 +120,7 @@ def test_a_replayed_handshake_is_refused(running, honest):
     assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.1.1"]
 
 
-def test_a_slow_loris_has_the_handshakes_deadline_in_all(running, honest):
+def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, honest: Honest) -> None:
     running.server.deadlines = Deadlines(**vars(running.deadlines) | {"handshake": 0.5})
     frame = joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8))))
     socks = {stranger(running.server.address, "127.0.1.1"): 0 for _ in range(20)}
@@ -140,7 +144,9 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running, honest):
 
 
 @pytest.mark.parametrize("sent", [0, 5, 500])
-def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_applied(running, honest, sent):
+def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_applied(
+    running: Running, honest: Honest, sent: int
+) -> None:
     commit = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.ones(SIZE, np.float32),))
     with Keyholder(running.server.address) as peer:
         session = session_of(running, peer)
@@ -152,7 +158,7 @@ def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_ap
             assert until_the_end(peer.sock) == b""
 
 
-def test_a_thousand_silent_connections_leave_room_for_the_honest(running, honest):
+def test_a_thousand_silent_connections_leave_room_for_the_honest(running: Running, honest: Honest) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     socks = []
@@ -171,7 +177,9 @@ def test_a_thousand_silent_connections_leave_room_for_the_honest(running, honest
     assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.1.1"]
 
 
-def test_a_flood_of_strangers_from_the_honest_workers_own_address(running, honest, caplog):
+def test_a_flood_of_strangers_from_the_honest_workers_own_address(
+    running: Running, honest: Honest, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
         for number in range(2000):
             with stranger(running.server.address) as sock:
@@ -180,7 +188,7 @@ def test_a_flood_of_strangers_from_the_honest_workers_own_address(running, hones
     assert len([record for record in caplog.records if record.name == "distkeras.ps.server.admission"]) == 1
 
 
-def test_a_server_out_of_descriptors_does_not_go_deaf():
+def test_a_server_out_of_descriptors_does_not_go_deaf() -> None:
     with ServerProcess(RULE, workers=1, deadlines=QUICK) as process:
         driver = DriverClient(process.address, QUICK)
         driver.publish(np.zeros(SIZE, np.float32))
@@ -195,10 +203,12 @@ def test_a_server_out_of_descriptors_does_not_go_deaf():
         driver.close()
 
 
-def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(running, monkeypatch):
+def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start, without = threading.Thread.start, []
 
-    def start_all_but_one(thread):
+    def start_all_but_one(thread: threading.Thread) -> None:
         if thread.name.startswith("ps-127.") and not without:
             without.append(thread)
             raise RuntimeError("can't start new thread")
@@ -216,14 +226,16 @@ class TestKeyholders:
     """What a peer does that has the key and misbehaves hurts its own connection."""
 
     @pytest.mark.parametrize("name", ["http", "zeros", "random", "another version", "a wrong proof", "a huge body"])
-    def test_noise_ends_its_connection(self, running, honest, name):
+    def test_noise_ends_its_connection(self, running: Running, honest: Honest, name: str) -> None:
         with Keyholder(running.server.address) as peer:
             say(peer.sock, NOISE[name])
             until_the_end(peer.sock)
         (refusal,) = running.server.gate.refusals
         assert refusal.address == "127.0.0.1"
 
-    def test_a_frame_larger_than_the_job_could_need_is_refused_before_it_is_received(self, running, honest):
+    def test_a_frame_larger_than_the_job_could_need_is_refused_before_it_is_received(
+        self, running: Running, honest: Honest
+    ) -> None:
         limit = running.server.desk.limits().body
         assert limit < 4 * SIZE + (17 << 20)
         fields = struct.Struct(">qqqqqqqqqdddqq")
@@ -231,14 +243,18 @@ class TestKeyholders:
             say(peer.sock, HEADER.pack(MAGIC, VERSION, COMMIT, 3, fields.size, limit + 1))
             assert until_the_end(peer.sock) == b""
 
-    def test_an_answer_instead_of_a_request_is_told_and_ends_its_connection(self, running, honest):
+    def test_an_answer_instead_of_a_request_is_told_and_ends_its_connection(
+        self, running: Running, honest: Honest
+    ) -> None:
         with Keyholder(running.server.address) as peer:
             say(peer.sock, joined(peer.connection.send(Ack(1, 2, 3, 4))))
             assert b"a server must be asked" in until_the_end(peer.sock)
 
     @pytest.mark.parametrize("unread", [b"", b"DKPS and more"], ids=["", "with unread bytes"])
     @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-    def test_an_observer_without_a_sensible_patience_is_let_go_when_it_hangs_up(self, running, honest, unread, reset):
+    def test_an_observer_without_a_sensible_patience_is_let_go_when_it_hangs_up(
+        self, running: Running, honest: Honest, unread: bytes, reset: bool
+    ) -> None:
         with Keyholder(running.server.address) as peer:
             session = session_of(running, peer)
             say(peer.sock, joined(peer.connection.send(Observe(2**62, float("nan")))) + unread)
@@ -248,14 +264,16 @@ class TestKeyholders:
         assert not session.thread.is_alive()
         assert running.server.fault is None
 
-    def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running, honest):
+    def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running: Running, honest: Honest) -> None:
         commit = Commit(0, 99, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.full(3, np.nan, np.float32),))
         with Keyholder(running.server.address) as peer:
             say(peer.sock, joined(peer.connection.send(commit)))
             assert b"holds the lease" in until_the_end(peer.sock)
         assert running.server.fault is None
 
-    def test_requests_whose_answers_nobody_takes_are_dropped_at_the_deadline(self, running, honest):
+    def test_requests_whose_answers_nobody_takes_are_dropped_at_the_deadline(
+        self, running: Running, honest: Honest
+    ) -> None:
         with Keyholder(running.server.address) as peer:
             session = session_of(running, peer)
             session.channel.frame = 0.2
@@ -267,12 +285,14 @@ class TestKeyholders:
         session.thread.join(WAIT)
         assert not session.thread.is_alive()
 
-    def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(self, running, honest):
+    def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(
+        self, running: Running, honest: Honest
+    ) -> None:
         gate = running.server.gate
         gate.peers = 8
         with contextlib.ExitStack() as stack:
 
-            def crowd():
+            def crowd() -> None:
                 for _ in range(9):
                     stack.enter_context(Keyholder(running.server.address))
 
@@ -284,10 +304,10 @@ class TestKeyholders:
 
 
 class TestDial:
-    def test_a_server_that_hangs_up_for_want_of_room_is_dialed_again(self, running):
+    def test_a_server_that_hangs_up_for_want_of_room_is_dialed_again(self, running: Running) -> None:
         admit, refused = running.server.gate.admit, []
 
-        def full(visit):
+        def full(visit: PendingConnection) -> None:
             if len(refused) < 2:
                 refused.append(visit)
                 raise RemoteProtocolError("full")
@@ -298,7 +318,7 @@ class TestDial:
         assert len(refused) == 2
         channel.close()
 
-    def test_until_the_deadline(self):
+    def test_until_the_deadline(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             hanging_up = threading.Thread(target=self._hang_up, args=(listener,), daemon=True)
             hanging_up.start()
@@ -308,31 +328,33 @@ class TestDial:
             hanging_up.join(WAIT)
 
     @staticmethod
-    def _hang_up(listener):
+    def _hang_up(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 listener.accept()[0].close()
 
-    def test_a_wrong_key_is_told_from_a_want_of_room(self, running):
+    def test_a_wrong_key_is_told_from_a_want_of_room(self, running: Running) -> None:
         with pytest.raises(AuthenticationError, match="must hold this job's key"):
             dial(running.server.address, b"x" * 32, QUICK)
 
 
 class TestGate:
-    def guests(self, gate, address, number, dropped):
+    def guests(self, gate: AdmissionControl, address: str, number: int, dropped: list[Any]) -> None:
         for index in range(number):
             visits: list = []
             visits.append(gate.arrive(address, self.hang_up(gate, visits, dropped, (address, index))))
             visits[0].arrived -= 10
 
-    def hang_up(self, gate, visits, dropped, name):
-        def leave():
+    def hang_up(
+        self, gate: AdmissionControl, visits: list[Any], dropped: list[Any], name: str | tuple[str, int]
+    ) -> Callable[..., Any]:
+        def leave() -> None:
             dropped.append(name)
             threading.Thread(target=gate.leave, args=visits).start()  # as its own thread does
 
         return leave
 
-    def test_the_most_crowded_address_makes_room_its_oldest_first(self):
+    def test_the_most_crowded_address_makes_room_its_oldest_first(self) -> None:
         gate, dropped = AdmissionControl(strangers=4), []
         self.guests(gate, "honest", 1, dropped)
         self.guests(gate, "crowd", 3, dropped)
@@ -340,7 +362,7 @@ class TestGate:
         gate.arrive("another", lambda: None)
         assert dropped == [("crowd", 0), ("crowd", 1)]
 
-    def test_nobody_is_dropped_in_its_first_moment(self):
+    def test_nobody_is_dropped_in_its_first_moment(self) -> None:
         gate, dropped = AdmissionControl(strangers=1), []
         visits: list = []
         visits.append(gate.arrive("a", self.hang_up(gate, visits, dropped, "a")))
@@ -348,7 +370,9 @@ class TestGate:
         assert dropped == ["a"]
         assert visits[0].dropped - visits[0].arrived >= 0.1
 
-    def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(self, caplog):
+    def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         gate = AdmissionControl(addresses=3)
         with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
             for number in range(10):
@@ -364,7 +388,7 @@ class TestGate:
         assert len(caplog.records) == 4
         assert gate.refusals[0].reason == "noise"
 
-    def test_who_was_dropped_is_not_admitted(self):
+    def test_who_was_dropped_is_not_admitted(self) -> None:
         gate = AdmissionControl()
         visit = gate.arrive("a", lambda: None)
         gate.relieve()
@@ -372,7 +396,7 @@ class TestGate:
             gate.admit(visit)
 
 
-def test_the_key_is_in_no_log_line_and_no_refusal(running, caplog):
+def test_the_key_is_in_no_log_line_and_no_refusal(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     wrong = bytes(range(100, 132))
     with caplog.at_level(logging.DEBUG, "distkeras"):
         host, port = running.server.address

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_connection_that_breaks_before_the_answer_is_made_again(finished):
+def test_a_connection_that_breaks_before_the_answer_is_made_again(finished: bool) -> None:
     with Running(make("downpour"), workers=1) as running:
         holder = running.client()
         holder.join()

@@ -7,6 +7,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from support.toy_model import toy_client
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, ServerLostError
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -29,7 +32,18 @@ VALUES = [float(number + 1) for number in range(40)]
 class Job:
     """A server process with snapshots, and workers in threads."""
 
-    def __init__(self, folder, rule=None, *, workers=2, every=3, eta=1.0, resume=False, epochs=1, **options):
+    def __init__(
+        self,
+        folder: Path,
+        rule: Rule | None = None,
+        *,
+        workers: int = 2,
+        every: int = 3,
+        eta: float = 1.0,
+        resume: bool = False,
+        epochs: int = 1,
+        **options: Any,
+    ) -> None:
         self.rule, self.epochs, self.eta = rule or make("downpour", window=2), epochs, eta
         self.overlap, self.wire_format = options.pop("overlap", False), options.pop("wire_format", "float32")
         self.process = ServerProcess(
@@ -46,11 +60,11 @@ class Job:
         self.publish()
         self.threads, self.errors = [], []
 
-    def publish(self):
+    def publish(self) -> None:
         self.driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
 
-    def start(self, worker, *, attempt=0, gradient=None):
-        def run():
+    def start(self, worker: int, *, attempt: int = 0, gradient: Callable[..., Any] | None = None) -> threading.Thread:
+        def run() -> None:
             try:
                 client, welcome, begin = toy_client(
                     self.process.address,
@@ -76,33 +90,33 @@ class Job:
         self.threads.append(thread)
         return thread
 
-    def join(self):
+    def join(self) -> None:
         for thread in self.threads:
             thread.join(60)
             assert not thread.is_alive()
         assert self.errors == []
 
-    def kill(self):
+    def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         assert self.process.exited(10)
 
-    def revive(self):
+    def revive(self) -> None:
         self.driver.close()
         self.process.restart()
         self.publish()
 
-    def commits(self):
+    def commits(self) -> np.ndarray:
         return self.driver.drain().commits.view(COMMIT)
 
-    def __enter__(self):
+    def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: None) -> None:
         self.driver.close()
         self.process.close()
 
 
-def ranges(commits, worker):
+def ranges(commits: np.ndarray, worker: int) -> list[tuple[int, int]]:
     """The mini-batches of ``worker`` in the order in which they were committed."""
     own = commits[commits["worker"] == worker]
     assert own["sequence"].tolist() == list(range(1, len(own) + 1))
@@ -113,7 +127,7 @@ def ranges(commits, worker):
     ]
 
 
-def check_exact(job, workers=2, epochs=1):
+def check_exact(job: Job, workers: int = 2, epochs: int = 1) -> None:
     """Every mini-batch once in the ledger; and in the center, whose sum tells."""
     commits = job.commits()
     assert commits["clock"].tolist() == list(range(len(commits)))
@@ -124,23 +138,23 @@ def check_exact(job, workers=2, epochs=1):
         np.testing.assert_array_equal(job.driver.center().center, expected)
 
 
-def gated(gate, steps):
+def gated(gate: threading.Event, steps: int) -> Callable[..., Any]:
     """The gradient of one worker, which waits for ``gate`` after so many steps: it is not done before."""
     taken = itertools.count()
 
-    def gradient(theta, value):
+    def gradient(theta: np.ndarray, value: float) -> np.ndarray:
         assert next(taken) < steps or gate.wait(60)
         return np.full(theta.shape, value)
 
     return gradient
 
 
-def at_clock(job, clock):
+def at_clock(job: Job, clock: int) -> None:
     """Waits until ``clock`` commits are applied."""
     until(lambda: job.driver.observe(clock - 1, 1.0).clock >= clock)
 
 
-def until(condition):
+def until(condition: Callable[..., Any]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
@@ -158,7 +172,7 @@ def until(condition):
         ("asgd", {"wire_format": "int8"}),
     ],
 )
-def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path, rule, options):
+def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, rule: str, options: dict[str, Any]) -> None:
     rule = make(rule) if make(rule).traits.gradient else make(rule, window=1)
     gate = threading.Event()
     with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1, **options) as job:
@@ -176,7 +190,7 @@ def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path, rule, opti
         assert max(job.commits()["incarnation"]) == 3
 
 
-def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path):
+def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.kill()
         for name in os.listdir(tmp_path):
@@ -191,7 +205,7 @@ def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path):
         assert set(job.commits()["incarnation"]) == {2}
 
 
-def test_a_damaged_snapshot_is_passed_over(tmp_path):
+def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
     gate = threading.Event()
     with Job(tmp_path, every=5) as job:
         for worker in range(2):
@@ -209,7 +223,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path):
         check_exact(job)
 
 
-def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path):
+def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path: Path) -> None:
     with Job(tmp_path, workers=1, every=1000) as job:
         job.start(0)
         job.join()
@@ -222,7 +236,7 @@ def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path):
         client.close()
 
 
-def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path):
+def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     with Job(folder, workers=1, every=1000) as job:
         at_snapshot(folder)
@@ -236,7 +250,7 @@ def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path)
         check_exact(job, workers=1)
 
 
-def test_a_job_without_snapshots_ends_with_its_server():
+def test_a_job_without_snapshots_ends_with_its_server() -> None:
     with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(10)
@@ -247,7 +261,7 @@ def test_a_job_without_snapshots_ends_with_its_server():
 class TestResume:
     """Another driver, other attempts, another port and key; the same snapshots."""
 
-    def interrupted(self, folder, **options):
+    def interrupted(self, folder: Path, **options: Any) -> int:
         """A job that has ended in the midst of its second epoch, its driver with it."""
         gate = threading.Event()
         with Job(folder, epochs=2, **options) as job:
@@ -259,7 +273,7 @@ class TestResume:
             clock = max(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
         return clock
 
-    def test_the_same_number_of_workers_goes_on_exactly(self, tmp_path):
+    def test_the_same_number_of_workers_goes_on_exactly(self, tmp_path: Path) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, resume=True, epochs=2) as job:
             assert job.process.resumed["exact"]
@@ -270,7 +284,7 @@ class TestResume:
             check_exact(job, epochs=2)
             assert set(job.commits()["incarnation"]) == {1, 2}
 
-    def test_another_number_of_workers_begins_with_the_first_epoch_not_ended(self, tmp_path):
+    def test_another_number_of_workers_begins_with_the_first_epoch_not_ended(self, tmp_path: Path) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, workers=3, resume=True, epochs=2) as job:
             resumed = job.process.resumed
@@ -290,7 +304,7 @@ class TestResume:
                 ]
                 assert new == [(e, b) for e in range(1, 2) for b in range(len(VALUES))]
 
-    def test_more_epochs_than_before_train_on(self, tmp_path):
+    def test_more_epochs_than_before_train_on(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("dana_zero"), eta=0.1) as job:
             for worker in range(2):
                 job.start(worker)
@@ -301,7 +315,7 @@ class TestResume:
             job.join()
             check_exact(job, epochs=2)
 
-    def test_snapshots_of_another_job_are_refused(self, tmp_path):
+    def test_snapshots_of_another_job_are_refused(self, tmp_path: Path) -> None:
         self.interrupted(tmp_path, job={"batch_size": 4})
         with pytest.raises(ConfigurationError, match="must be an empty directory"):
             Job(tmp_path)
@@ -311,6 +325,6 @@ class TestResume:
             Job(tmp_path, make("agn"), resume=True, job={"batch_size": 4})
 
 
-def at_snapshot(folder):
+def at_snapshot(folder: Path) -> None:
     """Waits for the first snapshot."""
     until(lambda: list(folder.glob("snapshot-*.dks")))

@@ -9,12 +9,15 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from support.running_server import QUICK, SIZE, Running
 from support.toy_model import batches, toy_client, toy_worker
 
+from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (
     AuthenticationError,
@@ -28,7 +31,7 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.faults import error_of
-from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
+from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Pull
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.client import Address
@@ -38,7 +41,7 @@ from distkeras.ps.worker.client import WorkerClient
 from distkeras.ps.worker.loop import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
 
 
-def drive(client, loop):
+def drive(client: WorkerClient, loop: Iterator[Any]) -> Iterator[None]:
     """The loop's requests one exchange at a time: yields after each."""
     reply = None
     try:
@@ -56,11 +59,13 @@ def drive(client, loop):
         client.leave()
 
 
-def running_worker(running, worker, values, attempt=0):
+def running_worker(
+    running: Running, worker: int, values: list[np.ndarray], attempt: int = 0
+) -> tuple[threading.Thread, list[Any]]:
     """A worker in a thread of its own; returns the thread and the list that its error will be in."""
     errors: list[Exception] = []
 
-    def run():
+    def run() -> None:
         try:
             client, welcome, begin = toy_client(
                 running.address,
@@ -81,7 +86,7 @@ def running_worker(running, worker, values, attempt=0):
     return thread, errors
 
 
-def test_records_and_history_come_back_whole():
+def test_records_and_history_come_back_whole() -> None:
     with Running(make("downpour", window=2)) as running:
         thread, errors = running_worker(running, 0, [np.ones(1)] * 5)
         thread.join(20)
@@ -99,7 +104,7 @@ def test_records_and_history_come_back_whole():
         assert running.driver.drain(start=2).commits.view(COMMIT)["clock"].tolist() == [2]
 
 
-def test_the_model_file_is_handed_out():
+def test_the_model_file_is_handed_out() -> None:
     with Running(make("downpour")) as running:
         client = running.client()
         assert client.fetch_model() == b"the model"
@@ -107,7 +112,7 @@ def test_the_model_file_is_handed_out():
 
 
 class TestLostReplies:
-    def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self):
+    def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
@@ -117,7 +122,7 @@ class TestLostReplies:
                 request = loop.send(None)
             send, cut = client.channel.send, []
 
-            def send_then_cut(message):
+            def send_then_cut(message: Commit) -> None:
                 send(message)
                 if not cut:
                     cut.append(True)
@@ -132,7 +137,7 @@ class TestLostReplies:
             loop.send(reply)
             client.close()
 
-    def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self):
+    def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
@@ -143,7 +148,7 @@ class TestLostReplies:
             connection = client.channel.connection
             whole = connection.send
 
-            def half(message):
+            def half(message: Commit) -> list[Any]:
                 buffers = whole(message)
                 connection.send = whole
                 client.channel.sock.sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
@@ -156,7 +161,7 @@ class TestLostReplies:
             assert running.driver.center().clock == 1
             client.close()
 
-    def test_a_server_that_is_gone_is_an_error_within_the_deadline(self):
+    def test_a_server_that_is_gone_is_an_error_within_the_deadline(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client(deadlines=Deadlines(connect=1, reconnect=0.5))
             client.join()
@@ -166,7 +171,7 @@ class TestLostReplies:
 
 
 class TestTakeover:
-    def test_a_retried_attempt_continues_where_the_dead_one_ended(self):
+    def test_a_retried_attempt_continues_where_the_dead_one_ended(self) -> None:
         rule = make("downpour")
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(rule, workers=1) as running:
@@ -183,14 +188,14 @@ class TestTakeover:
             assert commits["first_batch"].tolist() == [0, 1, 2, 3, 4, 5]
             assert commits["attempt"].tolist() == [3, 3, 8, 8, 8, 8]
 
-    def test_a_newcomer_waits_for_the_holder(self):
+    def test_a_newcomer_waits_for_the_holder(self) -> None:
         with Running(make("downpour")) as running:
             holder = running.client(attempt=1)
             holder.join()
             newcomer = running.client(attempt=2)
             welcomed = threading.Event()
 
-            def join():
+            def join() -> None:
                 newcomer.join()
                 welcomed.set()
 
@@ -206,13 +211,13 @@ class TestTakeover:
 
 
 class TestRefusals:
-    def test_another_key_is_refused(self):
+    def test_another_key_is_refused(self) -> None:
         with Running(make("downpour")) as running:
             host, port = running.server.address
             with pytest.raises(AuthenticationError):
                 WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=QUICK).join()
 
-    def test_another_model_size_is_refused(self):
+    def test_another_model_size_is_refused(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client(size=5)
             with pytest.raises(ShapeError, match=f"must have {SIZE} trainable"):
@@ -220,7 +225,7 @@ class TestRefusals:
             client.close()
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_a_commit_that_is_not_finite_never_touches_the_center_and_ends_the_job(self, bad):
+    def test_a_commit_that_is_not_finite_never_touches_the_center_and_ends_the_job(self, bad: float) -> None:
         rule = make("downpour")
         with Running(rule) as running:
             values = [np.ones(1), np.full(1, bad)]
@@ -237,7 +242,7 @@ class TestRefusals:
                 running.driver.observe(0, 1.0)
             client.close()
 
-    def test_large_finite_numbers_are_no_fault(self):
+    def test_large_finite_numbers_are_no_fault(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:
             thread, errors = running_worker(running, 0, [np.full(1, 1e30)])
@@ -245,7 +250,7 @@ class TestRefusals:
             assert errors == []
 
     @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), os.urandom(4096)])
-    def test_garbage_hurts_nobody_else(self, noise):
+    def test_garbage_hurts_nobody_else(self, noise: bytes) -> None:
         with Running(make("downpour")) as running:
             with socket.create_connection(running.server.address, timeout=5) as sock:
                 with contextlib.suppress(OSError):  # it may hang up before the noise is out
@@ -258,7 +263,7 @@ class TestRefusals:
             thread.join(20)
             assert errors == []
 
-    def test_a_silent_peer_is_dropped(self):
+    def test_a_silent_peer_is_dropped(self) -> None:
         with (
             Running(make("downpour"), deadlines=Deadlines(handshake=0.2)) as running,
             socket.create_connection(running.server.address, timeout=5) as sock,
@@ -268,7 +273,7 @@ class TestRefusals:
 
 
 class TestFaults:
-    def test_a_workers_fault_reaches_driver_and_other_workers(self):
+    def test_a_workers_fault_reaches_driver_and_other_workers(self) -> None:
         with Running(make("downpour")) as running:
             bad, good = running.client(0), running.client(1)
             bad.join()
@@ -283,7 +288,7 @@ class TestFaults:
             bad.close()
             good.close()
 
-    def test_stop_ends_every_worker(self):
+    def test_stop_ends_every_worker(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client()
             client.join()
@@ -292,7 +297,7 @@ class TestFaults:
                 client.pull()
             client.close()
 
-    def test_too_few_workers_for_a_round_is_an_error_that_names_them(self):
+    def test_too_few_workers_for_a_round_is_an_error_that_names_them(self) -> None:
         with Running(make("averaging"), workers=4) as running:
             client = running.client()
             client.join()
@@ -301,26 +306,26 @@ class TestFaults:
             assert "[1, 2, 3]" in str(caught.value)
             client.close()
 
-    def test_an_unknown_code_is_a_protocol_error(self):
+    def test_an_unknown_code_is_a_protocol_error(self) -> None:
         assert type(error_of(Fault(999, "x"))).__name__ == "RemoteProtocolError"
 
 
 class HeldUp:
     """Holds the server's commits up, from `entered` on until `go`."""
 
-    def __init__(self, running):
+    def __init__(self, running: Running) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
         self._commit = running.server.center.commit
         running.server.center.commit = self
 
-    def __call__(self, *args):
+    def __call__(self, *args: Commit | list[Buffer]) -> bool:
         self.entered.set()
         assert self.go.wait(20)
         return self._commit(*args)
 
 
 class TestProbes:
-    def test_the_server_is_occupied_while_anothers_commit_is_held_up(self):
+    def test_the_server_is_occupied_while_anothers_commit_is_held_up(self) -> None:
         rule = make("zealous_downpour")
         with Running(rule) as running:
             asking = running.client(1)
@@ -336,7 +341,7 @@ class TestProbes:
             assert not asking.occupied()
             asking.close()
 
-    def test_it_is_while_a_commit_waits_for_its_turn(self):
+    def test_it_is_while_a_commit_waits_for_its_turn(self) -> None:
         with Running(make("downpour")) as running:
             asking = running.client(1)
             asking.join()
@@ -357,7 +362,7 @@ class TestProbes:
             asking.close()
             client.close()
 
-    def test_a_commit_that_waits_for_its_round_to_end_is_incorporated(self):
+    def test_a_commit_that_waits_for_its_round_to_end_is_incorporated(self) -> None:
         with Running(make("averaging", window=1)) as running:
             asking = running.client(1)
             asking.join()
@@ -369,7 +374,7 @@ class TestProbes:
             assert not thread.is_alive()
             asking.close()
 
-    def test_a_worker_adds_gradients_while_the_server_is_occupied(self):
+    def test_a_worker_adds_gradients_while_the_server_is_occupied(self) -> None:
         rule = make("zealous_downpour", window=3)
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=QUICK)
@@ -391,7 +396,7 @@ class TestProbes:
             assert errors == []
             client.close()
 
-    def test_a_run_asks_and_commits_every_batch_once(self):
+    def test_a_run_asks_and_commits_every_batch_once(self) -> None:
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(make("zealous_downpour"), workers=1) as running:
             thread, errors = running_worker(running, 0, values)
@@ -400,7 +405,7 @@ class TestProbes:
             np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
             assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
 
-    def test_asking_survives_a_lost_connection(self):
+    def test_asking_survives_a_lost_connection(self) -> None:
         with Running(make("zealous_downpour")) as running:
             client = running.client()
             client.join()
@@ -409,7 +414,7 @@ class TestProbes:
             assert client.pull().center.shape == (SIZE,)  # it holds its lease again
             client.close()
 
-    def test_a_stopped_job_answers_no_question(self):
+    def test_a_stopped_job_answers_no_question(self) -> None:
         with Running(make("zealous_downpour")) as running:
             client = running.client()
             client.join()
@@ -420,7 +425,7 @@ class TestProbes:
 
 
 class TestProcess:
-    def test_it_serves_and_frees_its_port(self):
+    def test_it_serves_and_frees_its_port(self) -> None:
         with ServerProcess(make("agn", window=3), workers=1) as process:
             driver = DriverClient(process.address, QUICK)
             driver.publish(np.zeros(4, np.float32))
@@ -431,7 +436,7 @@ class TestProcess:
         with socket.create_server(where):
             pass
 
-    def test_it_dies_with_its_driver(self):
+    def test_it_dies_with_its_driver(self) -> None:
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # a driver that is killed before it can close anything
@@ -451,23 +456,23 @@ class TestProcess:
         with socket.create_server(("127.0.0.1", port)):
             pass
 
-    def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self):
+    def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self) -> None:
         with ServerProcess(make("downpour"), workers=1) as process:
             for name in ("cmdline", "environ"):
                 with open(f"/proc/{process.pid}/{name}", "rb") as file:
                     assert process.address.key.hex().encode() not in file.read()
             assert process.address.key.hex() not in repr(process.address)
 
-    def test_a_taken_port_is_an_error_at_once(self):
+    def test_a_taken_port_is_an_error_at_once(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
             ServerProcess(make("downpour"), workers=1, port=taken.getsockname()[1])
 
-    def test_a_gradient_rule_without_a_learning_rate_is_an_error_at_once(self):
+    def test_a_gradient_rule_without_a_learning_rate_is_an_error_at_once(self) -> None:
         with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
             ServerProcess(make("asgd"), workers=1)
 
 
-def test_closing_ends_every_thread():
+def test_closing_ends_every_thread() -> None:
     before = set(threading.enumerate())
     with Running(make("downpour")) as running:
         clients = [running.client(worker) for worker in range(2)]
@@ -476,7 +481,7 @@ def test_closing_ends_every_thread():
     assert set(threading.enumerate()) - before == set()
 
 
-def test_toy_batches_start_anywhere():
+def test_toy_batches_start_anywhere() -> None:
     assert [(b.epoch, b.index, b.last) for b in batches("ab", epochs=2, start=(0, 1))] == [
         (0, 1, True),
         (1, 0, False),
@@ -484,7 +489,7 @@ def test_toy_batches_start_anywhere():
     ]
 
 
-def test_a_reply_is_immutable_until_the_next_but_one():
+def test_a_reply_is_immutable_until_the_next_but_one() -> None:
     with Running(make("downpour")) as running:
         client = running.client()
         client.join()

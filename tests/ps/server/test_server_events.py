@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from distkeras.ps.worker.client import WorkerClient
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_a_server_process_tells_its_driver(caplog, monkeypatch, tmp_path):
+def test_a_server_process_tells_its_driver(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stderr.write('no record\\n')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     events = Events()
@@ -49,7 +52,7 @@ def test_a_server_process_tells_its_driver(caplog, monkeypatch, tmp_path):
     assert "no record" in records["distkeras.ps.server.process"].getMessage()
 
 
-def test_who_lost_its_lease_is_fenced(caplog):
+def test_who_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
     with Running(make("downpour"), size=3) as running:
         old, new = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
         old.join()
@@ -62,7 +65,7 @@ def test_who_lost_its_lease_is_fenced(caplog):
         new.close()
 
 
-def test_the_roll_call_names_the_silent_and_not_those_who_wait():
+def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
     """Worker 0 waits in a round for worker 1, which owes its commit; worker 2 has not joined, and worker 3 has left."""
     rule = make("averaging", window=1)
     with Running(rule, workers=4, size=3) as running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.toy_model import toy_client
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError, ServerLostError
 from distkeras.ps.protocol.layout import Layout
+from distkeras.ps.protocol.messages import Ack, CenterReply, Welcome
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.transport.deadlines import Deadlines
 
@@ -21,7 +23,7 @@ DEADLINES = Deadlines(connect=5, handshake=5, frame=5, publish=5, gather=10, rep
 LAYOUTS = (Layout(("first/kernel", "first/bias"), ((2, 4), (3,))), Layout((), ()))
 
 
-def poisoned(theta, value):
+def poisoned(theta: np.ndarray, value: float) -> np.ndarray:
     """The gradient of a batch is its value; that of a negative one is no number, in the ninth element."""
     gradient = np.full(theta.shape, abs(value))
     if value < 0:
@@ -29,11 +31,11 @@ def poisoned(theta, value):
     return gradient
 
 
-def train(running, data, eta=1.0):
+def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[Any]:
     """Trains a worker on each list in ``data``; returns the errors."""
     errors: list[DistkerasError] = []
 
-    def run(worker, values):
+    def run(worker: int, values: list[float]) -> None:
         try:
             client, welcome, begin = toy_client(
                 running.address,
@@ -59,7 +61,7 @@ def train(running, data, eta=1.0):
     return errors
 
 
-def running(name, workers, max_skipped, **hyper):
+def running(name: str, workers: int, max_skipped: int, **hyper: Any) -> Running:
     return Running(
         make(name, **hyper),
         workers=workers,
@@ -73,7 +75,7 @@ def running(name, workers, max_skipped, **hyper):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", list(all_rules()))
-def test_every_rule_goes_on(name):
+def test_every_rule_goes_on(name: str) -> None:
     """Also where the round waits for the one whose contribution is left out, or all of a round's are."""
     with running(name, 2, 10) as server:
         if not server.rule.traits.gradient:
@@ -94,21 +96,21 @@ def test_every_rule_goes_on(name):
 
 
 @pytest.mark.timeout(60)
-def test_what_is_left_out_counts_for_nothing():
+def test_what_is_left_out_counts_for_nothing() -> None:
     with running("downpour", 1, 1, window=1) as server:
         assert train(server, [[1.0, 2.0, -4.0, 8.0]]) == []
         np.testing.assert_array_equal(server.driver.center().center, np.full(SIZE, -11.0))
 
 
 @pytest.mark.timeout(60)
-def test_a_round_is_divided_by_those_who_contributed():
+def test_a_round_is_divided_by_those_who_contributed() -> None:
     with running("ssgd", 2, 1) as server:
         assert train(server, [[1.0, -2.0], [3.0, 5.0]]) == []
         np.testing.assert_array_equal(server.driver.center().center, np.full(SIZE, -(1.0 + 3.0) / 2 - 5.0))
 
 
 @pytest.mark.timeout(60)
-def test_one_more_than_may_be_ends_the_job_and_names_the_array():
+def test_one_more_than_may_be_ends_the_job_and_names_the_array() -> None:
     with running("downpour", 1, 2) as server:
         (error,) = train(server, [[1.0, -1.0, -1.0, -1.0, 1.0]])
         assert type(error) is NonFiniteError
@@ -120,7 +122,7 @@ def test_one_more_than_may_be_ends_the_job_and_names_the_array():
 
 
 @pytest.mark.timeout(60)
-def test_none_may_be_unless_told():
+def test_none_may_be_unless_told() -> None:
     with running("downpour", 2, 0) as server:
         errors = train(server, [[-1.0], [1.0] * 1000])
         assert {type(error) for error in errors} <= {NonFiniteError, JobStoppedError}
@@ -130,7 +132,7 @@ def test_none_may_be_unless_told():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["downpour", "aeasgd"])
-def test_a_lost_reply_to_a_skipped_commit(name):
+def test_a_lost_reply_to_a_skipped_commit(name: str) -> None:
     """The worker learns, over a new connection, that it was skipped, and not that it was applied."""
     with running(name, 1, 5, window=1) as server:
         client, welcome, begin = toy_client(
@@ -146,7 +148,7 @@ def test_a_lost_reply_to_a_skipped_commit(name):
         began = []
         call, cut = client._call, []
 
-        def call_and_lose(message, *args):
+        def call_and_lose(message: Any, *args: Any) -> Ack | CenterReply | Welcome:
             answer = call(message, *args)
             if getattr(answer, "skipped", False) and type(message).__name__ == "Commit" and not cut:
                 cut.append(True)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.running_server import QUICK, Running
-from support.toy_model import toy_client
+from support.toy_model import Gradient, toy_client
 
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
 
 SIZE = 11
 ENDLESS = [1.0] * 100_000
@@ -27,7 +30,9 @@ PATIENT = Deadlines(connect=5, handshake=5, frame=5, publish=5, gather=60, reply
 class Workers:
     """Workers in threads of their own, each with more data than it will ever train on."""
 
-    def __init__(self, address, rule, numbers, *, gradient=None, attempt=0):
+    def __init__(
+        self, address: Address, rule: Rule, numbers: list[int], *, gradient: Gradient | None = None, attempt: int = 0
+    ) -> None:
         self.clients, self.errors = [], []
         self.threads = [
             threading.Thread(target=self.run, args=(address, rule, number, gradient, attempt), daemon=True)
@@ -36,7 +41,7 @@ class Workers:
         for thread in self.threads:
             thread.start()
 
-    def run(self, address, rule, number, gradient, attempt):
+    def run(self, address: Address, rule: Rule, number: int, gradient: Gradient | None, attempt: int) -> None:
         try:
             client, welcome, begin = toy_client(
                 address, rule, ENDLESS, worker=number, attempt=attempt, size=SIZE, gradient=gradient, deadlines=PATIENT
@@ -47,7 +52,7 @@ class Workers:
         except Exception as error:  # noqa: BLE001 - handed to the test
             self.errors.append(error)
 
-    def join(self):
+    def join(self) -> None:
         for thread in self.threads:
             thread.join(20)
             assert not thread.is_alive()
@@ -55,7 +60,7 @@ class Workers:
         assert all(client.stopping for client in self.clients)
 
 
-def assert_prefixes(driver, workers):
+def assert_prefixes(driver: DriverClient, workers: int) -> np.ndarray:
     """No gap and nothing twice, in the partitions that began."""
     commits = driver.drain(count=10**6).commits.view(COMMIT)
     for worker in range(workers):
@@ -67,7 +72,7 @@ def assert_prefixes(driver, workers):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["downpour", "aeasgd", "averaging", "ssgd", "dana_zero"])
-def test_workers_leave_after_the_commit_that_they_are_at(name):
+def test_workers_leave_after_the_commit_that_they_are_at(name: str) -> None:
     rule = make(name) if make(name).traits.gradient else make(name, window=2)
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
         workers = Workers(running.address, rule, [0, 1])
@@ -87,7 +92,7 @@ def test_workers_leave_after_the_commit_that_they_are_at(name):
 
 
 @pytest.mark.timeout(60)
-def test_who_waits_for_others_to_join_is_let_go():
+def test_who_waits_for_others_to_join_is_let_go() -> None:
     """Two of three have a slot, and the deadline of their gathering is far away."""
     rule = make("averaging", window=2)
     with Running(rule, workers=3, size=SIZE, deadlines=PATIENT) as running:
@@ -102,7 +107,7 @@ def test_who_waits_for_others_to_join_is_let_go():
 
 
 @pytest.mark.timeout(60)
-def test_a_round_ends_although_one_of_its_workers_died():
+def test_a_round_ends_although_one_of_its_workers_died() -> None:
     """Worker 1 dies with its step; worker 0 waits in the round. The successor is told to leave, and that ends it."""
     rule = make("ssgd")
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
@@ -123,7 +128,7 @@ def test_a_round_ends_although_one_of_its_workers_died():
 
 
 @pytest.mark.timeout(60)
-def test_bounded_staleness_lets_everybody_go():
+def test_bounded_staleness_lets_everybody_go() -> None:
     rule = make("downpour")
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT, scheduler=lambda: BoundedStaleness(2, 0)) as running:
         workers = Workers(running.address, rule, [0, 1])
@@ -135,7 +140,7 @@ def test_bounded_staleness_lets_everybody_go():
 
 
 @pytest.mark.timeout(60)
-def test_a_restarted_server_is_told_again(tmp_path):
+def test_a_restarted_server_is_told_again(tmp_path: Path) -> None:
     rule = make("downpour")
     with ServerProcess(rule, workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path), every=1)) as process:
         start = np.zeros(SIZE, np.float32)

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import socket
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import NO_FLOATS, Ack, CenterReply, Commit, Hello
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
+from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
 from distkeras.ps.worker.client import WorkerClient
 from distkeras.ps.worker.loop import CommitRequest
@@ -29,11 +32,11 @@ LAYOUTS = (Layout(("first/kernel", "first/bias"), ((SIZE - 5,), (5,))), Layout((
 FORMATS = ("bfloat16", "int8")
 
 
-def normal(seed, scale=1.0, size=SIZE):
+def normal(seed: int | tuple[int, int], scale: float = 1.0, size: int = SIZE) -> np.ndarray:
     return np.random.default_rng(seed).normal(scale=scale, size=size).astype(np.float32)
 
 
-def request(number, part, *, moving_statistics=NO_FLOATS):
+def request(number: int, part: np.ndarray, *, moving_statistics: np.ndarray = NO_FLOATS) -> CommitRequest:
     return CommitRequest(
         epoch=0,
         first=number,
@@ -48,27 +51,27 @@ def request(number, part, *, moving_statistics=NO_FLOATS):
     )
 
 
-def center_of(running):
+def center_of(running: Running) -> np.ndarray:
     return running.server.center.current.array.copy()
 
 
-def through_bfloat16(vector):
+def through_bfloat16(vector: np.ndarray) -> np.ndarray:
     return vector.astype(bfloat16).astype(np.float32)
 
 
-def step_of(vector):
+def step_of(vector: np.ndarray) -> float:
     """The int8 scale that one block of this range has."""
     return float(np.abs(vector).max()) / 127
 
 
-def joined(running, worker=0, **options):
+def joined(running: Running, worker: int = 0, **options: Any) -> WorkerClient:
     client = running.client(worker, **options)
     client.join()
     return client
 
 
 class TestBFloat16:
-    def test_both_ways_to_the_bit(self):
+    def test_both_ways_to_the_bit(self) -> None:
         start = normal(0)
         with Running(make("downpour"), start=start) as running:
             client = joined(running, wire_format="bfloat16")
@@ -87,7 +90,7 @@ class TestBFloat16:
 
 
 class TestInt8:
-    def test_the_workers_vector_does_not_drift_from_the_center(self):
+    def test_the_workers_vector_does_not_drift_from_the_center(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             clients = [joined(running, worker, wire_format="int8") for worker in range(2)]
             for client in clients:
@@ -106,7 +109,7 @@ class TestInt8:
             for client in clients:
                 client.close()
 
-    def test_what_is_applied_adds_up_to_what_was_meant(self):
+    def test_what_is_applied_adds_up_to_what_was_meant(self) -> None:
         with Running(make("downpour")) as running:
             client = joined(running, wire_format="int8")
             client.pull()
@@ -120,7 +123,7 @@ class TestInt8:
                 assert np.abs(center_of(running) - meant).max() < 0.55 * largest / 126
             client.close()
 
-    def test_a_vector_that_was_delivered_stays_until_the_next_one(self):
+    def test_a_vector_that_was_delivered_stays_until_the_next_one(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format="int8")
             reply = client.pull()
@@ -131,7 +134,7 @@ class TestInt8:
                 assert not np.array_equal(reply.center, before)
             client.close()
 
-    def test_a_pull_is_exact_and_changes_go_on_from_it(self):
+    def test_a_pull_is_exact_and_changes_go_on_from_it(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client, other = joined(running, wire_format="int8"), joined(running, 1)
             client.pull()
@@ -145,7 +148,7 @@ class TestInt8:
             client.close()
             other.close()
 
-    def test_who_joins_again_begins_with_a_whole_center(self):
+    def test_who_joins_again_begins_with_a_whole_center(self) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format="int8")
             client.pull()
@@ -157,10 +160,10 @@ class TestInt8:
 
     @pytest.mark.parametrize("applied", [True, False])
     @pytest.mark.parametrize("wire_format", FORMATS)
-    def test_a_connection_that_is_cut(self, wire_format, applied):
+    def test_a_connection_that_is_cut(self, wire_format: str, applied: bool) -> None:
         """Commit 3 is cut off before it, or its reply, is there: the server ends as if nothing had happened."""
 
-        def train(cut):
+        def train(cut: bool) -> np.ndarray:
             with Running(
                 make("downpour"), start=normal(0), deadlines=dataclasses.replace(QUICK, reconnect=5)
             ) as running:
@@ -182,10 +185,10 @@ class TestInt8:
                 assert running.server.center.clock == 6
                 return center_of(running)
 
-        def breaking(running, channel):
+        def breaking(running: Running, channel: Channel) -> Callable[..., Any]:
             send = channel.send
 
-            def then_cut(message):
+            def then_cut(message: Commit) -> None:
                 if applied:
                     send(message)
                     assert running.driver.observe(3, 5.0).clock == 4
@@ -202,7 +205,7 @@ class TestInt8:
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_a_number_that_is_none_is_refused_and_named(wire_format, bad):
+def test_a_number_that_is_none_is_refused_and_named(wire_format: str, bad: float) -> None:
     with Running(make("downpour"), layouts=LAYOUTS) as running:
         client = joined(running, wire_format=wire_format)
         client.pull()
@@ -215,7 +218,7 @@ def test_a_number_that_is_none_is_refused_and_named(wire_format, bad):
         client.close()
 
 
-def test_after_a_skipped_commit_nothing_is_carried_over():
+def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
     # The rests of 0.6 and of the commit with the NaN would show in the center.
     payloads = [np.full(3, 0.6), np.array([1.0, np.nan, 0.3]), np.array([127.0, 1.0, -1.0])]
     with Running(make("downpour"), size=3, max_skipped=1) as running:
@@ -232,12 +235,12 @@ def test_after_a_skipped_commit_nothing_is_carried_over():
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("name", [name for name in all_rules() if not make(name).traits.keeps_replica])
-def test_every_other_rule_trains(name, wire_format):
+def test_every_other_rule_trains(name: str, wire_format: str) -> None:
     rule = make(name)
     with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:
         errors = []
 
-        def run(worker):
+        def run(worker: int) -> None:
             try:
                 client, welcome, begin = toy_client(
                     running.address,
@@ -272,11 +275,11 @@ def test_every_other_rule_trains(name, wire_format):
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("cut", [False, True])
-def test_beside_a_window_that_is_computed(wire_format, cut):
+def test_beside_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
     """With `overlap`: the commit travels while the next window is computed from what was delivered."""
     values, clients, taken = np.linspace(1, 2, 20, dtype=np.float32), [], itertools.count(1)
 
-    def gradient(theta, value):
+    def gradient(theta: np.ndarray, value: float) -> np.ndarray:
         if cut and next(taken) == 9:
             clients[0].channel.hang_up()
         return np.full(theta.shape, value)
@@ -303,7 +306,7 @@ def test_beside_a_window_that_is_computed(wire_format, cut):
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
-def test_statistics_as_many_as_weights(wire_format):
+def test_statistics_as_many_as_weights(wire_format: str) -> None:
     """A vector and statistics of one size arrive side by side, and are two."""
     size, start = 6, normal(0, size=6)
     with Running(make("downpour"), size=size, start=start, moving_statistics=size) as running:
@@ -317,7 +320,7 @@ def test_statistics_as_many_as_weights(wire_format):
         client.close()
 
 
-def test_plain_statistics_as_many_as_weights():
+def test_plain_statistics_as_many_as_weights() -> None:
     with Running(make("downpour"), size=6, start=normal(0, size=6), moving_statistics=6) as running:
         client = joined(running, size=6, moving_statistics=6)
         reply = client.pull()
@@ -329,14 +332,14 @@ def test_plain_statistics_as_many_as_weights():
 class TestRefused:
     @pytest.mark.parametrize("wire_format", FORMATS)
     @pytest.mark.parametrize("name", ["adag", "aeasgd", "dana_dc", "dc_asgd", "eamsgd", "easgd"])
-    def test_rules_that_rely_on_what_was_sent(self, name, wire_format):
+    def test_rules_that_rely_on_what_was_sent(self, name: str, wire_format: str) -> None:
         with Running(make(name)) as running:
             with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32': rule"):
                 joined(running, wire_format=wire_format)
             assert running.server.fault is None
             assert running.server.center.members == {}
 
-    def test_names_that_are_none(self):
+    def test_names_that_are_none(self) -> None:
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of"):
             WorkerClient(Address("localhost", 1, KEY), worker=0, attempt=0, size=SIZE, wire_format="int4")
         with Running(make("downpour")) as running:
@@ -362,7 +365,7 @@ class TestRefused:
             ("float32", [SIZE], [0]),
         ],
     )
-    def test_parts_that_were_not_agreed_on(self, agreed, plain, packed):
+    def test_parts_that_were_not_agreed_on(self, agreed: str, plain: list[int], packed: list[Any]) -> None:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format=agreed)
             client.pull()
@@ -377,7 +380,7 @@ class TestRefused:
             assert running.server.center.clock == 0
             np.testing.assert_array_equal(center_of(running), normal(0))
 
-    def test_a_change_of_what_the_worker_does_not_have(self):
+    def test_a_change_of_what_the_worker_does_not_have(self) -> None:
         with Running(make("downpour")) as running:
             client = joined(running, wire_format="int8")
             data = np.zeros(Int8(SIZE).nbytes, np.uint8)
@@ -391,7 +394,7 @@ class TestRefused:
             client.close()
 
 
-def test_a_server_keeps_no_more_than_one_request_of_a_peer():
+def test_a_server_keeps_no_more_than_one_request_of_a_peer() -> None:
     """What a request that was refused had brought is given back."""
     with Running(make("downpour")) as running:
         client = joined(running, wire_format="int8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from support.transcriptions import Problem
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import Constant, StepDecay, WarmUp
-from distkeras.ps.simulation.daso import Daso, merge, simulate_daso, through_bfloat16
+from distkeras.ps.simulation.daso import Daso, DasoTrace, merge, simulate_daso, through_bfloat16
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
 
 ETA = 0.05
@@ -24,7 +26,9 @@ ETA = 0.05
 FLAT = {"loss": lambda theta: 1.0}
 
 
-def run(daso, *, nodes=3, devices=2, epochs=4, batches=3, seed=0, **options):
+def run(
+    daso: Daso, *, nodes: int = 3, devices: int = 2, epochs: int = 4, batches: int = 3, seed: int = 0, **options: Any
+) -> DasoTrace:
     """The run of a noisy quadratic."""
     job = Problem(nodes * devices, [], eta=ETA, seed=7)
     options.setdefault("learning_rate", ETA)
@@ -42,7 +46,16 @@ def run(daso, *, nodes=3, devices=2, epochs=4, batches=3, seed=0, **options):
     )
 
 
-def still(daso, *, nodes=2, devices=2, epochs=20, batches=1, gradient=lambda theta, worker: np.zeros(1), **options):
+def still(
+    daso: Daso,
+    *,
+    nodes: int = 2,
+    devices: float = 2,
+    epochs: int = 20,
+    batches: int = 1,
+    gradient: Callable[..., Any] = lambda theta, worker: np.zeros(1),
+    **options: Any,
+) -> DasoTrace:
     """A run in which nothing happens to the parameters: for who sends when."""
     options.setdefault("learning_rate", 1.0)
     return simulate_daso(
@@ -50,24 +63,24 @@ def still(daso, *, nodes=2, devices=2, epochs=20, batches=1, gradient=lambda the
     )
 
 
-def cycling(**hyper):
+def cycling(**hyper: Any) -> Daso:
     """No other phase."""
     return Daso(**{"warm_up": 0, "cool_down": 0, **hyper})
 
 
-def blocking(epochs, **hyper):
+def blocking(epochs: int, **hyper: Any) -> Daso:
     """Blocking throughout, as sequential methods are: no cast."""
     return Daso(**{"warm_up": epochs, "cool_down": 0, "cast": False, **hyper})
 
 
-def assert_close(actual, expected):
+def assert_close(actual: list[np.ndarray] | np.ndarray | float, expected: float | np.ndarray | list[Any]) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 # transcription
 
 
-def plan_of(daso, losses, epochs, batches):
+def plan_of(daso: Daso, losses: list[float], epochs: int, batches: int) -> list[Any]:
     """B and W in force at each batch, None where blocking: worked out apart from the product."""
     plan, b, w = [], daso.interval, daso.wait if daso.wait else max(daso.interval // 4, 1)
     first, best, bad = (b, w), None, 0
@@ -100,7 +113,16 @@ def plan_of(daso, losses, epochs, batches):
 )
 @example(3, 2, 4, 4, (1, 4, 1), 1, {"momentum": 0.9, "cast": True, "patience": 1}, [1.0] * 9)  # halved under way
 @example(3, 2, 8, None, (1, 5, 2), 4, {"momentum": 0.9, "cast": False, "patience": 1}, [1.0] * 9)  # down, and reset
-def test_it_equals_the_transcription_of_all_devices(nodes, devices, interval, wait, lengths, batches, hyper, losses):
+def test_it_equals_the_transcription_of_all_devices(
+    nodes: int,
+    devices: int,
+    interval: int,
+    wait: int | None,
+    lengths: tuple[int, int, int],
+    batches: int,
+    hyper: dict[str, float],
+    losses: list[float],
+) -> None:
     warm_up, _, cool_down = lengths
     epochs = sum(lengths)
     daso = Daso(interval, min(wait, interval) if wait else None, warm_up=warm_up, cool_down=cool_down, **hyper)
@@ -128,7 +150,7 @@ def test_it_equals_the_transcription_of_all_devices(nodes, devices, interval, wa
     assert_close(trace.mean, expected[-1, :, 0].mean(axis=0))
 
 
-def test_by_hand():
+def test_by_hand() -> None:
     # Two nodes with the constant gradients 1 and 3, eta .1, no momentum. B = 2, W = 1.
     trace = simulate_daso(
         cycling(interval=2, momentum=0.0),
@@ -150,7 +172,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 3), (3, 1), (3, 2), (4, 4)])
-def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes, devices):
+def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes: int, devices: int) -> None:
     n = nodes * devices
     trace = run(blocking(2, momentum=0.0), nodes=nodes, devices=devices, epochs=2, batches=5)
     ssgd = Problem(n, [*range(n)] * 10, eta=ETA, seed=7).simulated(make("ssgd"))
@@ -160,7 +182,7 @@ def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes, devices):
 
 @pytest.mark.parametrize("rule", ["ssgdm", "ssgdm_local"])
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 3), (3, 1), (3, 2)])
-def test_74_also_with_momenta_that_nobody_exchanges(rule, nodes, devices):
+def test_74_also_with_momenta_that_nobody_exchanges(rule: str, nodes: int, devices: int) -> None:
     n = nodes * devices
     trace = run(blocking(2, momentum=0.8), nodes=nodes, devices=devices, epochs=2, batches=8)
     job = Problem(n, [*range(n)] * 16, eta=ETA / n, seed=7)  # the rules add the workers' steps up
@@ -171,7 +193,7 @@ def test_74_also_with_momenta_that_nobody_exchanges(rule, nodes, devices):
 
 @pytest.mark.parametrize("wait", [0, 1, 2, 5])
 @pytest.mark.parametrize("members", [2, 3, 16])
-def test_75_the_merge_weights_sum_to_one(members, wait):
+def test_75_the_merge_weights_sum_to_one(members: int, wait: int) -> None:
     x = np.array([1.5, -3.0])
     assert_close(merge(x, members * x, members, wait), x)
     # The same affine map of all parameters maps the merge.
@@ -179,7 +201,7 @@ def test_75_the_merge_weights_sum_to_one(members, wait):
     assert_close(merge(3 * local + 1, 3 * total + members, members, wait), 3 * merge(local, total, members, wait) + 1)
 
 
-def test_76_merging_without_wait_is_the_mean():
+def test_76_merging_without_wait_is_the_mean() -> None:
     rng = np.random.default_rng(0)
     states = rng.normal(size=(5, 7))
     assert_close(merge(rng.normal(size=7), states.sum(axis=0), 5, 0), states.mean(axis=0))
@@ -200,13 +222,15 @@ def test_76_merging_without_wait_is_the_mean():
         (6, 5, [(6, 5), (3, 2), (1, 1)]),
     ],
 )
-def test_77_78_intervals_and_waits_halve_to_one_and_begin_anew(interval, wait, pairs):
+def test_77_78_intervals_and_waits_halve_to_one_and_begin_anew(
+    interval: int, wait: int | None, pairs: list[tuple[int, int]]
+) -> None:
     trace = still(cycling(interval=interval, wait=wait, patience=1), epochs=2 + 2 * len(pairs), **FLAT)
     expected = [pairs[0], *itertools.islice(itertools.cycle(pairs), 1 + 2 * len(pairs))]
     assert list(zip(trace.interval, trace.wait, strict=True)) == expected
 
 
-def test_80_the_cast_rounds_to_the_nearest_with_ties_to_even():
+def test_80_the_cast_rounds_to_the_nearest_with_ties_to_even() -> None:
     rng = np.random.default_rng(0)
     for dtype in (np.float32, np.float64):
         values = (rng.normal(size=5000) * 10.0 ** rng.integers(-30, 30, 5000)).astype(dtype)
@@ -219,7 +243,7 @@ def test_80_the_cast_rounds_to_the_nearest_with_ties_to_even():
     assert through_bfloat16(ties).tolist() == [1, 1 + 2**-6, -1, 1 + 2**-7]
 
 
-def test_81_blocking_casts_what_is_sent_and_averages_in_full_precision():
+def test_81_blocking_casts_what_is_sent_and_averages_in_full_precision() -> None:
     states = {0: 1 + 2**-7, 1: 1.0, 2: 1.0}  # exact in bfloat16, their mean is not
     trace = still(
         Daso(warm_up=1, cool_down=0, momentum=0.0),
@@ -232,8 +256,8 @@ def test_81_blocking_casts_what_is_sent_and_averages_in_full_precision():
     assert trace.theta[0, 0] != through_bfloat16(trace.theta)[0, 0]
 
 
-def test_81_without_the_cast_small_steps_count_and_with_it_they_may_be_lost():
-    def small(theta, worker):
+def test_81_without_the_cast_small_steps_count_and_with_it_they_may_be_lost() -> None:
+    def small(theta: np.ndarray, worker: int) -> np.ndarray:
         return np.full(1, -(2.0**-10))
 
     moved = [still(Daso(warm_up=20, cast=cast, momentum=0.0, cool_down=0), gradient=small) for cast in (False, True)]
@@ -245,7 +269,7 @@ def test_81_without_the_cast_small_steps_count_and_with_it_they_may_be_lost():
 
 
 @pytest.mark.parametrize(("interval", "wait"), [(4, 1), (4, 4), (1, 1), (3, 2), (8, 2)])
-def test_91_equation_1_weighs_the_own_parameters_by_twice_the_wait(interval, wait):
+def test_91_equation_1_weighs_the_own_parameters_by_twice_the_wait(interval: int, wait: int) -> None:
     """A node alone moves, by 1 a batch: what the other nodes get of it shows the weights."""
     nodes, end = 3, interval + wait
     trace = still(
@@ -271,7 +295,9 @@ def test_91_equation_1_weighs_the_own_parameters_by_twice_the_wait(interval, wai
         (1, 1, [*range(18)], {batch + 1: batch for batch in range(17)}),
     ],
 )
-def test_92_sends_come_every_b_batches_and_are_merged_w_later(interval, wait, sends, merges):
+def test_92_sends_come_every_b_batches_and_are_merged_w_later(
+    interval: int, wait: int, sends: list[int], merges: dict[int, int]
+) -> None:
     trace = still(cycling(interval=interval, wait=wait), devices=3, epochs=18)
     assert np.flatnonzero(trace.group >= 0).tolist() == sends
     assert trace.group[sends].tolist() == [number % 3 for number in range(len(sends))]
@@ -281,7 +307,7 @@ def test_92_sends_come_every_b_batches_and_are_merged_w_later(interval, wait, se
 # phases
 
 
-def test_the_phases_take_their_epochs_and_groups_take_turns_through_all_of_them():
+def test_the_phases_take_their_epochs_and_groups_take_turns_through_all_of_them() -> None:
     trace = still(Daso(interval=2, warm_up=2, cool_down=1), devices=3, epochs=6, batches=2)
     assert trace.phase.tolist() == ["warm_up"] * 4 + ["cycling"] * 6 + ["cool_down"] * 2
     assert trace.interval.tolist() == [1] * 4 + [2] * 6 + [1] * 2
@@ -291,13 +317,13 @@ def test_the_phases_take_their_epochs_and_groups_take_turns_through_all_of_them(
     assert trace.merged.tolist() == [0, 1, 2, 3, -1, -1, 5, -1, 7, -1, 10, 11]
 
 
-def test_nodes_are_equal_after_each_blocking_exchange_and_apart_while_cycling():
+def test_nodes_are_equal_after_each_blocking_exchange_and_apart_while_cycling() -> None:
     trace = run(Daso(warm_up=1, cool_down=1))
     apart = np.ptp(trace.thetas, axis=1).max(axis=1) > 0
     assert apart.tolist() == (trace.phase == "cycling").tolist()
 
 
-def test_after_a_halving_a_send_waits_for_the_one_on_its_way():
+def test_after_a_halving_a_send_waits_for_the_one_on_its_way() -> None:
     # Sent after batch 3 to be merged after 7; a plateau after 3 brings B = W = 2, and the next send would be due at 5.
     losses = iter([1.0, 0.9, 0.8, 0.8, *[0.1 / 2**epoch for epoch in range(10)]])
     trace = still(cycling(interval=4, wait=4, patience=1), epochs=12, loss=lambda theta: next(losses))
@@ -307,7 +333,7 @@ def test_after_a_halving_a_send_waits_for_the_one_on_its_way():
     assert trace.merged[[7, 9, 11]].tolist() == [3, 7, 9]
 
 
-def test_a_single_node_synchronizes_nothing():
+def test_a_single_node_synchronizes_nothing() -> None:
     options = {"nodes": 1, "devices": 3, "communication": Communication(latency=100.0)}
     trace = run(Daso(), **options)
     assert (trace.group == -1).all()
@@ -319,7 +345,7 @@ def test_a_single_node_synchronizes_nothing():
 # plateaus
 
 
-def epochs_of_plateaus(losses, **hyper):
+def epochs_of_plateaus(losses: list[float], **hyper: Any) -> list[int]:
     """The epochs at whose end B changed."""
     told = iter(losses)
     trace = still(cycling(interval=4, **hyper), epochs=len(losses), loss=lambda theta: next(told))
@@ -344,14 +370,16 @@ def epochs_of_plateaus(losses, **hyper):
         ([9, float("nan"), 8, 0], {"patience": 1}, [1]),
     ],
 )
-def test_a_plateau_is_patience_epochs_without_a_decrease_by_the_threshold(losses, hyper, plateaus):
+def test_a_plateau_is_patience_epochs_without_a_decrease_by_the_threshold(
+    losses: list[float], hyper: dict[str, float], plateaus: list[int]
+) -> None:
     assert epochs_of_plateaus(losses, **hyper) == plateaus
 
 
-def test_plateaus_of_the_other_phases_do_not_count_and_the_loss_is_of_the_mean():
+def test_plateaus_of_the_other_phases_do_not_count_and_the_loss_is_of_the_mean() -> None:
     seen = []
 
-    def loss(theta):
+    def loss(theta: np.ndarray) -> float:
         seen.append(theta.copy())
         return 1.0
 
@@ -373,7 +401,7 @@ class Fixed(Timing):
 
     seconds: tuple[float, ...] = ()
 
-    def sampler(self, workers, rng):
+    def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
         return lambda worker, steps: self.seconds[worker] * steps
 
 
@@ -381,7 +409,7 @@ class Fixed(Timing):
 SLOW = Communication(latency=3.0)
 
 
-def test_a_blocking_exchange_holds_all_and_a_node_is_as_slow_as_its_slowest_device():
+def test_a_blocking_exchange_holds_all_and_a_node_is_as_slow_as_its_slowest_device() -> None:
     trace = still(blocking(3), epochs=3, timing=Fixed(seconds=(1.0, 2.0, 5.0, 4.0)), communication=SLOW)
     assert trace.time.tolist() == [5 + 6, 10 + 12, 15 + 18]
 
@@ -390,12 +418,12 @@ def test_a_blocking_exchange_holds_all_and_a_node_is_as_slow_as_its_slowest_devi
 class TakingTurns(Timing):
     """In one batch the first worker takes 5 and the second 1, in the next the other way round."""
 
-    def sampler(self, workers, rng):
+    def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
         seconds = itertools.cycle([5.0, 1.0, 1.0, 5.0])
         return lambda worker, steps: next(seconds)
 
 
-def test_a_blocking_exchange_makes_the_quick_wait_for_the_slow_each_time():
+def test_a_blocking_exchange_makes_the_quick_wait_for_the_slow_each_time() -> None:
     options = {"devices": 1, "epochs": 2, "timing": TakingTurns()}
     assert still(blocking(2), communication=SLOW, **options).time.tolist() == [5 + 6, 11 + 5 + 6]
     assert still(cycling(), **options).time.tolist() == [5, 6]
@@ -410,12 +438,14 @@ def test_a_blocking_exchange_makes_the_quick_wait_for_the_slow_each_time():
         (6, 6, [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
-def test_a_non_blocking_exchange_is_waited_for_only_if_it_comes_late(interval, wait, times):
+def test_a_non_blocking_exchange_is_waited_for_only_if_it_comes_late(
+    interval: int, wait: int, times: list[int]
+) -> None:
     trace = still(cycling(interval=interval, wait=wait), epochs=8, communication=SLOW)
     assert trace.time.tolist() == times
 
 
-def test_nodes_run_apart_until_they_merge():
+def test_nodes_run_apart_until_they_merge() -> None:
     # Node 0 takes 1 a batch, node 1 takes 2. Sent at 4 by the last, there at 10: node 0 waits for it, and so does 1.
     options = {"devices": 1, "timing": Fixed(seconds=(1.0, 2.0)), "communication": SLOW}
     assert still(cycling(interval=2), epochs=4, **options).time.tolist() == [2, 4, 10, 12]
@@ -433,7 +463,7 @@ def test_nodes_run_apart_until_they_merge():
         (blocking(1), np.float64, 8),
     ],
 )
-def test_the_cast_makes_what_is_sent_smaller(daso, dtype, size):
+def test_the_cast_makes_what_is_sent_smaller(daso: Daso, dtype: type[float], size: int) -> None:
     elements, nodes = 10, 4  # three in the largest quarter
     trace = simulate_daso(
         daso,
@@ -452,14 +482,14 @@ def test_the_cast_makes_what_is_sent_smaller(daso, dtype, size):
 
 
 @pytest.mark.parametrize("cast", [False, True])
-def test_what_is_sent_while_cycling_is_not_made_smaller(cast):
+def test_what_is_sent_while_cycling_is_not_made_smaller(cast: bool) -> None:
     # Two messages of one float64 at a byte a second: sent at 1, there at 17.
     trace = still(cycling(interval=1, cast=cast), epochs=2, communication=Communication(bandwidth=1.0))
     assert trace.time.tolist() == [1, 17]
 
 
 @pytest.mark.parametrize("timing", [Gamma(), Memoryless(), SlowWorkers(share=0.2)])
-def test_cycling_takes_less_time_than_blocking_for_the_same_batches(timing):
+def test_cycling_takes_less_time_than_blocking_for_the_same_batches(timing: Gamma | Memoryless | SlowWorkers) -> None:
     options = {"timing": timing, "communication": Communication(latency=50.0), "epochs": 6, "dtype": np.float32}
     fast, slow = run(Daso(), **options), run(Daso(warm_up=6, cool_down=0), **options)
     assert fast.time[2] == slow.time[2]  # one epoch of warm-up
@@ -470,7 +500,7 @@ def test_cycling_takes_less_time_than_blocking_for_the_same_batches(timing):
 # a run
 
 
-def test_a_seed_gives_the_same_run_to_the_bit_and_another_other_times():
+def test_a_seed_gives_the_same_run_to_the_bit_and_another_other_times() -> None:
     options = {"timing": Memoryless(), "loss": lambda theta: float(theta @ theta), "dtype": np.float32}
     first, again, other = (run(Daso(patience=1), seed=seed, **options) for seed in (5, 5, 6))
     for field in vars(first):
@@ -479,10 +509,10 @@ def test_a_seed_gives_the_same_run_to_the_bit_and_another_other_times():
     assert not np.array_equal(first.time, other.time)
 
 
-def test_every_device_takes_every_batch_in_turn_at_its_node():
+def test_every_device_takes_every_batch_in_turn_at_its_node() -> None:
     start, calls = np.ones(2), []
 
-    def gradient(theta, worker):
+    def gradient(theta: np.ndarray, worker: int) -> np.ndarray:
         calls.append((worker, theta.copy()))
         return np.full(2, float(worker // 2))
 
@@ -492,7 +522,7 @@ def test_every_device_takes_every_batch_in_turn_at_its_node():
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_inputs_are_left_alone(nodes):
+def test_inputs_are_left_alone(nodes: int) -> None:
     start = np.ones(2)
     simulate_daso(
         Daso(), start, lambda theta, worker: start, nodes=nodes, devices=1, learning_rate=0.5, epochs=2, batches=2
@@ -500,7 +530,7 @@ def test_inputs_are_left_alone(nodes):
     np.testing.assert_array_equal(start, np.ones(2))
 
 
-def test_schedules_are_over_batches():
+def test_schedules_are_over_batches() -> None:
     constant = run(Daso(), learning_rate=Constant(ETA))
     np.testing.assert_array_equal(constant.thetas, run(Daso()).thetas)
     trace = still(
@@ -515,7 +545,7 @@ def test_schedules_are_over_batches():
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_thetas_are_kept_on_request(keep):
+def test_thetas_are_kept_on_request(keep: bool) -> None:
     trace = run(Daso(), keep_thetas=keep)
     assert (trace.thetas is not None) == keep
     if keep:
@@ -544,7 +574,7 @@ def test_thetas_are_kept_on_request(keep):
         ({"patience": 0}, "`patience` must be a positive integer. Received: patience=0"),
     ],
 )
-def test_bad_hyper_parameters_are_refused(hyper, text):
+def test_bad_hyper_parameters_are_refused(hyper: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Daso(**hyper)
     assert str(caught.value) == text
@@ -570,12 +600,12 @@ def test_bad_hyper_parameters_are_refused(hyper, text):
         ),
     ],
 )
-def test_bad_arguments_are_refused(options, text):
+def test_bad_arguments_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         still(Daso(), **options)
     assert str(caught.value) == text
 
 
-def test_parameters_must_be_flat():
+def test_parameters_must_be_flat() -> None:
     with pytest.raises(ConfigurationError, match=r"^`theta0` must be one flat vector. Received: shape \(2, 2\)$"):
         simulate_daso(Daso(), np.ones((2, 2)), None, nodes=2, devices=1, learning_rate=0.1, epochs=2, batches=1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from support.running_server import QUICK, SIZE, Running
 from support.toy_model import toy_worker
 
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.worker.loop import Compute, ProbeRequest, PullRequest, Reply
@@ -22,7 +24,7 @@ ROUNDS = [0, 1, 2, 1, 2, 0, 2, 1, 0]
 WAIT = 20.0  # seconds, for a reply that comes at once
 
 
-def variants():
+def variants() -> Iterator[Rule]:
     for name, kind in all_rules().items():
         yield make(name) if kind().traits.gradient else make(name, window=2)
     yield make("adag", window=2, algorithm=11, form="4.1")
@@ -33,7 +35,7 @@ def variants():
     yield make("dc_asgd", adaptive=True, momentum=0.9)
 
 
-def answers():
+def answers() -> Any:
     """What one worker is told when it asks whether the server is occupied."""
     return itertools.cycle([True, False, True, True])
 
@@ -41,7 +43,9 @@ def answers():
 class Paced:
     """A worker over a socket, in a thread of its own, that makes one exchange a turn."""
 
-    def __init__(self, running, rule, worker, values, gradient, paused):
+    def __init__(
+        self, running: Running, rule: Rule, worker: int, values: np.ndarray, gradient: Callable[..., Any], paused: Any
+    ) -> None:
         self._answers = answers()
         self.client, self._loop = toy_worker(
             running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=QUICK
@@ -51,16 +55,16 @@ class Paced:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def turn(self):
+    def turn(self) -> None:
         self._turns.put(True)
 
-    def stop(self):
+    def stop(self) -> None:
         self._turns.put(False)
         self._thread.join(WAIT)
         assert not self._thread.is_alive()
         self.client.close()
 
-    def _run(self):
+    def _run(self) -> None:
         next(self._loop)
         request = self._loop.send(self.client.pull())
         while True:
@@ -79,7 +83,7 @@ class Paced:
 
 
 @pytest.mark.parametrize("rule", variants(), ids=str)
-def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule):
+def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -> None:
     rounds = rule.traits.synchronous
     schedule = ROUNDS if rounds else SCHEDULE
     rng = np.random.default_rng(5)
@@ -91,7 +95,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule):
     taken = [iter(steps) for _ in range(WORKERS)]
     told = [answers() for _ in range(WORKERS)]
 
-    def gradient_of(worker):
+    def gradient_of(worker: int) -> Callable[..., Any]:
         return lambda theta, step: theta * np.float32(0.5) + noise[worker] / step
 
     expected = simulate(

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import distkeras.ps.simulation.simulate as module
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import Constant
-from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.simulate import Trace, simulate
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
 
 CURVES = np.linspace(0.5, 2.0, 6, dtype=np.float32)
 
 
-def pull(theta, worker):
+def pull(theta: np.ndarray, worker: int) -> np.ndarray:
     return CURVES * theta + np.float32(0.1) * np.float32(worker)
 
 
-def usable(name):
+def usable(name: str) -> Rule:
     return make(name) if make(name).window is not None else make(name, window=2)
 
 
-def run(rule, *, workers=4, size=6, gradient=pull, **options):
+def run(
+    rule: Rule | str, *, workers: int = 4, size: int = 6, gradient: Callable[..., Any] = pull, **options: Any
+) -> Trace:
     options.setdefault("learning_rate", 0.02)
     return simulate(rule, np.ones(size), gradient, workers=workers, **options)
 
 
 @pytest.mark.parametrize("name", all_rules())
-def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name):
+def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: str) -> None:
     options = {"timing": Memoryless(), "steps": 30, "dtype": np.float32, "measure_gap": True, "keep_centers": True}
     first, again, other = (run(usable(name), seed=seed, **options) for seed in (5, 5, 6))
     for field in vars(first):
@@ -42,14 +46,14 @@ def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name):
 
 
 @pytest.mark.parametrize("name", all_rules())
-def test_a_recorded_order_replays_the_run_to_the_bit(name):
+def test_a_recorded_order_replays_the_run_to_the_bit(name: str) -> None:
     recorded = run(usable(name), timing=Gamma(heterogeneous=True), steps=32, keep_centers=True)
     replayed = run(usable(name), schedule=recorded.worker.tolist(), keep_centers=True)
     np.testing.assert_array_equal(recorded.centers, replayed.centers)
     np.testing.assert_array_equal(recorded.staleness, replayed.staleness)
 
 
-def test_the_trace_has_a_row_for_each_commit():
+def test_the_trace_has_a_row_for_each_commit() -> None:
     trace = run(make("agn", window=3), schedule=[0, 1, 1, 3], keep_centers=True, measure_gap=True)
     assert trace.worker.tolist() == [0, 1, 1, 3]
     assert trace.clock.tolist() == trace.time.tolist() == [0, 1, 2, 3]
@@ -63,26 +67,26 @@ def test_the_trace_has_a_row_for_each_commit():
     assert np.isnan(plain.gap).tolist() == np.isnan(plain.normalized_gap).tolist() == [True]
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_left_alone() -> None:
     start = np.ones(6)
     simulate("downpour", start, pull, workers=2, learning_rate=0.1, schedule=[0, 1, 0])
     np.testing.assert_array_equal(start, np.ones(6))
 
 
-def test_all_workers_are_sent_the_center_at_clock_0():
+def test_all_workers_are_sent_the_center_at_clock_0() -> None:
     seen = []
     run("asgd", schedule=[2, 0, 1, 3], gradient=lambda theta, worker: seen.append(theta.copy()) or theta)
     np.testing.assert_array_equal(seen, np.ones((4, 6)))
 
 
-def test_the_gradient_is_called_once_a_step_in_the_order_of_the_commits():
+def test_the_gradient_is_called_once_a_step_in_the_order_of_the_commits() -> None:
     calls = []
     run(make("downpour", window=2), schedule=[1, 0, 1], gradient=lambda theta, worker: calls.append(worker) or theta)
     assert calls == [1, 1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("window", [64, 65, 200])
-def test_long_windows_are_taken_in_bursts_without_a_trace(window):
+def test_long_windows_are_taken_in_bursts_without_a_trace(window: int) -> None:
     options = {"timing": Gamma(), "steps": 6, "communication": Communication(latency=5.0)}
     trace = run(make("downpour", window=window), gradient=lambda theta, worker: np.ones(6), workers=1, **options)
     assert trace.steps.tolist() == [window] * 6
@@ -92,12 +96,12 @@ def test_long_windows_are_taken_in_bursts_without_a_trace(window):
 # memory
 
 
-def vectors_made(monkeypatch, rule, workers, steps, **options):
+def vectors_made(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, steps: int, **options: Any) -> int:
     """Vectors that the pool has made by the end of a run."""
     centers = []
 
     class Kept(module.Center):
-        def __init__(self, *args, **kwargs):
+        def __init__(self, *args: Rule | np.ndarray, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             centers.append(self)
 
@@ -107,16 +111,16 @@ def vectors_made(monkeypatch, rule, workers, steps, **options):
 
 
 @pytest.mark.parametrize("name", ["asgd", "downpour", "nag_asgd", "dana_slim", "dana_zero", "smega2", "dc_asgd"])
-def test_a_run_keeps_one_vector_a_worker_and_a_few(monkeypatch, name):
+def test_a_run_keeps_one_vector_a_worker_and_a_few(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     steady = {"gradient": lambda theta, worker: CURVES, "learning_rate": 1e-4}
     assert vectors_made(monkeypatch, make(name), 64, 1000, **steady) <= 64 + 3
 
 
-def test_synchronous_workers_share_what_they_are_sent(monkeypatch):
+def test_synchronous_workers_share_what_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vectors_made(monkeypatch, make("ssgd"), 64, 640) <= 4
 
 
-def test_memory_is_what_was_sent_and_no_more():
+def test_memory_is_what_was_sent_and_no_more() -> None:
     workers, size = 64, 20_000
     value = np.ones(size)
     tracemalloc.start()
@@ -132,22 +136,22 @@ def test_memory_is_what_was_sent_and_no_more():
 class Steady(Timing):
     """Every step takes the mean time; worker k begins k seconds late, so that no two events coincide."""
 
-    def sampler(self, workers, rng):
+    def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
         late = list(range(workers))
 
-        def draw(worker, steps):
+        def draw(worker: int, steps: int) -> float:
             extra, late[worker] = late[worker], 0
             return self.mean * steps + extra
 
         return draw
 
 
-def test_time_without_communication_is_computation():
+def test_time_without_communication_is_computation() -> None:
     trace = run(make("agn", window=2), workers=3, timing=Steady(mean=10.0), steps=6)
     assert trace.time.tolist() == [20, 21, 22, 40, 41, 42]
 
 
-def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte():
+def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte() -> None:
     # 48 bytes a vector at 16 bytes a second: 3 seconds, and 2 of latency, each way.
     link = Communication(latency=2.0, bandwidth=16.0)
     trace = run("asgd", workers=1, timing=Steady(mean=10.0), steps=3, communication=link)
@@ -158,19 +162,19 @@ def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte():
     assert run(pulls_first, workers=1, timing=Steady(mean=10.0), steps=2, communication=link).time.tolist() == [15, 35]
 
 
-def test_the_server_serves_one_exchange_at_a_time():
+def test_the_server_serves_one_exchange_at_a_time() -> None:
     # Three workers, 12 seconds each at the server, and computation of 10: the server is the bottleneck.
     trace = run("asgd", workers=3, timing=Steady(mean=10.0), steps=6, communication=Communication(service=12.0))
     assert trace.time.tolist() == [22, 34, 46, 58, 70, 82]
 
 
-def test_one_message_a_window_pays_for_communication_once():
+def test_one_message_a_window_pays_for_communication_once() -> None:
     early = make("easgd", window=6, rho=0.0, early_stopping="2.9")  # asks after every step; never stops early
     trace = run(early, workers=1, timing=Steady(mean=1.0), steps=2, communication=Communication(latency=100.0))
     assert trace.time.tolist() == [106, 312]
 
 
-def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with():
+def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with() -> None:
     # Steps end at 10, 11, 12, and each exchange is 11.5 at the server. Worker 0 finds it free, and holds it until 21.5:
     # worker 1 finds it so at 11 and 21, and commits its third gradient at 31 unasked; worker 2 finds it free at 22, and
     # holds it until 33.5, worker 1 until 45. Worker 0, back at 21.5, finds that at 31.5 and 41.5: it commits at 51.5.
@@ -181,14 +185,14 @@ def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with():
     assert trace.steps.tolist() == [1, 2, 3, 3]
 
 
-def test_asking_takes_the_latency_of_both_ways():
+def test_asking_takes_the_latency_of_both_ways() -> None:
     link = Communication(latency=2.0)
     options = {"workers": 1, "timing": Steady(mean=10.0), "steps": 2, "communication": link}
     assert run(make("zealous_downpour", window=2), **options).time.tolist() == [16, 34]
     assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # nothing to ask
 
 
-def test_a_question_is_answered_as_things_stand_when_it_arrives():
+def test_a_question_is_answered_as_things_stand_when_it_arrives() -> None:
     # Commits of 10 and 11, asked for at 12 and 13, are at the server from 16 until 29 and from 17 until 42. Worker 0 is
     # back at 31; what it asks at 41, while the other is there, arrives at 43. Its commit leaves at 45.
     link = Communication(latency=2.0, service=13.0)
@@ -198,7 +202,7 @@ def test_a_question_is_answered_as_things_stand_when_it_arrives():
     assert trace.steps.tolist() == [1, 1, 1]
 
 
-def test_a_commit_on_its_way_does_not_occupy_the_server():
+def test_a_commit_on_its_way_does_not_occupy_the_server() -> None:
     # 12 seconds each way. Worker 0 asks and commits at 10, worker 1 at 11, before that arrives at 22. Worker 0 is back
     # at 74 and asks at 84 and 94, while worker 1's commit is there from 23 until 102; its third gradient leaves at 104.
     link = Communication(bandwidth=4.0, service=40.0)
@@ -209,10 +213,10 @@ def test_a_commit_on_its_way_does_not_occupy_the_server():
     assert trace.steps.tolist() == [1, 1, 3]
 
 
-def test_occupied_is_asked_with_the_worker_and_the_clock():
+def test_occupied_is_asked_with_the_worker_and_the_clock() -> None:
     asked = []
 
-    def occupied(worker, clock):
+    def occupied(worker: int, clock: int) -> bool:
         asked.append((worker, clock))
         return clock == 1
 
@@ -221,13 +225,13 @@ def test_occupied_is_asked_with_the_worker_and_the_clock():
     assert trace.steps.tolist() == [1, 3, 1]
 
 
-def test_slow_workers_commit_less():
+def test_slow_workers_commit_less() -> None:
     trace = run("asgd", workers=16, timing=SlowWorkers(), steps=1600)
     commits = np.bincount(trace.worker, minlength=16)
     assert commits[0] == pytest.approx(commits[1:].mean() / 10, rel=0.2)
 
 
-def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier():
+def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier() -> None:
     trace = run("asgd", timing=Gamma(), steps=12, rounds=True, keep_centers=True)
     assert [sorted(trace.worker[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
     assert sorted(trace.staleness) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3  # by others within the round
@@ -264,12 +268,12 @@ def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier():
         ({"schedule": [0, 0], "rule": "ssgd"}, "worker 0 at place 1, who waits for"),
     ],
 )
-def test_bad_arguments_are_refused(change, text):
+def test_bad_arguments_are_refused(change: dict[str, Any], text: str) -> None:
     change = dict(change)
     with pytest.raises(ConfigurationError, match=text):
         run(change.pop("rule", "asgd"), **change)
 
 
-def test_a_start_that_is_no_vector_is_refused():
+def test_a_start_that_is_no_vector_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="one flat vector"):
         simulate("asgd", np.ones((2, 2)), pull, workers=1, learning_rate=0.1, schedule=[0])

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import all_rules, make
-from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.ps.simulation.simulate import Trace, simulate
 from distkeras.ps.simulation.timing import Gamma, Memoryless, SlowWorkers
 
 TIMINGS = [Gamma(), Gamma(heterogeneous=True), SlowWorkers(), Memoryless()]
 ASYNCHRONOUS = [name for name, kind in all_rules().items() if not kind().traits.synchronous]
 
 
-def run(rule, workers, *, gradient=lambda theta, worker: theta, **options):
+def run(
+    rule: Rule | str, workers: int, *, gradient: Callable[..., Any] = lambda theta, worker: theta, **options: Any
+) -> Trace:
     options.setdefault("learning_rate", 0.01)
     return simulate(rule, np.ones(1), gradient, workers=workers, **options)
 
 
-def last_pulls(trace, workers):
+def last_pulls(trace: Trace, workers: int) -> list[int]:
     """The clock at which each worker was last sent the center: right after its last commit, or at the start."""
     return [max(np.flatnonzero(trace.worker == worker), default=-1) + 1 for worker in range(workers)]
 
 
 @pytest.mark.parametrize("timing", TIMINGS, ids=str)
-def test_mean_staleness_tends_to_one_less_than_the_workers(timing):
+def test_mean_staleness_tends_to_one_less_than_the_workers(timing: Gamma | Memoryless | SlowWorkers) -> None:
     workers, commits = 8, 3000
     trace = run("downpour", workers, timing=timing, steps=commits)
     pulls = last_pulls(trace, workers)
@@ -38,23 +42,23 @@ def test_mean_staleness_tends_to_one_less_than_the_workers(timing):
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_staleness_adds_up_to_the_last_pulls_less_the_commits(name):
+def test_staleness_adds_up_to_the_last_pulls_less_the_commits(name: str) -> None:
     trace = run(make(name), 4, timing=SlowWorkers(share=0.25, factor=3.0), steps=60)
     assert trace.staleness.sum() == sum(last_pulls(trace, 4)) - 60
 
 
-def test_round_robin_staleness_is_one_less_than_the_workers_from_the_second_round_on():
+def test_round_robin_staleness_is_one_less_than_the_workers_from_the_second_round_on() -> None:
     trace = run("asgd", 5, schedule=[*range(5)] * 4)
     assert trace.staleness.tolist() == [0, 1, 2, 3, 4] + [4] * 15
 
 
-def mean_and_error(values, blocks=40):
+def mean_and_error(values: np.ndarray, blocks: int = 40) -> tuple[float, float]:
     """Mean and its standard error from the means of consecutive blocks: neighbors are correlated."""
     means = values[: len(values) // blocks * blocks].reshape(blocks, -1).mean(axis=1)
     return means.mean(), means.std(ddof=1) / np.sqrt(blocks)
 
 
-def test_memoryless_workers_make_staleness_geometric():
+def test_memoryless_workers_make_staleness_geometric() -> None:
     workers = 6
     trace = run(make("dynsgd", window=1), workers, timing=Memoryless(), steps=20_000, seed=3)
     staleness = trace.staleness[200:]  # the first commits still remember that all began together
@@ -71,7 +75,7 @@ def test_memoryless_workers_make_staleness_geometric():
 
 
 @pytest.mark.parametrize(("workers", "commits"), [(2, 7), (3, 5)])
-def test_memoryless_workers_are_an_implicit_momentum(workers, commits):
+def test_memoryless_workers_are_an_implicit_momentum(workers: int, commits: int) -> None:
     # On a quadratic, exactly: E step[t+1] = (1 - 1/n) E step[t] - eta/n E g(theta[t+1]). Memoryless means that each
     # order of commits is equally likely, so that the mean over all orders is the expectation.
     curves, eta = np.array([0.5, 1.0, 3.0]), 0.1
@@ -97,7 +101,7 @@ def test_memoryless_workers_are_an_implicit_momentum(workers, commits):
 class TestStaleSynchronous:
     WORKERS = 5
 
-    def leads(self, trace):
+    def leads(self, trace: Trace) -> Iterator[int]:
         """How many more commits each committer has completed than the slowest, after its commit."""
         completed = np.zeros(self.WORKERS, int)
         for worker in trace.worker:
@@ -106,22 +110,24 @@ class TestStaleSynchronous:
 
     @pytest.mark.parametrize("bound", [0, 1, 3])
     @pytest.mark.parametrize("timing", [Gamma(heterogeneous=True), SlowWorkers(share=0.2), Memoryless()], ids=str)
-    def test_a_worker_leads_by_at_most_the_bound_and_one(self, timing, bound):
+    def test_a_worker_leads_by_at_most_the_bound_and_one(
+        self, timing: Gamma | Memoryless | SlowWorkers, bound: int
+    ) -> None:
         trace = run("asgd", self.WORKERS, timing=timing, steps=300, staleness_bound=bound)
         assert max(self.leads(trace)) == bound + 1
 
-    def test_an_unbounded_lead_is_asgd(self):
+    def test_an_unbounded_lead_is_asgd(self) -> None:
         options = {"timing": Gamma(heterogeneous=True), "steps": 300, "seed": 1}
         bounded = run("asgd", self.WORKERS, staleness_bound=10**9, **options)
         free = run("asgd", self.WORKERS, **options)
         np.testing.assert_array_equal(bounded.worker, free.worker)
         np.testing.assert_array_equal(bounded.theta, free.theta)
 
-    def test_no_lead_paces_like_rounds(self):
+    def test_no_lead_paces_like_rounds(self) -> None:
         trace = run("asgd", self.WORKERS, timing=Gamma(), steps=100, staleness_bound=0)
         for first in range(0, 100, self.WORKERS):
             assert sorted(trace.worker[first : first + self.WORKERS]) == list(range(self.WORKERS))
 
-    def test_a_worker_that_must_wait_may_not_commit(self):
+    def test_a_worker_that_must_wait_may_not_commit(self) -> None:
         with pytest.raises(ConfigurationError, match=r"worker 0 at place 2, who waits for \[1, 2, 3, 4\]"):
             run("asgd", self.WORKERS, schedule=[0, 0, 0], staleness_bound=1)

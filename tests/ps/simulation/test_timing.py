@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,18 +13,18 @@ from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, Slo
 ALL = [Gamma(), Gamma(heterogeneous=True), SlowWorkers(), Memoryless()]
 
 
-def times(timing, workers, each, seed=0):
+def times(timing: Gamma | Memoryless | SlowWorkers, workers: int, each: int, seed: int = 0) -> np.ndarray:
     """Shape (workers, each): times of single steps."""
     draw = timing.sampler(workers, np.random.default_rng(seed))
     return np.array([[draw(worker, 1) for _ in range(each)] for worker in range(workers)])
 
 
-def share(hits):
+def share(hits: np.ndarray) -> tuple[float, float]:
     """A share and its standard error."""
     return hits.mean(), np.sqrt(hits.mean() * (1 - hits.mean()) / hits.size)
 
 
-def test_homogeneous_times_rarely_exceed_the_mean_by_a_quarter():
+def test_homogeneous_times_rarely_exceed_the_mean_by_a_quarter() -> None:
     # .94 % of the tasks: a gamma of V .1 around the mean that was drawn once for the run.
     drawn = times(Gamma(), 1, 60_000)
     hits, error = share(drawn > 1.25 * drawn.mean())
@@ -30,7 +32,7 @@ def test_homogeneous_times_rarely_exceed_the_mean_by_a_quarter():
     assert drawn.std() / drawn.mean() == pytest.approx(0.1, rel=0.02)
 
 
-def test_heterogeneous_times_often_do():
+def test_heterogeneous_times_often_do() -> None:
     # 27.8 % of the tasks of many machines, of which each has a mean of its own.
     drawn = times(Gamma(heterogeneous=True), 40_000, 1)
     hits, error = share(drawn > 1.25 * 128)
@@ -38,19 +40,19 @@ def test_heterogeneous_times_often_do():
     assert drawn.mean() == pytest.approx(128, rel=0.02)
 
 
-def test_a_homogeneous_run_draws_its_mean_once():
+def test_a_homogeneous_run_draws_its_mean_once() -> None:
     within, between = times(Gamma(), 2, 4000), [times(Gamma(), 1, 200, seed).mean() for seed in range(200)]
     assert within[0].mean() == pytest.approx(within[1].mean(), rel=0.01)
     assert np.std(between) / np.mean(between) == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_heterogeneous_machine_keeps_its_mean():
+def test_a_heterogeneous_machine_keeps_its_mean() -> None:
     drawn = times(Gamma(heterogeneous=True), 50, 100)
     assert (drawn.std(axis=1) / drawn.mean(axis=1)).mean() == pytest.approx(0.1, rel=0.1)
     assert drawn.mean(axis=1).std() > 30
 
 
-def test_memoryless_times_are_exponential():
+def test_memoryless_times_are_exponential() -> None:
     drawn = times(Memoryless(mean=3.0), 1, 20_000)
     assert drawn.mean() == pytest.approx(3.0, rel=0.04)
     assert drawn.std() == pytest.approx(3.0, rel=0.04)
@@ -60,13 +62,13 @@ def test_memoryless_times_are_exponential():
 @pytest.mark.parametrize(
     ("workers", "share_of", "slow"), [(16, 1 / 16, 1), (64, 1 / 16, 4), (8, 1 / 16, 1), (4, 0.0, 0), (4, 1.0, 4)]
 )
-def test_slow_workers_take_ten_times_as_long(workers, share_of, slow):
+def test_slow_workers_take_ten_times_as_long(workers: int, share_of: float, slow: int) -> None:
     means = times(SlowWorkers(mean=1.0, share=share_of), workers, 100).mean(axis=1)
     np.testing.assert_allclose(means, np.where(np.arange(workers) < slow, 10.0, 1.0), rtol=0.05)
 
 
 @pytest.mark.parametrize("timing", ALL, ids=str)
-def test_a_window_takes_the_sum_of_its_steps(timing):
+def test_a_window_takes_the_sum_of_its_steps(timing: Gamma | Memoryless | SlowWorkers) -> None:
     singles, windows = (timing.sampler(3, np.random.default_rng(1)) for _ in range(2))
     for worker in (0, 2, 1):
         expected = sum(singles(worker, 1) for _ in range(5))
@@ -74,12 +76,12 @@ def test_a_window_takes_the_sum_of_its_steps(timing):
 
 
 @pytest.mark.parametrize("timing", ALL, ids=str)
-def test_a_seed_gives_the_same_times(timing):
+def test_a_seed_gives_the_same_times(timing: Gamma | Memoryless | SlowWorkers) -> None:
     np.testing.assert_array_equal(times(timing, 3, 5, seed=4), times(timing, 3, 5, seed=4))
     assert not np.array_equal(times(timing, 3, 5, seed=4), times(timing, 3, 5, seed=5))
 
 
-def test_a_transfer_takes_its_latency_and_its_bytes():
+def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
     assert Communication().transfer(10**9) == 0
     assert Communication(latency=0.5, bandwidth=100.0).transfer(50) == 1.0
 
@@ -102,7 +104,7 @@ def test_a_transfer_takes_its_latency_and_its_bytes():
         (Communication, {"service": float("inf")}),
     ],
 )
-def test_bad_arguments_are_refused(kind, bad):
+def test_bad_arguments_are_refused(kind: type[Any], bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ConfigurationError, match=f"`{name}` must be .* Received: {name}="):
         kind(**bad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ KEY = bytes(32)
 
 
 @pytest.fixture
-def ends(monkeypatch) -> Iterator[tuple[Channel, Channel]]:
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
     """A server's and a client's channel, past the handshake; the kernel lets no call wait for long."""
     monkeypatch.setattr(channel, "_LONGEST_CALL", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -34,12 +35,12 @@ def ends(monkeypatch) -> Iterator[tuple[Channel, Channel]]:
         end.close()
 
 
-def test_a_wait_goes_on_over_several_calls(ends, monkeypatch) -> None:
+def test_a_wait_goes_on_over_several_calls(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     server, client = ends
     again = threading.Semaphore(0)
     limit = channel._Plain._limit
 
-    def counted(plain, option, timeout) -> None:
+    def counted(plain: Any, option: int, timeout: float) -> None:
         if option == socket.SO_RCVTIMEO:
             again.release()
         limit(plain, option, timeout)
@@ -57,7 +58,7 @@ def test_a_wait_goes_on_over_several_calls(ends, monkeypatch) -> None:
     peer.join(10)
 
 
-def test_and_ends_at_its_deadline(ends) -> None:
+def test_and_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
     server, client = ends
     with pytest.raises(DeadlineError, match="an answer"):
         client.receive(0.1, "an answer")

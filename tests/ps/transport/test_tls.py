@@ -8,6 +8,9 @@ import socket
 import ssl
 import tempfile
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,20 +41,20 @@ BRIEF = Deadlines(**vars(QUICK) | {"handshake": 0.5})
 
 
 @pytest.fixture(scope="module")
-def certificate():
+def certificate() -> Certificate:
     return make_certificate()
 
 
 @pytest.fixture
-def server(certificate):
-    def center(vector, moving_statistics):
+def server(certificate: Certificate) -> Iterator[ParameterServer]:
+    def center(vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         return Center(RULE, vector, workers=1, moving_statistics=moving_statistics)
 
     with ParameterServer(center, key=KEY, deadlines=BRIEF, context=server_context(certificate)) as server:
         yield server
 
 
-def refusal(server) -> str:
+def refusal(server: ParameterServer) -> str:
     (refusal,) = server.gate.refusals
     return refusal.reason
 
@@ -68,7 +71,7 @@ def test_training_over_tls_is_training_to_the_bit() -> None:
         driver.close()
 
 
-def test_a_vector_that_takes_many_records_arrives_whole(server, certificate) -> None:
+def test_a_vector_that_takes_many_records_arrives_whole(server: ParameterServer, certificate: Certificate) -> None:
     driver = DriverClient(Address(*server.address, KEY, certificate.certificate), QUICK)
     vector = np.random.default_rng(0).normal(size=1_000_003).astype(np.float32)
     driver.publish(vector)
@@ -77,40 +80,42 @@ def test_a_vector_that_takes_many_records_arrives_whole(server, certificate) -> 
 
 
 class TestRefusals:
-    def test_another_certificate_even_with_the_right_key(self, server) -> None:
+    def test_another_certificate_even_with_the_right_key(self, server: ParameterServer) -> None:
         other = make_certificate().certificate
         with pytest.raises(AuthenticationError, match="must have the job's certificate"):
             DriverClient(Address(*server.address, KEY, other), BRIEF).publish(np.zeros(3, np.float32))
         assert server.center is None
 
-    def test_another_key_even_with_the_right_certificate(self, server, certificate) -> None:
+    def test_another_key_even_with_the_right_certificate(
+        self, server: ParameterServer, certificate: Certificate
+    ) -> None:
         with pytest.raises(AuthenticationError, match="must hold this job's key"):
             DriverClient(Address(*server.address, b"x" * 32, certificate.certificate), BRIEF).center()
 
-    def test_a_plain_client(self, server) -> None:
+    def test_a_plain_client(self, server: ParameterServer) -> None:
         with pytest.raises((DeadlineError, ServerLostError), match="handshake"):
             dial(server.address, KEY, BRIEF)
 
-    def test_a_plain_client_that_speaks_first(self, server) -> None:
+    def test_a_plain_client_that_speaks_first(self, server: ParameterServer) -> None:
         with stranger(server.address) as sock:
             say(sock, b"DKPS" + bytes(60))
             until_the_end(sock)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_an_older_tls(self, server, certificate) -> None:
+    def test_an_older_tls(self, server: ParameterServer, certificate: Certificate) -> None:
         context = client_context(certificate.certificate)
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
         with pytest.raises(RemoteProtocolError, match=r"TLS 1\.3"):
             dial(server.address, KEY, BRIEF, context=context)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, server) -> None:
+    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, server: ParameterServer) -> None:
         with stranger(server.address) as silent, stranger(server.address) as half:
             say(half, bytes.fromhex("16030100c8010000c4"))
             assert until_the_end(silent) == b""
             until_the_end(half)
 
-    def test_a_plain_server(self, certificate) -> None:
+    def test_a_plain_server(self, certificate: Certificate) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
             def serve() -> None:
@@ -129,7 +134,7 @@ class TestRefusals:
 
 class TestChannel:
     @pytest.fixture
-    def pair(self, certificate):
+    def pair(self, certificate: Certificate) -> Iterator[tuple[Channel, Channel]]:
         """The server's and the client's end of one connection."""
         ends: list[Channel] = []
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -148,7 +153,7 @@ class TestChannel:
         ends[0].close()
         client.close()
 
-    def test_it_finds_out_that_the_peer_hung_up(self, pair) -> None:
+    def test_it_finds_out_that_the_peer_hung_up(self, pair: tuple[Channel, Channel]) -> None:
         server, client = pair
         assert not server.hung_up()
         assert not client.hung_up()
@@ -157,7 +162,7 @@ class TestChannel:
         assert server.sock.recv(1) == b""
         assert server.hung_up()
 
-    def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair) -> None:
+    def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair: tuple[Channel, Channel]) -> None:
         server, _ = pair
         heard: list[object] = []
         reading = threading.Thread(target=lambda: heard.append(server.receive(20, "anything")), daemon=True)
@@ -166,7 +171,9 @@ class TestChannel:
         reading.join(10)
         assert not reading.is_alive()
 
-    def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(self, pair) -> None:
+    def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(
+        self, pair: tuple[Channel, Channel]
+    ) -> None:
         server, client = pair
         server.close()
         with pytest.raises(OSError):
@@ -190,12 +197,12 @@ class TestSecrets:
         assert not [secret for secret in secrets for text in shown if secret in text]
 
     def test_the_private_key_is_on_no_disk_afterwards_and_was_nobody_elses_to_read(
-        self, certificate, monkeypatch, tmp_path
+        self, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         modes: list[int] = []
         load = ssl.SSLContext.load_cert_chain
 
-        def watched(context, path, *rest):
+        def watched(context: ssl.SSLContext, path: str, *rest: object) -> None:
             modes.extend(os.stat(name).st_mode & 0o777 for name in (path, os.path.dirname(path)))
             return load(context, path, *rest)
 
@@ -205,28 +212,28 @@ class TestSecrets:
         assert modes == [0o600, 0o700]
         assert os.listdir(tmp_path) == []
 
-    def test_the_private_key_stays_out_of_the_repr(self, certificate) -> None:
+    def test_the_private_key_stays_out_of_the_repr(self, certificate: Certificate) -> None:
         assert certificate.private_key not in repr(certificate)
         assert "PRIVATE" not in repr(certificate)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_what_is_no_certificate_is_a_configuration_error(text) -> None:
+def test_what_is_no_certificate_is_a_configuration_error(text: str) -> None:
     with pytest.raises(ConfigurationError, match="in PEM"):
         client_context(text)
     with pytest.raises(ConfigurationError, match="in PEM"):
         server_context(Certificate(text, ""))
 
 
-def test_a_private_key_of_another_certificate_is_a_configuration_error(certificate) -> None:
+def test_a_private_key_of_another_certificate_is_a_configuration_error(certificate: Certificate) -> None:
     with pytest.raises(ConfigurationError, match="its private key"):
         server_context(Certificate(certificate.certificate, make_certificate().private_key))
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def missing(name, *rest):
+    def missing(name: str, *rest: dict[str, Any] | int | tuple[str] | None) -> None:
         if name.split(".")[0] == "cryptography":
             raise ImportError(name)
         return real(name, *rest)

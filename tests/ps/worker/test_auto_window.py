@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from support.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Rule, make
 from distkeras.ps.worker.auto_window import LONGEST, MEASURED, AutoWindow
 from distkeras.ps.worker.loop import CollectRequest, CommitRequest, PostRequest, PullRequest, Reply, work
 
@@ -18,17 +19,17 @@ class Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.seconds
 
 
-def windows_of(rule, *, step, exchange, count, **options):
+def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **options: Any) -> list[tuple[int, bool]]:
     """The steps of each commit of a worker whose steps and exchanges take so long, and whether each was posted."""
     clock = Clock()
     windows = AutoWindow(rule, now=clock, **options)
     steps = itertools.count()
 
-    def gradient(theta, value):
+    def gradient(theta: np.ndarray, value: int) -> np.ndarray:
         # The first step compiles.
         clock.seconds += 100.0 if next(steps) == 0 else step
         return theta
@@ -82,12 +83,12 @@ def test_an_exchange_that_takes_for_ever_gets_the_longest_window() -> None:
 
 
 @pytest.mark.parametrize("rule", ["asgd", "ssgd", "averaging", "easgd", "zealous_downpour", "ormo", "dana_dc"])
-def test_rules_that_need_their_window_refuse(rule) -> None:
+def test_rules_that_need_their_window_refuse(rule: str) -> None:
     with pytest.raises(ConfigurationError, match=rule):
         AutoWindow(make(rule))
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
-def test_what_is_no_share(share) -> None:
+def test_what_is_no_share(share: float) -> None:
     with pytest.raises(ConfigurationError, match="communication_share"):
         AutoWindow(make("agn"), share)

@@ -10,6 +10,7 @@ import pytest
 from support.running_server import SIZE, Running
 from support.toy_model import toy_client
 
+from distkeras.ps.center.center import Released
 from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules import make
 
@@ -17,12 +18,12 @@ from distkeras.ps.rules import make
 STEPS = 12
 
 
-def halving(theta, value):
+def halving(theta: np.ndarray, value: int) -> np.ndarray:
     return theta
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_one_worker_is_sequential_sgd(window) -> None:
+def test_one_worker_is_sequential_sgd(window: int) -> None:
     with Running(make("downpour", window=window), workers=1, start=np.ones(SIZE)) as running:
         client, welcome, begin = toy_client(
             running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=halving, overlap=True
@@ -36,7 +37,7 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
     began = threading.Event()
     taken = itertools.count(1)
 
-    def gradient(theta, value):
+    def gradient(theta: np.ndarray, value: int) -> np.ndarray:
         if next(taken) == 2:
             began.set()
         return theta
@@ -49,7 +50,7 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
         thread = threading.Thread(target=client.run, args=(welcome, lambda welcome: loop), daemon=True)
         release, server = running.server.center.release, running.server
 
-        def held(worker, attempt):
+        def held(worker: int, attempt: int) -> Released:
             # Under the server's lock: the first commit is applied, and its reply waits for the second window.
             if server.center.clock == 1:
                 assert began.wait(20)
@@ -63,11 +64,11 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
 
 
 @pytest.mark.parametrize("step", [2, 5, STEPS])
-def test_a_connection_cut_under_a_commit_that_travels(step) -> None:
+def test_a_connection_cut_under_a_commit_that_travels(step: int) -> None:
     taken = itertools.count(1)
     parties = []
 
-    def gradient(theta, value):
+    def gradient(theta: np.ndarray, value: int) -> np.ndarray:
         if next(taken) == step:
             parties[0].channel.hang_up()
         return theta
@@ -106,7 +107,7 @@ def test_after_a_skipped_commit_the_loop_begins_again_behind_it() -> None:
 def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> None:
     taken = itertools.count(1)
 
-    def gradient(theta, value):
+    def gradient(theta: np.ndarray, value: int) -> np.ndarray:
         if next(taken) == 3:
             raise ZeroDivisionError("the user's")
         return theta
