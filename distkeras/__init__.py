@@ -16,34 +16,76 @@ folder imports only from those above it, and from ``ps``::
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distkeras.analysis import metrics as metrics
+    from distkeras.analysis import plots as plots
+    from distkeras.analysis.keras_gradient import KerasGradient as KerasGradient
+    from distkeras.callbacks import Callback as Callback
+    from distkeras.callbacks import CallbackContext as CallbackContext
+    from distkeras.callbacks import EarlyStopping as EarlyStopping
+    from distkeras.callbacks import TimeBudget as TimeBudget
+    from distkeras.data import datasets as datasets
+    from distkeras.ps import errors as errors
+    from distkeras.ps import rules as rules
+    from distkeras.ps.checkpoint.checkpointer import Checkpoint as Checkpoint
+    from distkeras.ps.rules import schedules as schedules
+    from distkeras.ps.simulation import timing as timing
+    from distkeras.ps.simulation.simulate import simulate as simulate
+    from distkeras.ps.transport.deadlines import Deadlines as Deadlines
+    from distkeras.trainer import Trainer as Trainer
+    from distkeras.trainers import ADAG as ADAG
+    from distkeras.trainers import AEASGD as AEASGD
+    from distkeras.trainers import AGN as AGN
+    from distkeras.trainers import DOWNPOUR as DOWNPOUR
+    from distkeras.trainers import EAMSGD as EAMSGD
+    from distkeras.trainers import EASGD as EASGD
+    from distkeras.trainers import AveragingTrainer as AveragingTrainer
+    from distkeras.trainers import DynSGD as DynSGD
+    from distkeras.trainers import EnsembleTrainer as EnsembleTrainer
+    from distkeras.trainers import SingleTrainer as SingleTrainer
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Trainer": "distkeras.trainer",
-    "Callback": "distkeras.callbacks",
-    "EarlyStopping": "distkeras.callbacks",
-    "TimeBudget": "distkeras.callbacks",
-    "DOWNPOUR": "distkeras.trainers",
-    "AGN": "distkeras.trainers",
-    "ADAG": "distkeras.trainers",
-    "DynSGD": "distkeras.trainers",
-    "AEASGD": "distkeras.trainers",
-    "EASGD": "distkeras.trainers",
-    "EAMSGD": "distkeras.trainers",
-    "SingleTrainer": "distkeras.trainers",
-    "AveragingTrainer": "distkeras.trainers",
-    "EnsembleTrainer": "distkeras.trainers",
+#: Public names by the module that has them; a test compares with the imports above, which type checkers read.
+_NAMES = {
+    "distkeras.analysis": ("metrics", "plots"),
+    "distkeras.analysis.keras_gradient": ("KerasGradient",),
+    "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "TimeBudget"),
+    "distkeras.data": ("datasets",),
+    "distkeras.ps": ("errors", "rules"),
+    "distkeras.ps.checkpoint.checkpointer": ("Checkpoint",),
+    "distkeras.ps.rules": ("schedules",),
+    "distkeras.ps.simulation": ("timing",),
+    "distkeras.ps.simulation.simulate": ("simulate",),
+    "distkeras.ps.transport.deadlines": ("Deadlines",),
+    "distkeras.trainer": ("Trainer",),
+    "distkeras.trainers": (
+        "ADAG",
+        "AEASGD",
+        "AGN",
+        "DOWNPOUR",
+        "EAMSGD",
+        "EASGD",
+        "AveragingTrainer",
+        "DynSGD",
+        "EnsembleTrainer",
+        "SingleTrainer",
+    ),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'distkeras' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module = importlib.import_module(home)
+    # A public name may be a module that nobody has imported yet.
+    return getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,6 @@ from support.spark_jobs import (
     wrong_model,
 )
 
-import distkeras
 from distkeras import (
     ADAG,
     AEASGD,
@@ -97,11 +96,6 @@ def test_hyper_parameters_are_keywords() -> None:
 def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
     with pytest.raises(TypeError, match="rho"):
         DOWNPOUR(wrong_model(), sgd(), SPARSE, rho=1.0)
-
-
-def test_every_public_name_exists() -> None:
-    for name in distkeras.__all__:
-        assert getattr(distkeras, name) is not None
 
 
 class TestAccessors:

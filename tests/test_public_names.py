@@ -1,0 +1,43 @@
+"""What ``from distkeras import ...`` gives."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import distkeras
+from distkeras.analysis.keras_gradient import KerasGradient
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.trainer import Trainer
+
+
+@pytest.mark.parametrize("name", distkeras.__all__)
+def test_every_public_name_loads(name: str) -> None:
+    assert getattr(distkeras, name) is not None
+    assert name in dir(distkeras)
+
+
+def test_a_name_is_what_its_module_has() -> None:
+    assert distkeras.Trainer is Trainer
+    assert distkeras.simulate is simulate
+    assert distkeras.KerasGradient is KerasGradient
+    assert distkeras.rules.__name__ == "distkeras.ps.rules"
+    assert distkeras.schedules.Constant(0.5)(7) == 0.5
+
+
+def test_type_checkers_are_told_the_same_names() -> None:
+    tree = ast.parse(Path(distkeras.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    told = {
+        alias.asname: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert {"__version__", *told} == set(distkeras.__all__)
+    for name, (module, attribute) in told.items():
+        assert getattr(distkeras, name) is pkgutil.resolve_name(f"{module}.{attribute}"), name
