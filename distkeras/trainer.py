@@ -32,6 +32,7 @@ from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import make_certificate
@@ -274,16 +275,18 @@ class Trainer(Outcome):
         laid_out = partitioned(df, spec, workers, partitioned_already=self.partitioned_already)
         with (
             ServerProcess(
-                self.rule,
-                workers=workers,
-                learning_rate=self._server_learning_rate(replica),
-                staleness_bound=self.staleness_bound,
-                measure_gap=self.measure_gap,
-                max_skipped=self.max_skipped if self.bad_numbers == "skip" else 0,
-                host=self.host or driver_host(df),
-                port=self.port,
-                deadlines=self.deadlines,
-                checkpoint=saved,
+                ServerSettings(
+                    self.rule,
+                    workers=workers,
+                    learning_rate=self._server_learning_rate(replica),
+                    staleness_bound=self.staleness_bound,
+                    measure_gap=self.measure_gap,
+                    max_skipped=self.max_skipped if self.bad_numbers == "skip" else 0,
+                    host=self.host or driver_host(df),
+                    port=self.port,
+                    deadlines=self.deadlines,
+                    checkpoint=saved,
+                ),
                 resume=resume,
                 job=self._facts(),
                 epochs=self.num_epoch,

@@ -11,6 +11,7 @@ only from those above it::
     transport    sockets with deadlines, TLS, and what the clients share
     center       the center variable as a state machine: leases, rounds, the commit log
     checkpoint   snapshots of the center
+    settings     what server and workers are told: one field an option, checked where it is built
     worker       the loop that every worker runs, and its client
     server       sockets and threads around the center
     simulation   the same worker loop and center under a virtual clock

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import errno
-import json
 import logging
+import re
 import secrets
 import signal
 import sys
 import threading
+import typing
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from distkeras.ps import rules
-from distkeras.ps.center.center import Center
-from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, StartMode
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, DistkerasError
-from distkeras.ps.events import Lines
+from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.handshake import KEY_BYTES
-from distkeras.ps.server.server import ParameterServer
-from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.tls import Certificate, make_certificate, server_context
+from distkeras.ps.server.start import StartReport, StartRequest, build_server, key_from_text
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.tls import Certificate, make_certificate
+
+#: Settings whose flags are not a field's name and a value.
+_OWN_FLAGS = ("rule", "deadlines", "checkpoint")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,151 +34,111 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("rules", help="print the table of rules, in Markdown")
     commands.add_parser("key", help="print a new random key, to be kept in a file")
     commands.add_parser("certificate", help="print a new private key and certificate, to be kept in a file")
-    commands.add_parser("driven", help="serve as a driver's child: settings on standard input, until it closes")
+    commands.add_parser("child", help="serve as a driver's child: a request on standard input, until it closes")
     serve = commands.add_parser("serve", help="serve one job until interrupted")
     serve.add_argument("--rule", required=True, help=f"one of {', '.join(rules.all_rules())}")
     serve.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a hyper-parameter of the rule")
-    serve.add_argument("--workers", type=int, required=True, help="number of workers of the job")
-    serve.add_argument("--learning-rate", type=float, help="the server's learning rate (gradient rules)")
-    serve.add_argument("--staleness-bound", type=int, help="iterations that a worker may be ahead of the slowest")
-    serve.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=0, help="port to bind (default: one that is free)")
+    _add_settings(serve)
     serve.add_argument("--key-file", required=True, help=f"file with the job's key, {2 * KEY_BYTES} hexadecimal digits")
     serve.add_argument("--tls", metavar="FILE", help="encrypt, with the certificate and private key of this PEM file")
     serve.add_argument("--checkpoint", metavar="URI", help="directory for snapshots; goes on from the latest one there")
     serve.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="commits (default: %(default)s)")
-    serve.add_argument("--max-skipped", type=int, default=0, metavar="N", help="bad commits to skip (default: none)")
     serve.add_argument("--lifetime", type=float, metavar="SECONDS", help="end after that (default: when interrupted)")
-    serve.add_argument("--measure-gap", action="store_true", help="record the gap of each commit")
     return main
 
 
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Command line → what `build` takes."""
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """A flag for each plain field of `ServerSettings`; its help is what the docstring says of it."""
+    texts = dict(re.findall(r"^ {8}(\w+): (.+)$", ServerSettings.__doc__ or "", re.M))
+    hints = typing.get_type_hints(ServerSettings)
+    for option in dataclasses.fields(ServerSettings):
+        if option.name in _OWN_FLAGS:
+            continue
+        flag, text = f"--{option.name.replace('_', '-')}", texts[option.name].rstrip(".").replace("%", "%%")
+        kinds = typing.get_args(hints[option.name]) or (hints[option.name],)
+        if bool in kinds:
+            command.add_argument(flag, action="store_true", help=text)
+            continue
+        required = option.default is dataclasses.MISSING
+        default = None if required else option.default
+        text += "" if default is None else " (default: %(default)s)"
+        kind = next(kind for kind in (int, float, str) if kind in kinds)
+        command.add_argument(flag, type=kind, required=required, default=default, help=text)
+
+
+def request_from(arguments: argparse.Namespace) -> StartRequest:
+    """What the flags of ``serve`` ask for.
+
+    Raises:
+        ConfigurationError: one that cannot work.
+    """
     pairs = []
     for assignment in arguments.set:
         name, separator, text = assignment.partition("=")
         if not separator:
             raise ConfigurationError(f"`--set` must be NAME=VALUE. Received: --set {assignment}")
         pairs.append((name, text))
-    return {
-        "rule": arguments.rule,
-        "hyper_parameters": rules.from_text(arguments.rule, pairs),
-        "workers": arguments.workers,
-        "learning_rate": arguments.learning_rate,
-        "staleness_bound": arguments.staleness_bound,
-        "measure_gap": arguments.measure_gap,
-        "max_skipped": arguments.max_skipped,
-        "host": arguments.host,
-        "port": arguments.port,
-        "key": Path(arguments.key_file).read_text().strip(),
-        "tls": arguments.tls and {"certificate": Path(arguments.tls).read_text(), "private_key": ""},
-        "deadlines": {},
-        "checkpoint": arguments.checkpoint and {"uri": arguments.checkpoint, "every": arguments.checkpoint_every},
-    }
-
-
-def build(settings: dict[str, Any]) -> tuple[ParameterServer, bool]:
-    """A server from JSON-ready settings: see `settings_of` and `process.ServerProcess`.
-
-    Returns:
-        The server; and whether every partition goes on exactly where a snapshot has it (True without one).
-
-    Raises:
-        ConfigurationError: a setting that cannot work.
-        SnapshotError: the snapshots cannot be read, or are another job's.
-        OSError: the port cannot be bound.
-    """
-    rule = rules.make(settings["rule"], **settings["hyper_parameters"])
-    workers, bound = settings["workers"], settings["staleness_bound"]
-    try:
-        key = bytes.fromhex(settings["key"])
-    except ValueError:
-        raise ConfigurationError("the key must be hexadecimal digits. Received: something else") from None
-    saver, saved, life, incarnation = None, None, StartMode(**settings.get("life", {})), 1
-
-    def center(vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        return Center(
-            rule,
-            vector,
-            workers=workers,
-            learning_rate=settings["learning_rate"],
-            scheduler=None if bound is None else BoundedStaleness(workers, bound),
-            moving_statistics=moving_statistics,
-            measure_gap=settings["measure_gap"],
-            incarnation=incarnation,
-        )
-
-    center(np.zeros(1, np.float32), np.zeros(0, np.float32))  # a bad combination fails here, not at the first publish
-    restored, exact = None, True
-    if settings["checkpoint"]:
-        saver = Checkpointer(Checkpoint(**settings["checkpoint"]), settings.get("job"))
-        saved = saver.load(life)
-        incarnation = 1 + max(saver.lives(), life.after)
-        if saved is not None:
-            restored = center(saved.state.arrays["center"], saved.state.arrays["moving_statistics"])
-            exact = saver.resume(restored, saved, life)
-    server = ParameterServer(
-        center,
-        key=key,
-        host=settings["host"],
-        port=settings["port"],
-        deadlines=Deadlines(**settings["deadlines"]),
-        context=server_context(Certificate(**settings["tls"])) if settings["tls"] else None,
-        max_skipped=settings["max_skipped"],
-        saver=saver,
-        restored=restored,
+    names = [option.name for option in dataclasses.fields(ServerSettings) if option.name not in _OWN_FLAGS]
+    settings = ServerSettings(
+        rule=rules.make(arguments.rule, **rules.from_text(arguments.rule, pairs)),
+        checkpoint=arguments.checkpoint and Checkpoint(arguments.checkpoint, arguments.checkpoint_every),
+        **{name: getattr(arguments, name) for name in names},
     )
-    return server, exact
-
-
-def _facts(server: ParameterServer, exact: bool) -> dict[str, Any]:
-    """What a driver is told on standard output: the address, and where a restored center stands."""
-    facts: dict[str, Any] = {"host": server.address[0], "port": server.address[1], "clock": None}
-    if server.center is not None:
-        facts |= {"clock": server.center.clock, "incarnation": server.center.incarnation, "exact": exact}
-        facts["epoch"] = 0 if exact else server.center.members[0].epoch
-    return facts
+    key = key_from_text(Path(arguments.key_file).read_text())
+    return StartRequest(settings, key, arguments.tls and Certificate(Path(arguments.tls).read_text(), ""))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     arguments = parser().parse_args(argv)
-    driven = arguments.command == "driven"
-    handler = logging.StreamHandler()
-    handler.setFormatter(Lines() if driven else logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    # A driver has levels of its own.
-    logging.basicConfig(level=logging.INFO if driven else logging.WARNING, handlers=[handler])
     if arguments.command == "rules":
         sys.stdout.write(rules.table() + "\n")
-        return 0
-    if arguments.command == "key":
+    elif arguments.command == "key":
         sys.stdout.write(secrets.token_hex(KEY_BYTES) + "\n")
-        return 0
-    if arguments.command == "certificate":
+    elif arguments.command == "certificate":
         made = make_certificate()
         sys.stdout.write(made.private_key + made.certificate)
-        return 0
+    else:
+        return _serve(arguments)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    child = arguments.command == "child"
+    _log_to_standard_error(child)
     try:
-        server, exact = build(json.loads(sys.stdin.readline()) if driven else settings_of(arguments))
+        request = StartRequest.from_json(sys.stdin.readline()) if child else request_from(arguments)
+        server, report = build_server(request)
     except (DistkerasError, OSError) as error:
-        busy = getattr(error, "errno", None) == errno.EADDRINUSE
-        sys.stdout.write(json.dumps({"error": str(error), "busy": busy}) + "\n")
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        sys.stdout.write(StartReport(error=str(error), port_taken=taken).to_json() + "\n")
         return 2
     with server:
-        sys.stdout.write(json.dumps(_facts(server, exact)) + "\n")
+        sys.stdout.write(report.to_json() + "\n")
         sys.stdout.flush()
-        if driven:
+        if child:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
             sys.stdin.read()  # returns when the driver closes its end, or dies
-        else:
-            done = threading.Event()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: done.set())
-            if not done.wait(arguments.lifetime):
-                logging.warning("the server's %g seconds are over", arguments.lifetime)
-                return 1
-    return 0
+            return 0
+        return _until_interrupted(arguments.lifetime)
+
+
+def _until_interrupted(lifetime: float | None) -> int:
+    done = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: done.set())
+    if done.wait(lifetime):
+        return 0
+    logging.warning("the server's %g seconds are over", lifetime)
+    return 1
+
+
+def _log_to_standard_error(child: bool) -> None:
+    handler = logging.StreamHandler()
+    plain = "%(asctime)s %(name)s %(levelname)s %(message)s"
+    handler.setFormatter(JsonFormatter() if child else logging.Formatter(plain))
+    # A driver has levels of its own.
+    logging.basicConfig(level=logging.INFO if child else logging.WARNING, handlers=[handler])
 
 
 if __name__ == "__main__":

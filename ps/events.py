@@ -2,7 +2,8 @@
 
 An event is a log record with three more fields: ``event``, its kind, and the ``worker`` and ``attempt`` that it
 concerns. So whoever reads the log misses nothing, and whoever wants a table collects the records (`Events`). A server
-in a process of its own writes each record as one line of JSON (`Lines`), which its driver turns back (`record_of`).
+in a process of its own writes each record as one line of JSON (`JsonFormatter`), which its driver turns back
+(`record_from_json`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def report(
     log.log(level, text, *args, extra={"event": kind, "worker": worker, "attempt": attempt}, stacklevel=2)
 
 
-class Lines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Each record as one line of JSON, its traceback within the text."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -57,8 +58,8 @@ class Lines(logging.Formatter):
         return json.dumps(values)
 
 
-def record_of(line: str) -> logging.LogRecord | None:
-    """The record that `Lines` wrote; None for a line that is something else."""
+def record_from_json(line: str) -> logging.LogRecord | None:
+    """The record that `JsonFormatter` wrote; None for a line that is something else."""
     try:
         values = json.loads(line[:_LONGEST])
         fields = {
@@ -107,7 +108,7 @@ class Events:
         fields = {"event": kind, "worker": worker, "attempt": attempt}
         record = log.makeRecord(log.name, level, __file__, 0, text, args, None, extra=fields)
         self.add(record, "driver")
-        hand_on(record)
+        handle(record)
 
     def all(self) -> list[Event]:
         """What is kept."""
@@ -115,7 +116,7 @@ class Events:
             return sorted(self._events, key=lambda event: event.timestamp)
 
 
-def hand_on(record: logging.LogRecord) -> None:
+def handle(record: logging.LogRecord) -> None:
     """Gives a record that was made elsewhere to the logger of its name."""
     log = logging.getLogger(record.name)
     if log.isEnabledFor(record.levelno):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,17 +11,56 @@ from distkeras.ps.errors import ConfigurationError
 
 
 def invalid(name: str, value: Any, expected: str) -> ConfigurationError:
-    """The error that every rule gives for a bad hyper-parameter."""
+    """The error for a bad argument.
+
+    Args:
+        name: of the argument, as the caller wrote it.
+        value: what came.
+        expected: what it must be, to follow "must be".
+    """
     return ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}")
 
 
-def require_number(name: str, value: Any, low: float = 0.0, *, inclusive: bool = False) -> None:
-    """A finite number above ``low`` (or equal to it, where ``inclusive``)."""
-    if type(value) not in (int, float) or not math.isfinite(value) or value < low or (value == low and not inclusive):
-        raise invalid(name, value, f"a finite number {'of at least' if inclusive else 'above'} {low:g}")
+def require_integer(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
+    """An integer of Python's or numpy's, no boolean, from ``low`` to ``high``; returned as an ``int``.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        number = int(value)
+        if number >= low and (high is None or number <= high):
+            return number
+    if high is not None:
+        raise invalid(name, value, f"an integer from {low} to {high}")
+    raise invalid(name, value, "a positive integer" if low == 1 else f"an integer of at least {low}")
+
+
+def require_number(
+    name: str, value: Any, low: float = 0.0, *, inclusive: bool = False, below: float = math.inf
+) -> float:
+    """A finite number of Python's or numpy's above ``low`` (or equal to it, where ``inclusive``); as Python has it.
+
+    ``below`` is a bound that it must not reach.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        if math.isfinite(number) and number < below and (number > low or (number == low and inclusive)):
+            return number
+    bounds = f"{'of at least' if inclusive else 'above'} {low:g}" + (
+        "" if below == math.inf else f" and below {below:g}"
+    )
+    raise invalid(name, value, f"a finite number {bounds}")
 
 
 def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """One of ``choices``."""
+    """One of ``choices``.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
     if value not in choices:
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")

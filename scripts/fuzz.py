@@ -51,6 +51,7 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -575,7 +576,7 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        self.refusals += record.name.endswith(".gate")
+        self.refusals += record.name.endswith(".admission")
         if record.name.endswith(".process") or "Traceback" in text:
             self.strange.append(text)
 
@@ -606,7 +607,10 @@ def live(count: int, seed: int, *, size: int = 20_000, enemies: int = 3) -> Coun
     deadlines = Deadlines(handshake=5.0, frame=5.0)
     limits = Limits(body=4 * size + (16 << 20))  # what the server allows
     outcomes: Counter[str] = Counter()
-    with Log() as log, ServerProcess(make("downpour", window=1), workers=1, deadlines=deadlines) as process:
+    with (
+        Log() as log,
+        ServerProcess(ServerSettings(make("downpour", window=1), workers=1, deadlines=deadlines)) as process,
+    ):
         driver = DriverClient(process.address)
         driver.publish(np.zeros(size, np.float32))
         honest = Honest(process.address, size)
@@ -664,7 +668,7 @@ def live(count: int, seed: int, *, size: int = 20_000, enemies: int = 3) -> Coun
 
 def undisturbed(steps: int, size: int) -> tuple[np.ndarray, int]:
     """The center after as many steps with nobody else about, and the bytes by which the server has grown: records."""
-    with ServerProcess(make("downpour", window=1), workers=1) as process:
+    with ServerProcess(ServerSettings(make("downpour", window=1), workers=1)) as process:
         driver = DriverClient(process.address)
         driver.publish(np.zeros(size, np.float32))
         before = memory(process.pid, "VmRSS")

@@ -37,7 +37,7 @@ class Supervisor:
         self._publish = publish
         self._events = events or Events()
         self._end_reason: str | None = None
-        self._driver = DriverClient(process.address, process.deadlines)
+        self._driver = DriverClient(process.address, process.settings.deadlines)
         self._restored_clock, self._futile_restarts = -1, 0
         #: How often the server was started again.
         self.restarts = 0
@@ -102,12 +102,12 @@ class Supervisor:
         try:
             self._process.restart()
         except ServerLostError:
-            if self._process.checkpoint is None or self._futile_restarts + 1 >= _MAX_FUTILE_RESTARTS:
+            if self._process.settings.checkpoint is None or self._futile_restarts + 1 >= _MAX_FUTILE_RESTARTS:
                 raise
             self._futile_restarts += 1
             return False
         resumed = self._process.resumed
-        clock = 0 if resumed is None else resumed["clock"]
+        clock = 0 if resumed is None else resumed.clock
         self._futile_restarts = 0 if clock > self._restored_clock else self._futile_restarts + 1
         self._restored_clock = clock
         self.restarts += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow as pa
 from distkeras.ps.center.commit_log import COMMIT, FIXED_HISTORY
 from distkeras.ps.errors import LedgerError
 from distkeras.ps.events import Event
+from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 
 log = logging.getLogger(__name__)
@@ -53,11 +53,11 @@ class Resumed:
     epoch: int
 
     @classmethod
-    def of(cls, facts: dict[str, Any] | None) -> Resumed | None:
+    def of(cls, point: ResumePoint | None) -> Resumed | None:
         """From what the server's process tells; says in the log what it is."""
-        if facts is None:
+        if point is None:
             return None
-        resumed = cls(facts["clock"], facts["exact"], facts["epoch"])
+        resumed = cls(point.clock, point.exact, point.epoch)
         if resumed.exact:
             log.info("the job goes on at clock %d, exactly where it stopped", resumed.clock)
         else:

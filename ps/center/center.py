@@ -21,7 +21,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.commit_log import CommitLog
-from distkeras.ps.center.schedulers import Scheduler, Synchronous
+from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules.base import BLOCK, Chunk, Context, Rule, Scalars, Vector
@@ -117,10 +117,7 @@ class Center:
                 f"`learning_rate` must be given: rule {rule.name!r} takes its steps at the server. Received: None"
             )
         if scheduler is None:
-            if self.traits.synchronous:
-                scheduler = Synchronous(workers)
-            else:
-                scheduler = Scheduler(workers, gather=self.traits.fixed_workers)
+            scheduler = scheduler_for(rule, workers)
         if self.traits.synchronous and not isinstance(scheduler, Synchronous):
             raise ConfigurationError(
                 f"rule {rule.name!r} must run in rounds. Received: scheduler={type(scheduler).__name__}"

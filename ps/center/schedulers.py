@@ -6,6 +6,8 @@ A scheduler is a plain state machine; whoever drives it waits, with a deadline, 
 from __future__ import annotations
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.base import Rule
+from distkeras.ps.validate import require_integer
 
 
 class Scheduler:
@@ -106,8 +108,6 @@ class BoundedStaleness(Scheduler):
 
     def __init__(self, workers: int, bound: int) -> None:
         super().__init__(workers, gather=True)
-        if bound < 0:
-            raise ConfigurationError(f"`bound` must be at least 0. Received: bound={bound}")
         self.bound = bound
         self.iterations = dict.fromkeys(range(workers), 0)
         self._slowest = 0  # iterations of the slowest active worker: `ready` is asked for everyone who waits
@@ -143,3 +143,38 @@ class BoundedStaleness(Scheduler):
         super().restore(progress, seen=seen, active=active)
         self.iterations |= progress
         self._find_slowest()
+
+
+def scheduler_for(rule: Rule, workers: int, staleness_bound: int | None = None, *, rounds: bool = False) -> Scheduler:
+    """The scheduler that ``rule`` runs under.
+
+    Args:
+        rule: the update rule.
+        workers: number of workers of the job, n.
+        staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
+        rounds: hold a barrier around a rule that has none.
+
+    Raises:
+        ConfigurationError: the rule does not go with such a scheduler.
+    """
+    if staleness_bound is None and not rounds:
+        return Synchronous(workers) if rule.traits.synchronous else Scheduler(workers, gather=rule.traits.fixed_workers)
+    if staleness_bound is not None:
+        staleness_bound = require_integer("staleness_bound", staleness_bound, 0)
+    if rounds and staleness_bound is not None:
+        raise ConfigurationError(
+            f"either `rounds` or `staleness_bound` must be given. Received: both ({staleness_bound})"
+        )
+    if rule.traits.pull_first:
+        raise ConfigurationError(
+            f"`rounds` and `staleness_bound` hold back the center, with which rule {rule.name!r} does not answer a "
+            f"commit. Received: rounds={rounds}, staleness_bound={staleness_bound}"
+        )
+    if staleness_bound is None:
+        return Synchronous(workers)
+    if rule.traits.synchronous:
+        raise ConfigurationError(
+            f"`staleness_bound` is for rules without rounds; rule {rule.name!r} must run in rounds. "
+            f"Received: staleness_bound={staleness_bound}"
+        )
+    return BoundedStaleness(workers, staleness_bound)

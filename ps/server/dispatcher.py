@@ -17,6 +17,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_shapes, not_finite
+from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.errors import (
     ERRORS,
@@ -58,8 +59,8 @@ from distkeras.ps.protocol.messages import (
     Welcome,
     WorkerTable,
 )
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.deadlines import Deadlines
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,22 @@ _HISTORY_BYTES = 16 * 1024 * 1024
 _LIVENESS = 1.0
 #: How long one answer to somebody who waits for a lease may take, in seconds; then it asks again.
 _PARKED = 10.0
+
+
+def make_center(
+    settings: ServerSettings, vector: np.ndarray, moving_statistics: np.ndarray, incarnation: int
+) -> Center:
+    """The center that ``settings`` ask for, from its initial parameters (float32) and moving statistics."""
+    return Center(
+        settings.rule,
+        vector,
+        workers=settings.workers,
+        learning_rate=settings.learning_rate,
+        scheduler=scheduler_for(settings.rule, settings.workers, settings.staleness_bound),
+        moving_statistics=moving_statistics,
+        measure_gap=settings.measure_gap,
+        incarnation=incarnation,
+    )
 
 
 class Peer(Protocol):
@@ -91,28 +108,23 @@ class Dispatcher:
     """Answers everybody who has proved that it holds the job's key.
 
     Args:
-        make_center: makes the center from the published vector and statistics.
-        deadlines: of every wait.
-        max_body: bytes of the largest `Publish`.
-        max_skipped: commits with a NaN or infinity that are left out before one of them ends the job.
+        settings: the server's.
+        incarnation: of this server.
         saver: saves the center; None: the job ends with this process.
         restored: the center that a snapshot was taken of, from ``saver``; None: it is made when it is published.
     """
 
     def __init__(
         self,
-        make_center: Callable[[np.ndarray, np.ndarray], Center],
+        settings: ServerSettings,
         *,
-        deadlines: Deadlines,
-        max_body: int,
-        max_skipped: int,
-        saver: Checkpointer | None,
-        restored: Center | None,
+        incarnation: int = 1,
+        saver: Checkpointer | None = None,
+        restored: Center | None = None,
     ) -> None:
-        self._make_center = make_center
-        self.deadlines = deadlines
-        self._max_body = max_body
-        self._max_skipped = max_skipped
+        self._settings = settings
+        self._incarnation = incarnation
+        self.deadlines = settings.deadlines
         self.saver = saver
         self.center = restored
         #: The lock, and the news that somebody may wait for.
@@ -145,7 +157,7 @@ class Dispatcher:
         """
         center = self.center
         if center is None or not self._published_once:
-            return Limits(body=self._max_body)
+            return Limits(body=self._settings.max_body)
         vectors = center.traits.parts * center.current.array.nbytes
         return Limits(body=vectors + center.moving_statistics.nbytes + _HISTORY_BYTES)
 
@@ -235,7 +247,7 @@ class Dispatcher:
                 raise RemoteProtocolError("the center must be published once. Received: a second Publish")
             self._model, self._published_once = message.model, True
             if self.center is None:
-                self.center = self._make_center(message.center, message.moving_statistics)
+                self.center = make_center(self._settings, message.center, message.moving_statistics, self._incarnation)
                 if self.saver is not None:
                     self.saver.start(self.center, self.changed)
             if message.names.size:
@@ -347,7 +359,7 @@ class Dispatcher:
         with self.changed:
             self._going_on()
             skipped = center.log.skipped
-            if skipped >= self._max_skipped:
+            if skipped >= self._settings.max_skipped:
                 if skipped:
                     error.message += f", after {skipped} commits that were skipped"
                 raise error
@@ -357,7 +369,7 @@ class Dispatcher:
             self.changed.notify_all()
             answer = self._ack(commit.worker, commit.sequence, skipped=True)
         if news:
-            count = f"{skipped + 1} of at most {self._max_skipped}"
+            count = f"{skipped + 1} of at most {self._settings.max_skipped}"
             text = "a commit is skipped (%s): %s"
             report(log, "skipped", text, count, error.message, worker=commit.worker, attempt=commit.attempt)
         return answer

@@ -13,7 +13,6 @@ import ssl
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -39,8 +38,8 @@ from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit, Fault, Message
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.deadlines import Deadlines
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +54,10 @@ class ParameterServer:
     `start` (or ``with``) to `close`. The center exists from the driver's `Publish` on.
 
     Args:
-        center: makes the center from the published vector and statistics.
+        settings: all that is no secret.
         key: the job's key, 32 bytes.
-        host: address to bind.
-        port: 0 for one that is free.
-        deadlines: of every wait.
-        max_body: bytes of the largest `Publish`.
         context: encrypts every connection (`tls.server_context`); None: plain.
-        max_skipped: commits with a NaN or infinity that are left out before one of them ends the job.
+        incarnation: of this server.
         saver: saves the center; None: the job ends with this process.
         restored: the center that a snapshot was taken of, from ``saver``; None: it is made when it is published.
 
@@ -72,33 +67,23 @@ class ParameterServer:
 
     def __init__(
         self,
-        center: Callable[[np.ndarray, np.ndarray], Center],
-        *,
+        settings: ServerSettings,
         key: bytes,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        deadlines: Deadlines | None = None,
-        max_body: int = 1 << 32,
+        *,
         context: ssl.SSLContext | None = None,
-        max_skipped: int = 0,
+        incarnation: int = 1,
         saver: Checkpointer | None = None,
         restored: Center | None = None,
     ) -> None:
         self._key = key
-        self.deadlines = deadlines or Deadlines()
+        self.deadlines = settings.deadlines
         self._context = context
         #: Who may connect, and who was refused.
-        self.gate = AdmissionControl()
-        self.desk = Dispatcher(
-            center,
-            deadlines=self.deadlines,
-            max_body=max_body,
-            max_skipped=max_skipped,
-            saver=saver,
-            restored=restored,
-        )
+        self.admission = AdmissionControl()
+        self.dispatcher = Dispatcher(settings, incarnation=incarnation, saver=saver, restored=restored)
         self._lock = threading.Lock()
         self._sessions: set[_Session] = set()
+        host, port = settings.host, settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=1024)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -113,7 +98,7 @@ class ParameterServer:
 
     def start(self) -> None:
         """Begins to accept connections."""
-        self.desk.start()
+        self.dispatcher.start()
         self._acceptor.start()
 
     def close(self) -> None:
@@ -122,7 +107,7 @@ class ParameterServer:
         Raises:
             DeadlineError: a thread did not end in time.
         """
-        self.desk.close()
+        self.dispatcher.close()
         with self._lock:
             sessions = list(self._sessions)
         with contextlib.suppress(OSError):  # not every platform lets a listener be shut down
@@ -137,29 +122,29 @@ class ParameterServer:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 raise DeadlineError(f"waited {self.deadlines.close} s for thread {thread.name} to end")
-        if self.desk.saver is not None:
-            self.desk.saver.close(self.deadlines.close)
+        if self.dispatcher.saver is not None:
+            self.dispatcher.saver.close(self.deadlines.close)
 
     def _accept(self) -> None:
         while True:
             try:
                 sock, peer = self._listener.accept()
             except OSError as error:
-                if self.desk.closing:
+                if self.dispatcher.closing:
                     return
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 # Out of descriptors, or a peer that was gone before its turn: no reason to be deaf from now on.
-                self.gate.relieve()
+                self.admission.relieve()
                 continue
             try:
                 session = _Session(self, sock, f"{peer[0]}:{peer[1]}")
-                session.visit = self.gate.arrive(peer[0], session.channel.hang_up)
+                session.visit = self.admission.arrive(peer[0], session.channel.hang_up)
             except OSError:  # it was reset before its turn
                 sock.close()
                 continue
             with self._lock:
-                if self.desk.closing:
+                if self.dispatcher.closing:
                     session.channel.close()
                     return
                 self._sessions.add(session)
@@ -171,18 +156,18 @@ class ParameterServer:
     @property
     def center(self) -> Center | None:
         """The center; None before it is published."""
-        return self.desk.center
+        return self.dispatcher.center
 
     @property
     def fault(self) -> Fault | None:
         """What ended the job; None while nothing has."""
-        return self.desk.fault
+        return self.dispatcher.fault
 
     def forget(self, session: _Session) -> None:
         """A session ended."""
         with self._lock:
             self._sessions.discard(session)
-        self.desk.gone(session)
+        self.dispatcher.gone(session)
 
 
 class _Session:
@@ -191,7 +176,9 @@ class _Session:
     def __init__(self, server: ParameterServer, sock: socket.socket, peer: str) -> None:
         self.server = server
         self.peer = peer
-        connection = Connection(server=True, key=server._key, limits=server.desk.limits(), allocate=self._allocate)
+        connection = Connection(
+            server=True, key=server._key, limits=server.dispatcher.limits(), allocate=self._allocate
+        )
         self.channel = Channel(sock, connection, frame=server.deadlines.frame, context=server._context)
         self.visit: PendingConnection
         self.thread = threading.Thread(target=self._run, name=f"ps-{peer}", daemon=True)
@@ -213,7 +200,7 @@ class _Session:
         return buffer.array
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        center = self.server.desk.center
+        center = self.server.dispatcher.center
         if kind is Commit and center is not None:
             for pool in (center.pool, self._packs):
                 if (dtype, size) == (pool.dtype, pool.size):
@@ -233,7 +220,7 @@ class _Session:
 
     def unpack(self, commit: Commit) -> Commit:
         """``commit``, whose shapes are right, with vectors as its parts."""
-        center = self.server.desk.center
+        center = self.server.dispatcher.center
         if self.codec is None or center is None:
             return commit
         parts = tuple(self._take(center.pool) for _ in commit.packed)
@@ -261,7 +248,7 @@ class _Session:
     def _run(self) -> None:
         error: Exception | None = None
         try:
-            self.channel.handshake(self.server.deadlines.handshake, lambda: self.server.gate.admit(self.visit))
+            self.channel.handshake(self.server.deadlines.handshake, lambda: self.server.admission.admit(self.visit))
             while self._serve_one():
                 pass
         except (DistkerasError, OSError) as failure:
@@ -273,18 +260,18 @@ class _Session:
         """Closes the connection; ``error`` is why, unless the peer hung up in good order."""
         if error is not None:
             refused = not self.visit.known or isinstance(error, RemoteProtocolError)
-            if refused and not self.server.desk.closing:
-                self.server.gate.refuse(self.visit, error)
+            if refused and not self.server.dispatcher.closing:
+                self.server.admission.refuse(self.visit, error)
             else:
-                worth_it = self.lease is not None and not self.server.desk.closing  # a worker is lost, perhaps
+                worth_it = self.lease is not None and not self.server.dispatcher.closing  # a worker is lost, perhaps
                 log.log(logging.WARNING if worth_it else logging.DEBUG, "connection of %s ends: %s", self.peer, error)
         self._drop_buffers()
         self.channel.close()
-        self.server.gate.leave(self.visit)
+        self.server.admission.leave(self.visit)
         self.server.forget(self)
 
     def _serve_one(self) -> bool:
-        self.channel.connection.set_limits(self.server.desk.limits())
+        self.channel.connection.set_limits(self.server.dispatcher.limits())
         message = self.channel.receive(self.server.deadlines.silence, f"a request of {self.peer}")
         if isinstance(message, EndOfStream):
             return False
@@ -297,7 +284,7 @@ class _Session:
                 error.remote_traceback = traceback.format_exc()
             fault = fault_of(error)
             if ends:
-                self.server.desk.fail(fault)
+                self.server.dispatcher.fail(fault)
             elif isinstance(error, LeaseLostError):
                 worker, attempt = getattr(message, "worker", None), getattr(message, "attempt", None)
                 report(log, "fenced", "a request is refused: %s", error.message, worker=worker, attempt=attempt)
@@ -313,7 +300,7 @@ class _Session:
 
     def _answer(self, message: Message) -> Message:
         try:
-            return self.server.desk.answer(self, message)
+            return self.server.dispatcher.answer(self, message)
         except (DistkerasError, OSError):
             raise
         except Exception as error:

@@ -20,7 +20,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous
+from distkeras.ps.center.schedulers import Scheduler, scheduler_for
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules import Rule, make
@@ -145,7 +145,7 @@ def simulate(
         gradient,
         workers=workers,
         learning_rate=learning_rate,
-        scheduler=_scheduler(rule, workers, staleness_bound, rounds),
+        scheduler=scheduler_for(rule, workers, staleness_bound, rounds=rounds),
         measure_gap=measure_gap,
         keep_centers=keep_centers,
     )
@@ -156,21 +156,6 @@ def simulate(
         assert steps is not None
         simulation.run(timing, communication or Communication(), steps, seed)
     return simulation.trace()
-
-
-def _scheduler(rule: Rule, workers: int, bound: int | None, rounds: bool) -> Scheduler | None:
-    if bound is None and not rounds:
-        return None
-    if rule.traits.pull_first:
-        raise ConfigurationError(
-            f"`rounds` and `staleness_bound` hold back the center, with which rule {rule.name!r} does not answer a "
-            f"commit. Received: rounds={rounds}, staleness_bound={bound}"
-        )
-    if bound is None:
-        return Synchronous(workers)
-    if rounds:
-        raise ConfigurationError(f"either `rounds` or `staleness_bound` must be given. Received: both ({bound})")
-    return BoundedStaleness(workers, bound)
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import Rule
+from distkeras.ps.settings import require_share
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ class AutoWindow:
     def __init__(
         self, rule: Rule, share: float = 0.1, *, overlap: bool = False, now: Callable[[], float] = time.monotonic
     ) -> None:
-        require_window(rule)
-        if not 0 < share < 1:
-            raise ConfigurationError(f"`communication_share` must lie between 0 and 1. Received: {share!r}")
+        share = require_share(rule, share)
         self.rule = rule if rule.window is not None else dataclasses.replace(rule, window=10)
         self.chosen = False
         self._share, self._overlap, self._now = share, overlap, now
@@ -82,18 +80,3 @@ class AutoWindow:
         self.rule, self.chosen = dataclasses.replace(self.rule, window=window), True
         text = "the communication window is %d: a step takes %.3g ms, an exchange %.3g ms"
         log.info(text, window, 1e3 * step, 1e3 * exchange)
-
-
-def require_window(rule: Rule) -> None:
-    """Refuses a rule whose window cannot be chosen.
-
-    Raises:
-        ConfigurationError: it takes part in a round, commits every gradient, or ends its windows itself.
-    """
-    traits = rule.traits
-    if traits.gradient or traits.synchronous or traits.probes:
-        why = "commits every gradient" if traits.gradient else "ends its windows itself"
-        why = "needs the same one at all workers" if traits.synchronous else why
-        raise ConfigurationError(
-            f"`communication_window` must be a number: rule {rule.name!r} {why}. Received: communication_window='auto'"
-        )

@@ -25,6 +25,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.compression import FORMATS, codec_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
@@ -88,7 +89,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
 
 @contextmanager
 def _server(link: Link, rule: str, workers: int) -> Iterator[Address]:
-    with ServerProcess(make(rule), workers=workers, host=link.host) as server:
+    with ServerProcess(ServerSettings(make(rule), workers=workers, host=link.host)) as server:
         driver = DriverClient(server.address)
         driver.publish(np.zeros(_SIZE, np.float32))
         driver.close()

@@ -17,6 +17,7 @@ from bench.processes import Client, Fleet, serving
 from distkeras.ps.protocol.messages import NO_FLOATS
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
@@ -103,7 +104,9 @@ def rig(
     with ExitStack() as stack:
         chosen = make(rule)
         server = stack.enter_context(
-            ServerProcess(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
+            ServerProcess(
+                ServerSettings(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
+            )
         )
         driver = DriverClient(server.address)
         driver.publish(np.zeros(size, np.float32))

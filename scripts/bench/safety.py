@@ -21,12 +21,12 @@ from bench.processes import Fleet
 from bench.workload import INPUTS, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
@@ -49,8 +49,10 @@ def cases(quick: bool) -> list[Factory]:
 def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="distkeras-bench-"))
-        plain = stack.enter_context(ServerProcess(RULE, workers=WORKERS))
-        saving = stack.enter_context(ServerProcess(RULE, workers=WORKERS, checkpoint=Checkpoint(directory, every)))
+        plain = stack.enter_context(ServerProcess(ServerSettings(RULE, workers=WORKERS)))
+        saving = stack.enter_context(
+            ServerProcess(ServerSettings(RULE, workers=WORKERS, checkpoint=Checkpoint(directory, every)))
+        )
         addresses = {"plain": plain.address, "saving": saving.address}
         addresses |= {"careful": stack.enter_context(_served(True)), "careless": stack.enter_context(_served(False))}
         for address in addresses.values():
@@ -146,9 +148,6 @@ def _serve(pipe: Connection, careful: bool) -> None:
         module.check_shapes = lambda *_: None
         module.not_finite = lambda *_: None
         CommitLog.add = lambda log, commit, **facts: None  # type: ignore[method-assign]
-    with ParameterServer(
-        lambda vector, moving_statistics: Center(RULE, vector, workers=WORKERS, moving_statistics=moving_statistics),
-        key=_KEY,
-    ) as server:
+    with ParameterServer(ServerSettings(RULE, workers=WORKERS), _KEY) as server:
         pipe.send(server.address)
         pipe.poll(None)  # until the other end closes

@@ -20,6 +20,7 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 
 pytestmark = pytest.mark.timeout(120)
@@ -36,7 +37,7 @@ def center(driver: DriverClient) -> list[float]:
 
 def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
     """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
-    with ServerProcess(make("downpour"), workers=1, deadlines=replace(QUICK, silence=1.5)) as process:
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=replace(QUICK, silence=1.5))) as process:
         with Supervisor(process, publish) as server:
             assert server._driver.channel.sock.recv(1, socket.MSG_PEEK) == b""  # the server has hung up
             assert server.ask(center) == START.tolist()
@@ -44,7 +45,10 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
 
 
 def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
-    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process, Supervisor(process, publish) as server:
+    with (
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK)) as process,
+        Supervisor(process, publish) as server,
+    ):
         calls = []
 
         def lost(driver: DriverClient) -> None:
@@ -58,7 +62,7 @@ def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
 
 def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), every=1)
-    process = ServerProcess(make("downpour"), workers=1, deadlines=QUICK, checkpoint=checkpoint)
+    process = ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK, checkpoint=checkpoint))
     with process, Supervisor(process, publish) as server:
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(10)
@@ -96,7 +100,9 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) ->
     thread = threading.Thread(target=kill_the_first_at_once)
     thread.start()
     try:
-        process = ServerProcess(make("downpour"), workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path)))
+        process = ServerProcess(
+            ServerSettings(make("downpour"), workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path)))
+        )
         with process, Supervisor(process, publish) as server:
             assert server.ask(center) == START.tolist()
             assert process.pid not in killed
@@ -107,7 +113,10 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) ->
 
 
 def test_without_a_checkpoint_a_dead_server_stays_dead() -> None:
-    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process, Supervisor(process, publish) as server:
+    with (
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK)) as process,
+        Supervisor(process, publish) as server,
+    ):
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(10)
         with pytest.raises(ServerLostError, match="checkpoint"):

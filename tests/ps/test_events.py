@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from distkeras.job.stalls import StallDetector
-from distkeras.ps.events import Event, Events, Lines, record_of, report
+from distkeras.ps.events import Event, Events, JsonFormatter, record_from_json, report
 from distkeras.results.tables import event_table
 
 log = logging.getLogger("distkeras.tests")
@@ -20,9 +20,9 @@ def test_a_record_survives_the_way_through_a_line(caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO)
     report(log, "takeover", "attempt %d\ntook over", 3, worker=1, attempt=3, level=logging.INFO)
     (record,) = caplog.records
-    line = Lines().format(record)
+    line = JsonFormatter().format(record)
     assert "\n" not in line
-    again = record_of(line)
+    again = record_from_json(line)
     assert (again.name, again.levelno, again.levelname) == ("distkeras.tests", logging.INFO, "INFO")
     assert (again.getMessage(), again.created) == ("attempt 3\ntook over", record.created)
     assert (again.event, again.worker, again.attempt) == ("takeover", 1, 3)
@@ -33,7 +33,7 @@ def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixt
         raise ValueError("100%d")
     except ValueError:
         log.exception("at 5%% of %s", "it")
-    text = record_of(Lines().format(caplog.records[0])).getMessage()
+    text = record_from_json(JsonFormatter().format(caplog.records[0])).getMessage()
     assert text.startswith("at 5% of it\nTraceback")
     assert text.endswith("ValueError: 100%d")
 
@@ -42,7 +42,7 @@ def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixt
     "line", ["", "Fatal Python error: Aborted", "{}", "[1]", "7", '{"name": 1, "level": "x"}', '{"name": "x', "null"]
 )
 def test_other_lines_are_no_records(line: str) -> None:
-    assert record_of(line) is None
+    assert record_from_json(line) is None
 
 
 class TestEvents:

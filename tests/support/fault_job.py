@@ -33,6 +33,7 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from support.faults import PATIENCE, Fault, Faults
@@ -173,13 +174,16 @@ class Job:
         gc.collect()
         self._before = _belongings()
         self.process = ServerProcess(
-            rule,
-            workers=workers,
-            learning_rate=1.0 if rule.traits.gradient else None,
-            deadlines=deadlines,
-            checkpoint=None if every is None else Checkpoint(str(folder), every=every),
+            ServerSettings(
+                rule,
+                workers=workers,
+                learning_rate=1.0 if rule.traits.gradient else None,
+                deadlines=deadlines,
+                checkpoint=None if every is None else Checkpoint(str(folder), every=every),
+            ),
             tls=tls,
         )
+        self.process.start()
         self.attempts: list[Attempt] = []
         #: What the attempts said at their end, by their number.
         self.ended: dict[int, dict[str, Any]] = {}

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.center.center import Center
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -34,17 +34,19 @@ class Running:
         moving_statistics: int = 0,
         max_skipped: int = 0,
         layouts: Any = (),
-        scheduler: Any = lambda: None,
+        staleness_bound: int | None = None,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
-
-        def center(vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-            eta_here = eta if rule.traits.gradient else None
-            options = {"learning_rate": eta_here, "moving_statistics": moving_statistics, "scheduler": scheduler()}
-            return Center(rule, vector, workers=workers, **options)
-
-        self.server = ParameterServer(center, key=KEY, deadlines=deadlines, max_skipped=max_skipped)
+        settings = ServerSettings(
+            rule,
+            workers=workers,
+            learning_rate=eta if rule.traits.gradient else None,
+            staleness_bound=staleness_bound,
+            max_skipped=max_skipped,
+            deadlines=deadlines,
+        )
+        self.server = ParameterServer(settings, KEY)
         self.address = Address(*self.server.address, KEY)
         self.server.start()
         self.driver = DriverClient(self.address, deadlines)

@@ -24,6 +24,7 @@ from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
 from distkeras.ps.protocol.messages import MESSAGES, Abort, Ack, Answer, Commit, Inspect, Observe, Publish
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import dial
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
@@ -64,7 +65,7 @@ def honest(running: Running) -> Iterator[Honest]:
     while len(running.server._sessions) > 1:  # the driver's stays
         assert time.monotonic() < deadline, [session.peer for session in running.server._sessions]
         select.select([], [], [], 0.01)
-    assert not running.server.gate._strangers
+    assert not running.server.admission._strangers
 
 
 NOISE = {
@@ -99,9 +100,9 @@ def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
                     with contextlib.suppress(OSError):  # it may have hung up
                         sock.shutdown(socket.SHUT_WR)
                     until_the_end(sock)
-    refusals = {refusal.address: refusal.reason for refusal in running.server.gate.refusals}
+    refusals = {refusal.address: refusal.reason for refusal in running.server.admission.refusals}
     assert set(refusals) == set(sources.values())
-    assert running.server.gate.refused == 10 * len(NOISE)
+    assert running.server.admission.refused == 10 * len(NOISE)
     logged = [record.getMessage() for record in caplog.records if record.name == "distkeras.ps.server.admission"]
     assert len(logged) == len(NOISE)
     for name, source in sources.items():
@@ -117,7 +118,7 @@ def test_a_replayed_handshake_is_refused(running: Running, honest: Honest) -> No
             say(sock, answers)
             heard = until_the_end(sock)
         assert heard.endswith(bytes(32))  # a proof of nothing
-    assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.1.1"]
+    assert [refusal.address for refusal in running.server.admission.refusals] == ["127.0.1.1"]
 
 
 def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, honest: Honest) -> None:
@@ -139,7 +140,7 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, hones
             left[sock] = min(sent + 1, 60)
     for sock in socks:
         sock.close()
-    (refusal,) = running.server.gate.refusals
+    (refusal,) = running.server.admission.refusals
     assert "the handshake until its deadline" in refusal.reason
 
 
@@ -169,12 +170,12 @@ def test_a_thousand_silent_connections_leave_room_for_the_honest(running: Runnin
         assert client.fetch_model() == b"the model"  # and so the thousand before it have had their turn
         client.close()
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("ps-127.0.1.1")]
-        assert 0 < len(threads) <= running.server.gate.strangers
+        assert 0 < len(threads) <= running.server.admission.strangers
     finally:
         for sock in socks:
             sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.1.1"]
+    assert [refusal.address for refusal in running.server.admission.refusals] == ["127.0.1.1"]
 
 
 def test_a_flood_of_strangers_from_the_honest_workers_own_address(
@@ -184,12 +185,12 @@ def test_a_flood_of_strangers_from_the_honest_workers_own_address(
         for number in range(2000):
             with stranger(running.server.address) as sock:
                 say(sock, NOISE["http"] if number % 2 else b"")
-    assert [refusal.address for refusal in running.server.gate.refusals] == ["127.0.0.1"]
+    assert [refusal.address for refusal in running.server.admission.refusals] == ["127.0.0.1"]
     assert len([record for record in caplog.records if record.name == "distkeras.ps.server.admission"]) == 1
 
 
 def test_a_server_out_of_descriptors_does_not_go_deaf() -> None:
-    with ServerProcess(RULE, workers=1, deadlines=QUICK) as process:
+    with ServerProcess(ServerSettings(RULE, workers=1, deadlines=QUICK)) as process:
         driver = DriverClient(process.address, QUICK)
         driver.publish(np.zeros(SIZE, np.float32))
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
@@ -218,7 +219,7 @@ def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(
     client = WorkerClient(running.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
     assert client.fetch_model() == b"the model"
     assert len(without) == 1
-    assert "can't start new thread" in running.server.gate.refusals[0].reason
+    assert "can't start new thread" in running.server.admission.refusals[0].reason
     client.close()
 
 
@@ -230,13 +231,13 @@ class TestKeyholders:
         with Keyholder(running.server.address) as peer:
             say(peer.sock, NOISE[name])
             until_the_end(peer.sock)
-        (refusal,) = running.server.gate.refusals
+        (refusal,) = running.server.admission.refusals
         assert refusal.address == "127.0.0.1"
 
     def test_a_frame_larger_than_the_job_could_need_is_refused_before_it_is_received(
         self, running: Running, honest: Honest
     ) -> None:
-        limit = running.server.desk.limits().body
+        limit = running.server.dispatcher.limits().body
         assert limit < 4 * SIZE + (17 << 20)
         fields = struct.Struct(">qqqqqqqqqdddqq")
         with Keyholder(running.server.address) as peer:
@@ -288,7 +289,7 @@ class TestKeyholders:
     def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(
         self, running: Running, honest: Honest
     ) -> None:
-        gate = running.server.gate
+        gate = running.server.admission
         gate.peers = 8
         with contextlib.ExitStack() as stack:
 
@@ -305,7 +306,7 @@ class TestKeyholders:
 
 class TestDial:
     def test_a_server_that_hangs_up_for_want_of_room_is_dialed_again(self, running: Running) -> None:
-        admit, refused = running.server.gate.admit, []
+        admit, refused = running.server.admission.admit, []
 
         def full(visit: PendingConnection) -> None:
             if len(refused) < 2:
@@ -313,7 +314,7 @@ class TestDial:
                 raise RemoteProtocolError("full")
             admit(visit)
 
-        running.server.gate.admit = full
+        running.server.admission.admit = full
         channel = dial(running.server.address, KEY, QUICK)
         assert len(refused) == 2
         channel.close()
@@ -402,7 +403,7 @@ def test_the_key_is_in_no_log_line_and_no_refusal(running: Running, caplog: pyte
         host, port = running.server.address
         with pytest.raises(AuthenticationError) as caught:
             WorkerClient(Address(host, port, wrong), worker=0, attempt=0, size=SIZE, deadlines=QUICK).join()
-    told = caplog.text + repr(running.server.gate.refusals) + str(caught.value) + repr(caught.value)
+    told = caplog.text + repr(running.server.admission.refusals) + str(caught.value) + repr(caught.value)
     for key in (KEY, wrong):
         assert key.hex() not in told
         assert repr(key)[2:-1] not in told

@@ -20,6 +20,7 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 
@@ -47,15 +48,18 @@ class Job:
         self.rule, self.epochs, self.eta = rule or make("downpour", window=2), epochs, eta
         self.overlap, self.wire_format = options.pop("overlap", False), options.pop("wire_format", "float32")
         self.process = ServerProcess(
-            self.rule,
-            workers=workers,
-            learning_rate=eta if self.rule.traits.gradient else None,
-            deadlines=QUICK,
-            checkpoint=Checkpoint(str(folder), every=every),
+            ServerSettings(
+                self.rule,
+                workers=workers,
+                learning_rate=eta if self.rule.traits.gradient else None,
+                deadlines=QUICK,
+                checkpoint=Checkpoint(str(folder), every=every),
+            ),
             resume=resume,
             epochs=epochs,
             **options,
         )
+        self.process.start()
         self.driver = DriverClient(self.process.address, QUICK)
         self.publish()
         self.threads, self.errors = [], []
@@ -218,7 +222,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
         content[len(content) // 2] ^= 1
         latest.write_bytes(content)
         job.revive()
-        assert job.process.resumed["clock"] < int(latest.stem.split("-")[-1])
+        assert job.process.resumed.clock < int(latest.stem.split("-")[-1])
         job.join()
         check_exact(job)
 
@@ -229,7 +233,7 @@ def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path: Pat
         job.join()
         job.kill()
         job.revive()
-        assert job.process.resumed["clock"] == 20
+        assert job.process.resumed.clock == 20
         check_exact(job, workers=1)
         client, welcome, _ = toy_client(job.process.address, job.rule, VALUES, worker=0, attempt=1, size=SIZE)
         assert welcome.finished
@@ -251,7 +255,7 @@ def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path:
 
 
 def test_a_job_without_snapshots_ends_with_its_server() -> None:
-    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK) as process:
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK)) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(10)
         with pytest.raises(ServerLostError, match="without a `checkpoint`"):
@@ -276,8 +280,8 @@ class TestResume:
     def test_the_same_number_of_workers_goes_on_exactly(self, tmp_path: Path) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, resume=True, epochs=2) as job:
-            assert job.process.resumed["exact"]
-            assert job.process.resumed["clock"] == clock == 60
+            assert job.process.resumed.exact
+            assert job.process.resumed.clock == clock == 60
             for worker in range(2):
                 job.start(worker, attempt=worker)
             job.join()
@@ -288,7 +292,7 @@ class TestResume:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, workers=3, resume=True, epochs=2) as job:
             resumed = job.process.resumed
-            assert (resumed["exact"], resumed["clock"], resumed["epoch"]) == (False, clock, 1)
+            assert (resumed.exact, resumed.clock, resumed.epoch) == (False, clock, 1)
             for worker in range(3):
                 job.start(worker)
             job.join()

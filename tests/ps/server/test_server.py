@@ -34,6 +34,7 @@ from distkeras.ps.protocol.faults import error_of
 from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Pull
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -352,7 +353,7 @@ class TestProbes:
                 request = loop.send(None)
             thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
             deadline = time.monotonic() + 20
-            with running.server.desk.changed:
+            with running.server.dispatcher.changed:
                 thread.start()
                 while not asking.occupied():  # until the commit is there
                     assert time.monotonic() < deadline
@@ -426,7 +427,7 @@ class TestProbes:
 
 class TestProcess:
     def test_it_serves_and_frees_its_port(self) -> None:
-        with ServerProcess(make("agn", window=3), workers=1) as process:
+        with ServerProcess(ServerSettings(make("agn", window=3), workers=1)) as process:
             driver = DriverClient(process.address, QUICK)
             driver.publish(np.zeros(4, np.float32))
             assert driver.center().center.tolist() == [0, 0, 0, 0]
@@ -440,7 +441,8 @@ class TestProcess:
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # a driver that is killed before it can close anything
-            process = ServerProcess(make("downpour"), workers=1)
+            process = ServerProcess(ServerSettings(make("downpour"), workers=1))
+            process.start()
             os.write(writer, f"{process.pid} {process.address.port}\n".encode())
             signal.pause()
         os.close(writer)
@@ -457,7 +459,7 @@ class TestProcess:
             pass
 
     def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self) -> None:
-        with ServerProcess(make("downpour"), workers=1) as process:
+        with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
             for name in ("cmdline", "environ"):
                 with open(f"/proc/{process.pid}/{name}", "rb") as file:
                     assert process.address.key.hex().encode() not in file.read()
@@ -465,11 +467,11 @@ class TestProcess:
 
     def test_a_taken_port_is_an_error_at_once(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
-            ServerProcess(make("downpour"), workers=1, port=taken.getsockname()[1])
+            ServerProcess(ServerSettings(make("downpour"), workers=1, port=taken.getsockname()[1])).start()
 
     def test_a_gradient_rule_without_a_learning_rate_is_an_error_at_once(self) -> None:
         with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
-            ServerProcess(make("asgd"), workers=1)
+            ServerSettings(make("asgd"), workers=1)
 
 
 def test_closing_ends_every_thread() -> None:

@@ -16,6 +16,7 @@ from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import CenterReply, Pull
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
@@ -29,7 +30,7 @@ def test_a_server_process_tells_its_driver(
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stderr.write('no record\\n')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     events = Events()
-    with ServerProcess(make("downpour"), workers=1, deadlines=QUICK, events=events) as process:
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK), events=events) as process:
         driver = DriverClient(process.address)
         driver.publish(np.zeros(3, np.float32))
         stranger = DriverClient(Address(process.address.host, process.address.port, KEY))

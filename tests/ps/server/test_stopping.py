@@ -14,10 +14,10 @@ from support.toy_model import Gradient, toy_client
 
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -130,7 +130,7 @@ def test_a_round_ends_although_one_of_its_workers_died() -> None:
 @pytest.mark.timeout(60)
 def test_bounded_staleness_lets_everybody_go() -> None:
     rule = make("downpour")
-    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT, scheduler=lambda: BoundedStaleness(2, 0)) as running:
+    with Running(rule, workers=2, size=SIZE, deadlines=PATIENT, staleness_bound=0) as running:
         workers = Workers(running.address, rule, [0, 1])
         while running.driver.observe(10, 1.0).clock <= 10:
             pass
@@ -142,7 +142,9 @@ def test_bounded_staleness_lets_everybody_go() -> None:
 @pytest.mark.timeout(60)
 def test_a_restarted_server_is_told_again(tmp_path: Path) -> None:
     rule = make("downpour")
-    with ServerProcess(rule, workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path), every=1)) as process:
+    with ServerProcess(
+        ServerSettings(rule, workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path), every=1))
+    ) as process:
         start = np.zeros(SIZE, np.float32)
         with Supervisor(process, lambda driver: driver.publish(start)) as server:
             server.end_early("enough")

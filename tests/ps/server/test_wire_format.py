@@ -399,7 +399,7 @@ def test_a_server_keeps_no_more_than_one_request_of_a_peer() -> None:
     with Running(make("downpour")) as running:
         client = joined(running, wire_format="int8")
         client.pull()
-        running.server.desk.fail(fault_of(JobStoppedError("enough")))
+        running.server.dispatcher.fail(fault_of(JobStoppedError("enough")))
         for _ in range(5):
             with pytest.raises(JobStoppedError, match="the job was ended"):
                 client.commit(request(0, np.ones(SIZE, np.float32)))

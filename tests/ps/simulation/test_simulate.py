@@ -261,7 +261,7 @@ def test_rounds_around_an_asynchronous_rule_let_all_start_from_the_barrier() -> 
         ({"schedule": [0], "communication": Communication()}, "`communication` must come with `timing`"),
         ({"timing": Gamma(), "steps": 1, "occupied": lambda worker, clock: True}, "`occupied` must come with"),
         ({"schedule": [0], "rounds": True, "staleness_bound": 1}, "either `rounds` or `staleness_bound`"),
-        ({"schedule": [0], "staleness_bound": -1}, "`bound` must be at least 0"),
+        ({"schedule": [0], "staleness_bound": -1}, "`staleness_bound` must be an integer of at least 0"),
         ({"schedule": [0], "rule": "aeasgd", "staleness_bound": 1}, "hold back the center"),
         ({"schedule": [0], "rule": "ssgd", "staleness_bound": 1}, "must run in rounds"),
         ({"schedule": [0], "gradient": lambda theta, worker: theta[:2]}, "`gradient` must return shape"),

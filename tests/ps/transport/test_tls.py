@@ -17,7 +17,6 @@ import pytest
 from support.hostile_peers import RULE, Honest, assert_unharmed, say, stranger, until_the_end
 from support.running_server import KEY, QUICK
 
-from distkeras.ps.center.center import Center
 from distkeras.ps.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -28,6 +27,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel, dial
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
@@ -47,20 +47,18 @@ def certificate() -> Certificate:
 
 @pytest.fixture
 def server(certificate: Certificate) -> Iterator[ParameterServer]:
-    def center(vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        return Center(RULE, vector, workers=1, moving_statistics=moving_statistics)
-
-    with ParameterServer(center, key=KEY, deadlines=BRIEF, context=server_context(certificate)) as server:
+    settings = ServerSettings(RULE, workers=1, deadlines=BRIEF)
+    with ParameterServer(settings, KEY, context=server_context(certificate)) as server:
         yield server
 
 
 def refusal(server: ParameterServer) -> str:
-    (refusal,) = server.gate.refusals
+    (refusal,) = server.admission.refusals
     return refusal.reason
 
 
 def test_training_over_tls_is_training_to_the_bit() -> None:
-    with ServerProcess(RULE, workers=1, deadlines=QUICK, tls=True) as process:
+    with ServerProcess(ServerSettings(RULE, workers=1, deadlines=QUICK), tls=True) as process:
         assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
         driver = DriverClient(process.address, QUICK)
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
@@ -183,8 +181,8 @@ class TestChannel:
 
 class TestSecrets:
     def test_the_process_shows_none(self) -> None:
-        with ServerProcess(RULE, workers=1, tls=True) as process:
-            private = process._settings["tls"]["private_key"]
+        with ServerProcess(ServerSettings(RULE, workers=1), tls=True) as process:
+            private = process._request.certificate.private_key
             assert private.startswith("-----BEGIN PRIVATE KEY-----")
             secrets = [process.address.key.hex().encode(), *(line.encode() for line in private.split("\n")[1:-2])]
             shown = [repr(process).encode(), repr(process.address).encode()]

@@ -1,0 +1,153 @@
+"""How a server begins: what it is asked, the snapshot that it goes on from, and what it reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.checkpoint.checkpointer import Checkpointer, StartMode
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.server.dispatcher import make_center
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.tls import Certificate, server_context
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """What a process needs to become a job's server.
+
+    Args:
+        settings: all that is no secret.
+        key: the job's key, 32 bytes.
+        certificate: encrypts every connection; None: plain.
+        mode: how it begins where an earlier server may have left snapshots.
+        job: JSON-ready values that a job which resumes must share with the one that was saved.
+    """
+
+    settings: ServerSettings
+    key: bytes = field(repr=False)
+    certificate: Certificate | None = None
+    mode: StartMode = field(default_factory=StartMode)
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line, which `from_json` takes back."""
+        return json.dumps(
+            {
+                "settings": self.settings.to_json(),
+                "key": self.key.hex(),
+                "certificate": self.certificate and dataclasses.asdict(self.certificate),
+                "mode": dataclasses.asdict(self.mode),
+                "job": dict(self.job),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> StartRequest:
+        """The request that `to_json` wrote.
+
+        Raises:
+            ConfigurationError: a setting that cannot work.
+        """
+        values = json.loads(text)
+        return cls(
+            settings=ServerSettings.from_json(values["settings"]),
+            key=bytes.fromhex(values["key"]),
+            certificate=values["certificate"] and Certificate(**values["certificate"]),
+            mode=StartMode(**values["mode"]),
+            job=values["job"],
+        )
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where the center stands that a server took from a snapshot.
+
+    Args:
+        clock: commits applied.
+        incarnation: of the server that goes on from it.
+        exact: every partition goes on exactly where it was; else all begin with ``epoch``.
+        epoch: 0 where ``exact``.
+    """
+
+    clock: int
+    incarnation: int
+    exact: bool
+    epoch: int
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """What a server's process tells its driver once it is up, or that it is not.
+
+    Args:
+        host, port: where it listens.
+        resumed: where it goes on from; None: at the beginning.
+        error: why it does not come up; empty: it does.
+        port_taken: that is because somebody else has the port.
+    """
+
+    host: str = ""
+    port: int = 0
+    resumed: ResumePoint | None = None
+    error: str = ""
+    port_taken: bool = False
+
+    def to_json(self) -> str:
+        """One line, which `from_json` takes back."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> StartReport:
+        """The report that `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**values | {"resumed": values["resumed"] and ResumePoint(**values["resumed"])})
+
+
+def build_server(request: StartRequest) -> tuple[ParameterServer, StartReport]:
+    """A server that has its port, and its center where there is a snapshot of it; it does not serve yet.
+
+    Raises:
+        ConfigurationError: a setting that cannot work.
+        SnapshotError: the snapshots cannot be read, or are another job's.
+        OSError: the port cannot be bound.
+    """
+    settings, saver, incarnation = request.settings, None, 1
+    restored: Center | None = None
+    resumed: ResumePoint | None = None
+    if settings.checkpoint is not None:
+        saver = Checkpointer(settings.checkpoint, dict(request.job))
+        saved = saver.load(request.mode)
+        incarnation = 1 + max(saver.lives(), request.mode.after)
+        if saved is not None:
+            arrays = saved.state.arrays
+            restored = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation)
+            exact = saver.resume(restored, saved, request.mode)
+            epoch = 0 if exact else restored.members[0].epoch
+            resumed = ResumePoint(restored.clock, incarnation, exact, epoch)
+    server = ParameterServer(
+        settings,
+        request.key,
+        context=None if request.certificate is None else server_context(request.certificate),
+        incarnation=incarnation,
+        saver=saver,
+        restored=restored,
+    )
+    return server, StartReport(*server.address, resumed)
+
+
+def key_from_text(text: str) -> bytes:
+    """The key that ``python -m distkeras.ps key`` printed.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    try:
+        return bytes.fromhex(text.strip())
+    except ValueError:
+        raise ConfigurationError("the key must be hexadecimal digits. Received: something else") from None

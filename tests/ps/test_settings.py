@@ -1,0 +1,174 @@
+"""Settings: checked where they are built, the same after their way through JSON, with a flag for each field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distkeras.ps.__main__ import parser, request_from
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import make
+from distkeras.ps.rules.schedules import Constant, Cosine
+from distkeras.ps.server.start import ResumePoint, StartReport, StartRequest
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.tls import Certificate
+
+KEY = bytes(range(48, 80))
+
+
+def server(rule: str = "downpour", **options: Any) -> ServerSettings:
+    return ServerSettings(make(rule), **{"workers": 2} | options)
+
+
+def worker(rule: str = "downpour", **options: Any) -> WorkerSettings:
+    return WorkerSettings(make(rule), **{"workers": 2} | options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "text"),
+    [
+        ("downpour", {"workers": 0}, "`workers` must be a positive integer. Received: workers=0"),
+        ("downpour", {"workers": True}, "`workers` must be a positive integer"),
+        ("downpour", {"workers": 2.0}, "`workers` must be a positive integer"),
+        ("downpour", {"staleness_bound": -1}, "`staleness_bound` must be .* Received: staleness_bound=-1"),
+        ("downpour", {"staleness_bound": 0.5}, "`staleness_bound` must be"),
+        ("ssgd", {"learning_rate": 0.1, "staleness_bound": 1}, "`staleness_bound` is for rules without rounds"),
+        ("aeasgd", {"staleness_bound": 1}, "`staleness_bound` hold back the center"),
+        ("asgd", {}, "`learning_rate` must be given"),
+        ("asgd", {"learning_rate": 0}, "`rate` must be"),
+        ("downpour", {"learning_rate": 0.1}, "`learning_rate` is the server's"),
+        ("downpour", {"max_skipped": -1}, "`max_skipped` must be"),
+        ("downpour", {"port": 65536}, "`port` must be an integer from 0 to 65535"),
+        ("downpour", {"max_body": 0}, "`max_body` must be"),
+    ],
+)
+def test_a_server_setting_that_cannot_work_is_named(rule, options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        server(rule, **options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "text"),
+    [
+        ("downpour", {"workers": 0}, "`workers` must be a positive integer"),
+        ("downpour", {"wire_format": "float16"}, "`wire_format` must be one of"),
+        ("easgd", {"wire_format": "bfloat16"}, "`wire_format` must be 'float32'"),
+        ("easgd", {"overlap": True}, "`overlap` is for rules"),
+        ("downpour", {"communication_share": 1}, "`communication_share` must be"),
+        ("ssgd", {"communication_share": 0.1}, "`communication_window` must be a number"),
+        ("downpour", {"threads": 0}, "`threads` must be a positive integer"),
+    ],
+)
+def test_a_worker_setting_that_cannot_work_is_named(rule, options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        worker(rule, **options)
+
+
+def test_a_rule_is_no_name_here():
+    for kind in (ServerSettings, WorkerSettings):
+        with pytest.raises(ConfigurationError, match="`rule` must be a `Rule`"):
+            kind("downpour", workers=1)  # type: ignore[arg-type]  # the mistake
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    settings = server(workers=np.int32(3), staleness_bound=np.int64(1), port=np.uint16(7))
+    for number in (settings.workers, settings.staleness_bound, settings.port):
+        assert type(number) is int
+    assert worker(threads=np.int8(2)).threads == 2
+    assert type(worker(communication_share=np.float32(0.5)).communication_share) is float
+    assert server("asgd", learning_rate=np.float64(0.1)).learning_rate == Constant(0.1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        server(),
+        server(
+            "adag",
+            staleness_bound=3,
+            measure_gap=True,
+            max_skipped=4,
+            host="::1",
+            port=4321,
+            deadlines=Deadlines(lease=1.5),
+            checkpoint=Checkpoint("somewhere", every=7),
+            max_body=1 << 20,
+        ),
+        server("agn"),
+        server("asgd", learning_rate=Cosine(0.5, length=10)),
+    ],
+    ids=lambda settings: settings.rule.name,
+)
+def test_server_settings_survive_json(settings):
+    assert ServerSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+
+
+def test_worker_settings_travel_in_a_closure():
+    settings = worker(overlap=True, communication_share=0.2)
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_a_request_survives_json_and_keeps_its_secrets_to_itself():
+    request = StartRequest(
+        server(),
+        KEY,
+        Certificate("public", "-----PRIVATE-----"),
+        StartMode(after=2, same_attempts=False, epochs=3),
+        {"seed": 1},
+    )
+    assert StartRequest.from_json(request.to_json()) == request
+    assert "\n" not in request.to_json()
+    for secret in (KEY.decode(), KEY.hex(), "PRIVATE"):
+        assert secret not in repr(request)
+
+
+def test_a_report_survives_json():
+    for report in (
+        StartReport("127.0.0.1", 7),
+        StartReport("127.0.0.1", 7, ResumePoint(5, 2, False, 1)),
+        StartReport(error="no", port_taken=True),
+    ):
+        assert StartReport.from_json(report.to_json()) == report
+
+
+def test_the_command_line_has_a_flag_for_each_field(tmp_path):
+    (tmp_path / "key").write_text(KEY.hex() + "\n")
+    words = ["serve", "--rule", "adag", "--set", "window=3", "--workers", "4", "--key-file", str(tmp_path / "key")]
+    assert request_from(parser().parse_args(words)) == StartRequest(ServerSettings(make("adag", window=3), 4), KEY)
+    words += ["--staleness-bound", "2", "--measure-gap", "--max-skipped", "5", "--host", "::1", "--port", "99"]
+    words += ["--max-body", "1000", "--checkpoint", "there", "--checkpoint-every", "8"]
+    settings = request_from(parser().parse_args(words)).settings
+    expected = ServerSettings(
+        make("adag", window=3),
+        workers=4,
+        staleness_bound=2,
+        measure_gap=True,
+        max_skipped=5,
+        host="::1",
+        port=99,
+        checkpoint=Checkpoint("there", 8),
+        max_body=1000,
+    )
+    assert settings == expected
+    # Every field that has a flag is tried above.
+    defaults = ServerSettings(make("adag", window=3), workers=4)
+    same = {
+        option.name
+        for option in dataclasses.fields(settings)
+        if getattr(settings, option.name) == getattr(defaults, option.name)
+    }
+    assert same == {"rule", "workers", "learning_rate", "deadlines"}
+
+
+def test_a_learning_rate_is_a_number_on_the_command_line(tmp_path):
+    (tmp_path / "key").write_text(KEY.hex())
+    words = ["serve", "--rule", "asgd", "--workers", "1", "--learning-rate", "0.5"]
+    request = request_from(parser().parse_args([*words, "--key-file", str(tmp_path / "key")]))
+    assert request.settings.learning_rate == Constant(0.5)
