@@ -13,8 +13,9 @@ import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights, TrainingSetup
 from distkeras.data.local import collect
+from distkeras.data.ordering import partitioned
 from distkeras.data.schema import data_spec, example, names_of, weighted
-from distkeras.data.spec import DataSpec, partitioned
+from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks
 from distkeras.job.cluster import default_workers, driver_host
 from distkeras.job.progress import Progress

@@ -10,6 +10,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distkeras.data.columns import quoted
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.trainer import Trainer
@@ -87,7 +88,7 @@ class _Named(Trainer):
         history = self.history
         fixed = ("worker", "epoch", "iteration", "timestamp", "samples")
         names = [name for name in history.columns if name not in fixed]
-        return history.groupBy("iteration").mean(*names).orderBy("iteration").toDF("iteration", *names)
+        return history.groupBy("iteration").mean(*map(quoted, names)).orderBy("iteration").toDF("iteration", *names)
 
 
 class DOWNPOUR(_Named):
@@ -199,7 +200,7 @@ class EnsembleTrainer:
 
         count = len(self.trainers)
         used = [*self.trainers[0].features, *self.trainers[0].labels]
-        part = F.pmod(F.xxhash64(F.lit(self.trainers[0].seed), *(F.col(f"`{name}`") for name in used)), F.lit(count))
+        part = F.pmod(F.xxhash64(F.lit(self.trainers[0].seed), *(F.col(quoted(name)) for name in used)), F.lit(count))
         failures: list[tuple[int, BaseException]] = []
 
         def train(number: int) -> None:

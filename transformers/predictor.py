@@ -16,7 +16,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from distkeras.data.columns import arrow_ready
+from distkeras.data.columns import arrow_ready, map_in_arrow
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
@@ -134,7 +134,7 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
             context = TaskContext.get()
             return serving.predicted(plan, batches, context.partitionId() if context else None)
 
-        return dataset.mapInArrow(run, T.StructType([*dataset.schema.fields, *fields]))
+        return map_in_arrow(dataset, run, T.StructType([*dataset.schema.fields, *fields]))
 
     def write(self) -> MLWriter:
         return _Writer(self)

@@ -9,7 +9,7 @@ neither pyspark nor Keras, for executors import it too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,7 +21,7 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumn
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField
+    from pyspark.sql.types import DataType, StructField, StructType
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,31 @@ class Column:
         return self.size * np.dtype(self.dtype).itemsize
 
 
+ColumnArrays = tuple[np.ndarray, ...]
+"""One array per column, all of the same length."""
+
+
+def quoted(name: str) -> str:
+    """The column name ``name`` as Spark parses it: dots, spaces and backticks belong to the name."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def map_in_arrow(
+    df: DataFrame,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType | str,
+) -> DataFrame:
+    """``df.mapInArrow(function, schema)`` for columns of any name: PySpark itself names them to the JVM unquoted."""
+    names = df.columns
+    if not any("." in name or "`" in name for name in names):
+        return df.mapInArrow(function, schema)
+
+    def with_names(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
+
+    return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(with_names, schema)
+
+
 def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
     """The named columns of `df`, as numbers or (nested) arrays of numbers.
 
@@ -99,16 +124,15 @@ def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
                 f"column names must be unambiguous. Received: {len(found)} columns named {name!r}",
                 column=name,
             )
-        selected.append(_numbers(name, found[0].dataType).alias(name))
+        selected.append(_numeric(name, found[0].dataType).alias(name))
     return df.select(*selected)
 
 
-def _numbers(name: str, kind: DataType) -> SparkColumn:
+def _numeric(name: str, kind: DataType) -> SparkColumn:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
-    quoted = name.replace("`", "``")
-    column = F.col(f"`{quoted}`")
+    column = F.col(quoted(name))
     # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
     if type(kind).__name__ == "VectorUDT":
         # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
@@ -198,6 +222,36 @@ def to_numpy(
     return _convert(raw, column, fail).reshape(n, *column.shape)
 
 
+def check_classes(
+    values: np.ndarray, column: Column, classes: int, *, worker: int, step: int, first_row: int = 0
+) -> None:
+    """Checks that integer labels are classes.
+
+    Args:
+        values: labels `(n, *column.shape)`, of any number type.
+        column: the label's column.
+        classes: number of classes.
+        worker: id of the worker, for error texts.
+        step: mini-batch within the epoch, for error texts.
+        first_row: number of the first row within its partition, for error texts.
+
+    Raises:
+        BadValueError: a label is no integer in [0, classes).
+    """
+    bad = (values < 0) | (values >= classes)
+    if values.dtype.kind == "f":
+        bad |= values != np.floor(values)
+    if bad.any():
+        position = int(np.argmax(bad))
+        raise BadValueError(
+            f"labels must be integers in [0, {classes}). Received: {values.flat[position].item()} in row "
+            f"{first_row + position // column.size}",
+            worker=worker,
+            column=column.name,
+            step=step,
+        )
+
+
 _Fail = Callable[[type[Any], int, str, object], NoReturn]
 
 
@@ -208,12 +262,13 @@ def _one_chunk(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    return bool(numeric)
 
 
 def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:

@@ -81,10 +81,9 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     Raises:
         ConfigurationError: the file is not IDX, or holds more or fewer elements than it says.
     """
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    with gzip.open(path, "rb") if packed else open(path, "rb") as file:
-        data = file.read()
+    data = Path(path).read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
     code, ndim = (data[2], data[3]) if len(data) >= 4 and data[:2] == b"\0\0" else (-1, 0)
     start = 4 + 4 * ndim
     if code not in _IDX_DTYPES or len(data) < start:

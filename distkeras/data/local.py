@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distkeras.data.batches import Batch, Source
-from distkeras.data.spec import DataSpec, partitioned
+from distkeras.data.batches import Batch
+from distkeras.data.ordering import partitioned
+from distkeras.data.source import BatchSource
+from distkeras.data.spec import DataSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,10 +27,10 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
         most: rows, at least 1.
 
     Raises:
-        BadValueError, ShapeError, MissingColumnError: as `batches.Source`.
+        BadValueError, ShapeError, MissingColumnError: as `source.BatchSource`.
     """
     table = partitioned(df, spec, 1).limit(most).toArrow()
-    with Source(iter(table.to_batches()), spec, worker=0) as source:
+    with BatchSource(iter(table.to_batches()), spec, worker=0) as source:
         batches = list(source)
     if not batches:
         return None

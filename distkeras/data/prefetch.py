@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-from distkeras.ps.errors import ConfigurationError, DeadlineError, JobStoppedError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, JobStoppedError, LocalProtocolError
 
 T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Yields the items of `items`, which a thread computes up to `depth` ahead; it starts at once.
+    """Yields the items of `items`, which a thread computes up to `depth` ahead from `start` on.
 
     The end of the items ends the iteration, and what the thread raises is raised to the consumer with its traceback,
     after the items before it. Either side can end the other: no wait goes on after the thread has ended or
@@ -23,7 +23,7 @@ class Prefetcher(Generic[T]):
         items: consumed by the thread.
         depth: items to hold ready, at least 1.
         name: of the thread.
-        patience: seconds that the consumer waits for an item.
+        timeout: seconds that the consumer waits for an item.
         what: the item, and from where: what the consumer has waited for in vain.
         worker: who consumes, for error texts.
 
@@ -37,7 +37,7 @@ class Prefetcher(Generic[T]):
         depth: int,
         *,
         name: str = "distkeras-prefetch",
-        patience: float = 3600.0,
+        timeout: float = 3600.0,
         what: str = "the next item",
         worker: int | None = None,
     ) -> None:
@@ -52,8 +52,16 @@ class Prefetcher(Generic[T]):
         self._ended = False
         self._error: BaseException | None = None
         self._closed = False
-        self._patience, self._what, self._worker = patience, what, worker
+        self._timeout, self._what, self._worker = timeout, what, worker
         self._thread = threading.Thread(target=self._run, args=(items,), name=name, daemon=True)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def start(self) -> None:
+        """Starts the thread; once."""
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
@@ -65,11 +73,14 @@ class Prefetcher(Generic[T]):
         Raises:
             JobStoppedError: `close` was called. That is no end of data, and must not pass for it.
             DeadlineError: nothing came.
+            LocalProtocolError: `start` was not called.
         """
         if not self._taken:
+            if self._thread.ident is None:
+                raise LocalProtocolError("items must be read after `start`. Received: a thread that does not run")
             with self._changed:
-                if not self._changed.wait_for(lambda: self._ready or self._ended or self._closed, self._patience):
-                    raise DeadlineError(f"waited {self._patience:g} s for {self._what}", worker=self._worker)
+                if not self._changed.wait_for(lambda: self._ready or self._ended or self._closed, self._timeout):
+                    raise DeadlineError(f"waited {self._timeout:g} s for {self._what}", worker=self._worker)
                 self._taken, self._ready = self._ready, self._taken
                 self._changed.notify_all()
         if self._closed:
@@ -93,6 +104,8 @@ class Prefetcher(Generic[T]):
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
+        if self._thread.ident is None:
+            return
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise DeadlineError(

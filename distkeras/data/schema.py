@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Batch
-from distkeras.data.columns import Column
+from distkeras.data.columns import Column, quoted
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, ShapeError
 
@@ -58,8 +58,8 @@ def data_spec(
         raise ConfigurationError(
             f"`model` must know its inputs and outputs: give it an Input. Received: model={model.name!r}"
         )
-    _same_count("features_col", features, inputs, "inputs", model)
-    _same_count("label_col", labels, outputs, "outputs", model)
+    _check_count("features_col", features, inputs, "inputs", model)
+    _check_count("label_col", labels, outputs, "outputs", model)
     types = {field.name: field.dataType for field in df.schema.fields}
     for name in (*features, *labels, *(() if weight is None else (weight,))):
         if name not in types:
@@ -67,12 +67,12 @@ def data_spec(
                 f"the DataFrame must have the column {name!r}. Received: columns={list(types)}", column=name
             )
     targets = [
-        _target(name, types[name], output, loss)
+        _target_column(name, types[name], output, loss)
         for name, output, loss in zip(labels, outputs, _losses(model), strict=True)
     ]
     return DataSpec(
         features=tuple(
-            Column(name, _known(tensor, "input", name), _dtype(tensor))
+            Column(name, _fixed_shape(tensor, "input", name), _column_dtype(tensor))
             for name, tensor in zip(features, inputs, strict=True)
         ),
         labels=tuple(column for column, _ in targets),
@@ -105,12 +105,12 @@ def weighted(
             "`class_weight` needs one label column of integer classes. "
             f"Received: label_col={list(labels)} of {[str(kinds.get(name)) for name in labels]}"
         )
-    label = F.col(f"`{labels[0]}`")
-    own = F.lit(1.0) if weight is None else F.col(f"`{weight}`").cast("double")
+    label = F.col(quoted(labels[0]))
+    row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
     factor = F.lit(1.0)
     for number, value in class_weight.items():
         factor = F.when(label == F.lit(int(number)), F.lit(float(value))).otherwise(factor)
-    return df.withColumn(_CLASS_WEIGHT, own * factor), _CLASS_WEIGHT
+    return df.withColumn(_CLASS_WEIGHT, row_weight * factor), _CLASS_WEIGHT
 
 
 def example(spec: DataSpec) -> Batch:
@@ -129,7 +129,7 @@ def example(spec: DataSpec) -> Batch:
     )
 
 
-def _same_count(argument: str, names: tuple[str, ...], tensors: list[Any], what: str, model: keras.Model) -> None:
+def _check_count(argument: str, names: tuple[str, ...], tensors: list[Any], what: str, model: keras.Model) -> None:
     if len(names) != len(tensors):
         raise ConfigurationError(
             f"`{argument}` must name a column for each of the {len(tensors)} {what} of the model. "
@@ -137,14 +137,14 @@ def _same_count(argument: str, names: tuple[str, ...], tensors: list[Any], what:
         )
 
 
-def _known(tensor: Any, what: str, column: str) -> tuple[int, ...]:
+def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
     shape = tuple(tensor.shape[1:])
     if any(extent is None for extent in shape):
         raise ConfigurationError(f"the model's {what} must have a fixed shape. Received: shape={shape}", column=column)
     return tuple(int(extent) for extent in shape)
 
 
-def _dtype(tensor: Any) -> str:
+def _column_dtype(tensor: Any) -> str:
     """float32 for any float: the model casts to its own precision; integers and booleans stay."""
     name = str(tensor.dtype)
     return "float32" if "float" in name else name
@@ -167,7 +167,7 @@ def _loss_name(loss: Any) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
 
 
-def _built_in(loss: Any) -> bool:
+def _is_keras_own(loss: Any) -> bool:
     import keras
 
     if isinstance(loss, str):
@@ -175,15 +175,15 @@ def _built_in(loss: Any) -> bool:
     return getattr(loss, "__module__", type(loss).__module__).split(".")[0] == "keras"
 
 
-def _target(name: str, kind: DataType, output: Any, loss: Any) -> tuple[Column, int | None]:
+def _target_column(name: str, kind: DataType, output: Any, loss: Any) -> tuple[Column, int | None]:
     from pyspark.sql.types import NumericType
 
-    shape = _known(output, "output", name)
+    shape = _fixed_shape(output, "output", name)
     scalar = isinstance(kind, NumericType) or kind.typeName() == "boolean"
     if _loss_name(loss) in _SPARSE:
         return Column(name, shape[:-1], "int32"), shape[-1]
     if scalar and math.prod(shape) != 1:
-        if loss is None or _built_in(loss):
+        if loss is None or _is_keras_own(loss):
             raise ShapeError(
                 f"labels must be arrays of shape {shape}, like the model's output (integer classes need the loss "
                 f"'sparse_categorical_crossentropy'). Received: {kind.simpleString()}, loss={_loss_name(loss)!r}",

@@ -1,4 +1,4 @@
-"""What to read, how to cut it into mini-batches, and how the driver lays it out over the workers.
+"""What to read from a DataFrame, and how to cut it into mini-batches.
 
 `DataSpec` travels to the executors inside the task; importing this module loads neither pyspark nor Keras.
 """
@@ -6,16 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from distkeras.data.columns import Column, arrow_ready
+from distkeras.data.columns import Column
 from distkeras.ps.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-#: The column that `partitioned` adds: a hash of the row's values, from which a worker knows the rows again.
-ROW_HASH = "distkeras_row_hash"
 
 
 @dataclass(frozen=True)
@@ -82,42 +75,3 @@ class DataSpec:
         if isinstance(self.classes, tuple):
             return self.classes
         return (self.classes,) * len(self.labels)
-
-
-def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_already: bool = False) -> DataFrame:
-    """The columns of `spec` and `ROW_HASH` in `workers` partitions, whose rows always come in the same order.
-
-    A task that Spark runs again skips the mini-batches that its predecessor committed, so both must see
-    the same rows in the same order. Spark promises that neither after a shuffle nor for files. Here the
-    partition of a row and its place are functions of its values: rows go to a partition by their hash,
-    and are sorted there by the hash and, where two hashes are equal, by all values. Rows that still
-    compare equal are interchangeable. The order is as good as random with respect to the values.
-
-    Equal rows share a partition. Data with few distinct rows therefore fill the partitions unevenly, and
-    may leave some empty.
-
-    Args:
-        df: any DataFrame whose multiset of rows is the same whenever it is computed.
-        spec: columns to keep; its seed enters the hash.
-        workers: number of partitions, at least 1.
-        partitioned_already: leave the rows where they are. This assumes that `df` has `workers`
-            partitions, and that each yields the same rows in the same order whenever it is computed; it
-            saves the shuffle and the sort.
-
-    Raises:
-        MissingColumnError: a column is missing, or its type holds no numbers.
-        ConfigurationError: `workers` is below 1, or a column's name is ambiguous.
-    """
-    if workers < 1:
-        raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers!r}")
-    ready = arrow_ready(df, (column.name for column in spec.columns))
-    if ROW_HASH.casefold() in (name.casefold() for name in ready.columns):
-        raise ConfigurationError(f"no column may have the name {ROW_HASH!r}. Received: columns={ready.columns}")
-
-    from pyspark.sql import functions as F
-
-    values = [F.col("`" + name.replace("`", "``") + "`") for name in ready.columns]
-    hashed = ready.withColumn(ROW_HASH, F.xxhash64(F.lit(spec.seed), *values))
-    if partitioned_already:
-        return hashed
-    return hashed.repartition(workers, ROW_HASH).sortWithinPartitions(ROW_HASH, *values)

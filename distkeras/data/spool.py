@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 
-from distkeras.data.columns import Column
-
-Arrays = tuple[np.ndarray, ...]
-"""One array per column, all of the same length."""
+from distkeras.data.columns import Column, ColumnArrays
 
 #: Memory to ask for at first, if the budget allows: the system gives it only as it is filled.
 _FIRST_BYTES = 256 << 20
@@ -40,7 +38,7 @@ class Spool:
         row_bytes = sum(column.row_bytes for column in columns)
         self._memory_rows = budget // row_bytes
         self._first_rows = _FIRST_BYTES // row_bytes
-        self._arrays: Arrays = self._allocate(0)  # in memory: with room to grow; on disk: the mapped files
+        self._arrays: ColumnArrays = self._allocate(0)  # in memory: with room to grow; on disk: the mapped files
         self._files: list[BinaryIO] | None = None
         self.rows = 0
 
@@ -49,7 +47,7 @@ class Spool:
         """Whether the budget was exceeded."""
         return self._files is not None
 
-    def append(self, arrays: Arrays) -> Arrays:
+    def append(self, arrays: ColumnArrays) -> ColumnArrays:
         """Copies rows to the end.
 
         Args:
@@ -75,19 +73,19 @@ class Spool:
         self.rows = total
         return arrays
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> ColumnArrays:
         """All rows appended so far, one array per column; views that later calls of `append` leave alone."""
         if self._files is not None and len(self._arrays[0]) != self.rows:
             self._arrays = tuple(map(self._map, self._files, self._columns))
         return tuple(array[: self.rows] for array in self._arrays)
 
     def close(self) -> None:
-        """Lets go of memory and files. Arrays handed out stay valid."""
+        """Lets go of memory and files. ColumnArrays handed out stay valid."""
         for file in self._files or ():
             file.close()
         self._arrays = ()
 
-    def _allocate(self, rows: int) -> Arrays:
+    def _allocate(self, rows: int) -> ColumnArrays:
         return tuple(np.empty((rows, *column.shape), column.dtype) for column in self._columns)
 
     def _grow(self, rows: int) -> None:
@@ -106,7 +104,7 @@ class Spool:
         file = tempfile.TemporaryFile(prefix="distkeras-", dir=self._directory)  # noqa: SIM115 - closed by `close`
         return cast(BinaryIO, file)
 
-    def _write(self, arrays: Arrays) -> None:
+    def _write(self, arrays: ColumnArrays) -> None:
         assert self._files is not None
         for file, array in zip(self._files, arrays, strict=True):
             if array.size:
@@ -119,41 +117,5 @@ class Spool:
 
 def local_directory(worker: int) -> str:
     """A directory for files that live as long as a task: one of Spark's local ones, spread over the workers."""
-    spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if os.path.isdir(path)]
+    spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path and Path(path).is_dir()]
     return spark[worker % len(spark)] if spark else tempfile.gettempdir()
-
-
-def regroup(pieces: Iterable[Arrays], rows: int) -> Iterator[Arrays]:
-    """The same rows in pieces of exactly `rows`, but for the last. Copies only where pieces are not neighbors."""
-    held: list[Arrays] = []
-    missing = rows
-    for piece in pieces:
-        first, end = 0, len(piece[0])
-        while end - first >= missing:
-            held.append(tuple(array[first : first + missing] for array in piece))
-            yield _join(held)
-            first += missing
-            held, missing = [], rows
-        if first < end:
-            held.append(tuple(array[first:] for array in piece))
-            missing -= end - first
-    if held:
-        yield _join(held)
-
-
-def _join(pieces: list[Arrays]) -> Arrays:
-    return pieces[0] if len(pieces) == 1 else tuple(map(_joined, zip(*pieces, strict=True)))
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows that follow each other in one array, as in the spool, become one view of it; others are copied."""
-    base = parts[0].base
-    if not isinstance(base, np.ndarray) or not all(part.base is base for part in parts):
-        return np.concatenate(parts)
-    if not base.flags.c_contiguous or (base.shape[1:], base.dtype) != (parts[0].shape[1:], parts[0].dtype):
-        return np.concatenate(parts)
-    start, row = base.__array_interface__["data"][0], base.strides[0]
-    firsts = [(part.__array_interface__["data"][0] - start) // row for part in parts]
-    if any(first + len(part) != after for first, part, after in zip(firsts, parts, firsts[1:], strict=False)):
-        return np.concatenate(parts)
-    return base[firsts[0] : firsts[-1] + len(parts[-1])]

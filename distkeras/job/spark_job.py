@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from distkeras.callbacks import Callback
+from distkeras.data.columns import map_in_arrow
 from distkeras.job.callback_runner import CallbackRunner
 from distkeras.job.progress import Progress
 from distkeras.job.stalls import StallDetector
@@ -229,7 +230,7 @@ class SparkJob:
 
         try:
             with _tagged(session, self._tag):
-                rows = self._df.mapInArrow(run, SUMMARY).collect()
+                rows = map_in_arrow(self._df, run, SUMMARY).collect()
             self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             self._signals.put(_SparkFailed(error))

@@ -1,6 +1,6 @@
 """What runs on an executor: one partition's worker, from Arrow batches to commits.
 
-The prefetch thread of `batches.Source` reads and cuts mini-batches while this thread trains and talks to the
+The prefetch thread of `source.BatchSource` reads and cuts mini-batches while this thread trains and talks to the
 parameter server. The task's output is one row of figures; history travels with the commits.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from distkeras.data.batches import Batch, Source
+from distkeras.data.batches import Batch
+from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
@@ -157,7 +158,7 @@ class Task:
             rows = sum(batch.num_rows for batch in records)
             return rows, -(-rows // self.spec.batch_size), 0.0
         with ExitStack() as stack:
-            source: Source | None = None
+            source: BatchSource | None = None
             model_file, ready = b"", 0.0
 
             def begin(welcome: Welcome) -> Loop:
@@ -165,9 +166,9 @@ class Task:
                 place = (welcome.epoch, welcome.batch)
                 if source is None:
                     model_file = client.fetch_model()
-                    options = _place(welcome) | {"worker": client.worker, "patience": self.deadlines.rows}
+                    options = _place(welcome) | {"worker": client.worker, "timeout": self.deadlines.rows}
                     window = self.rule.window or MOST_STEPS_A_CALL
-                    source = stack.enter_context(Source(records, self.spec, window=window, **options))
+                    source = stack.enter_context(BatchSource(records, self.spec, window=window, **options))
                 elif place != position.next:
                     if not self.spec.rewindable:
                         raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=client.worker)
@@ -189,12 +190,12 @@ class Task:
             client.run(welcome, begin)
             if source is None or client.stopping:
                 return 0 if source is None else source.rows, -1, ready
-            source.read_on()  # where another attempt, or an earlier life, has trained on the rest
+            source.read_to_end()  # where another attempt, or an earlier life, has trained on the rest
             return source.rows, source.batches_per_epoch, ready
 
 
 def _place(welcome: Welcome) -> dict[str, Any]:
-    """Where the partition stands, as `Source` takes it."""
+    """Where the partition stands, as `BatchSource` takes it."""
     checksum = None if welcome.checksum < 0 else welcome.checksum
     return {"start": (welcome.epoch, welcome.batch), "checksum": checksum}
 

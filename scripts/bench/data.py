@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from bench.measure import Case, Factory
 from bench.workload import CLASSES, INPUTS, PATIENCE, WORKERS, answer, rows, session
-from distkeras.data.batches import Source
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec, partitioned
+from distkeras.data.ordering import partitioned
+from distkeras.data.source import BatchSource
+from distkeras.data.spec import DataSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -168,7 +169,7 @@ def _pass(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False)
 
     def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found, began = 0, time.time()
-        with Source(records, spec, worker=0) as source:
+        with BatchSource(records, spec, worker=0) as source:
             for batch in source:
                 found += batch.size
                 if batch.last and batch.epoch == 0:
@@ -214,7 +215,7 @@ def _memory() -> Iterator[Case]:
             ours,
             lambda: 1.0,
             target_limit=1.0,
-            note="one worker, two epochs, six times the budget of the spool; bound: as `Source` states it",
+            note="one worker, two epochs, six times the budget of the spool; bound: as `BatchSource` states it",
         )
 
 
@@ -231,7 +232,7 @@ def _write_stream(path: str) -> None:
 
 
 def _bound() -> int:
-    """What the docstring of `Source` allows: the budget, batches, two blocks, what Spark sends, the order."""
+    """What the docstring of `BatchSource` allows: the budget, batches, two blocks, what Spark sends, the order."""
     row = sum(column.row_bytes for column in COLUMNS)
     return SPOOL_BYTES + 16 * BATCH * row + (8 << 20) + 2 * (8 << 20) + 2 * 2000 * row + 8 * MEMORY_ROWS
 
@@ -242,7 +243,7 @@ def _peak(path: str, directory: str, sender: Connection) -> None:
     def drain(batches: int | None) -> None:
         with pa.OSFile(path) as file:
             stream = itertools.islice(pa.ipc.open_stream(file), batches)
-            with Source(stream, _spec(2, SPOOL_BYTES), worker=0, directory=directory) as source:
+            with BatchSource(stream, _spec(2, SPOOL_BYTES), worker=0, directory=directory) as source:
                 for _ in source:
                     pass
 

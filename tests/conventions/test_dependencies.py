@@ -19,7 +19,10 @@ PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 OPTIONAL = {"store.py": {"pyarrow"}, "tls.py": {"cryptography"}}
 #: What an executor imports before Keras' backend is chosen, or `distkeras.ps` alone may be there for.
 LIGHT = [
-    *(f"data/{name}" for name in ("batches", "columns", "memory", "prefetch", "spec", "spool")),
+    *(
+        f"data/{name}"
+        for name in ("batches", "columns", "memory", "ordering", "prefetch", "shuffling", "source", "spec", "spool")
+    ),
     *(f"keras_model/{name}" for name in ("archive", "recipe", "replica", "tensorflow")),
     "job/task",
 ]

@@ -154,7 +154,7 @@ def test_columns_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None:
 
 def test_executor_modules_load_neither_spark_nor_keras() -> None:
     code = (
-        "import sys, distkeras.data.batches, distkeras.data.columns, distkeras.data.spec\n"
+        "import sys, distkeras.data.columns, distkeras.data.ordering, distkeras.data.source, distkeras.data.spec\n"
         "sys.exit(str(loaded) if (loaded := {'pyspark', 'keras', 'tensorflow'} & set(sys.modules)) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

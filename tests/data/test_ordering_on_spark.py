@@ -16,9 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from distkeras.data.batches import Source
-from distkeras.data.columns import Column, arrow_ready, to_numpy
-from distkeras.data.spec import ROW_HASH, DataSpec, partitioned
+from distkeras.data.columns import Column, arrow_ready, quoted, to_numpy
+from distkeras.data.ordering import ROW_HASH, partitioned
+from distkeras.data.schema import weighted
+from distkeras.data.source import BatchSource
+from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
 
 SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64"),), batch_size=16, classes=10)
@@ -57,7 +59,7 @@ def seen(df: DataFrame) -> dict[int, list[tuple]]:
 
 
 def read(df: DataFrame, spec: DataSpec) -> list:
-    with Source(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
+    with BatchSource(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
         return list(source)
 
 
@@ -94,7 +96,7 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession,
 
         task = TaskContext.get()
         numbers = []
-        with Source(records, SPEC, worker=task.partitionId()) as source:
+        with BatchSource(records, SPEC, worker=task.partitionId()) as source:
             for batch in source:
                 numbers.append(batch.x[0][:, 0].tolist())
                 if task.partitionId() == 0 and task.attemptNumber() == 0 and batch.index == 20:
@@ -134,10 +136,27 @@ def test_partitioned_already_leaves_rows_where_they_are(spark: SparkSession) -> 
 
 
 def test_no_name_of_a_column_is_in_the_way(spark: SparkSession) -> None:
-    df = spark.createDataFrame([(1.0, 2.0, 3.0, 4)], ["a.b", "a`c", "Hash", "hash_"])
+    df = spark.createDataFrame([(1.0, 2.0, 3.0, 4, 5)], ["a.b", "a`b", "Hash", "hash_", "with space"])
     spec = DataSpec(features=tuple(map(Column, df.columns)))
     (batch,) = read(df, spec)
-    assert [x.tolist() for x in batch.x] == [[1], [2], [3], [4]]
+    assert [x.tolist() for x in batch.x] == [[1], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
+def test_class_weights_find_a_label_and_a_weight_of_any_name(spark: SparkSession, name: str) -> None:
+    df = spark.createDataFrame([(0, 2.0), (1, 3.0)], [name, f"{name}'s weight"])
+    df = df.withColumn(name, df[quoted(name)].cast("int"))
+    df, weight = weighted(df, (name,), {1: 10.0}, f"{name}'s weight")
+    assert weight is not None
+    assert sorted(row[weight] for row in df.collect()) == [2.0, 30.0]
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
+def test_a_quoted_name_is_one_column_wherever_spark_parses_names(spark: SparkSession, name: str) -> None:
+    df = spark.createDataFrame([(1.0,), (2.0,)], [name])
+    assert [row[0] for row in df.where(f"{quoted(name)} > 1").selectExpr(quoted(name)).collect()] == [2.0]
+    assert [row[0] for row in df.groupBy().mean(quoted(name)).collect()] == [1.5]
+    assert df.select(F.col(quoted(name))).columns == [name]
 
 
 def test_a_worker_count_below_one_is_refused(spark: SparkSession) -> None:

@@ -15,6 +15,7 @@ SECONDS = 20
 
 def test_items_come_in_order_and_the_end_stays_the_end() -> None:
     prefetcher = Prefetcher(range(100), 3)
+    prefetcher.start()
     assert list(prefetcher) == list(range(100))
     assert list(prefetcher) == []
     prefetcher.close(SECONDS)
@@ -29,6 +30,7 @@ def test_the_thread_is_never_more_than_its_depth_ahead() -> None:
             yield produced
 
     prefetcher = Prefetcher(items(), 4)
+    prefetcher.start()
     for _ in prefetcher:
         consumed += 1
     # 4 wait in the queue, one may be just taken and not counted yet.
@@ -41,6 +43,7 @@ def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised(
         raise OSError("gone")
 
     prefetcher = Prefetcher(culprit(), 2)
+    prefetcher.start()
     assert next(prefetcher) == 1
     for _ in range(2):
         with pytest.raises(OSError, match="gone") as caught:
@@ -50,6 +53,7 @@ def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised(
 
 def test_closing_frees_a_thread_that_waits_for_room() -> None:
     prefetcher = Prefetcher(iter(int, 1), 2, name="endless")
+    prefetcher.start()
     next(prefetcher)
     prefetcher.close(SECONDS)
     prefetcher.close(SECONDS)
@@ -67,6 +71,7 @@ def test_closing_wakes_the_consumer_and_does_not_wait_for_ever() -> None:
         yield 1
 
     prefetcher = Prefetcher(stuck(), 1, name="stuck")
+    prefetcher.start()
     with ThreadPoolExecutor(1) as pool:
         consumer = pool.submit(next, prefetcher)
         assert waiting.wait(SECONDS)
@@ -85,7 +90,8 @@ def test_a_consumer_does_not_wait_for_ever() -> None:
         gate.wait(SECONDS)
         yield 1
 
-    prefetcher = Prefetcher(late(), 1, patience=0.01, what="the first of all", worker=7)
+    prefetcher = Prefetcher(late(), 1, timeout=0.01, what="the first of all", worker=7)
+    prefetcher.start()
     with pytest.raises(DeadlineError, match=r"waited 0\.01 s for the first of all \[worker/partition 7\]"):
         next(prefetcher)
     gate.set()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkeras.data.columns import Column
-from distkeras.data.spool import Spool, local_directory, regroup
+from distkeras.data.spool import Spool, local_directory
 
 COLUMNS = (Column("x", (2, 3)), Column("y", (), "int64"))
 ROW_BYTES = 2 * 3 * 4 + 8
@@ -54,27 +54,6 @@ def test_memory_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch, at_firs
         assert sum(array.base.nbytes for array in spool.arrays()) <= 5000 * ROW_BYTES
     with pytest.raises(FileNotFoundError):
         spool.append(rows(5000, 1))
-
-
-def test_rows_in_memory_are_regrouped_without_a_copy() -> None:
-    spool = Spool(COLUMNS, 1 << 20, "/nowhere")
-    pieces = [spool.append(rows(first, 7)) for first in range(0, 42, 7)]
-    blocks = list(regroup(pieces, 10))
-    assert [len(block[0]) for block in blocks] == [10, 10, 10, 10, 2]
-    for block, first in zip(blocks, range(0, 42, 10), strict=True):
-        for got, kept, expected in zip(block, spool.arrays(), rows(first, len(block[0])), strict=True):
-            np.testing.assert_array_equal(got, expected)
-            assert np.shares_memory(got, kept)
-
-
-def test_rows_that_are_no_neighbors_are_joined_by_a_copy() -> None:
-    numbers = np.arange(24.0).reshape(12, 2).copy()  # owns its memory
-    for parts in ([numbers[:3], numbers[4:6]], [numbers[3:5], numbers[:3]], [numbers[:2], numbers[2:4].copy()]):
-        (block,) = regroup([(part,) for part in parts], 10)
-        np.testing.assert_array_equal(block[0], np.concatenate(parts))
-    flat = np.arange(24.0)  # views of another shape than what they look into
-    (block,) = regroup([(flat[:4].reshape(2, 2),), (flat[4:8].reshape(2, 2),)], 10)
-    np.testing.assert_array_equal(block[0], flat[:8].reshape(4, 2))
 
 
 def test_files_go_to_spark_s_local_directories_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,10 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
-from distkeras.data.batches import Batch, Source
-from distkeras.data.spec import DataSpec, partitioned
+from distkeras.data.batches import Batch
+from distkeras.data.ordering import partitioned
+from distkeras.data.source import BatchSource
+from distkeras.data.spec import DataSpec
 
 
 def total(y_true: Any, y_pred: Any) -> Any:
@@ -80,7 +82,7 @@ def accuracy(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
 
 def batches_of(df: DataFrame, spec: DataSpec) -> Iterator[Batch]:
     """The mini-batches that the only worker of a job gets, read on the driver."""
-    with Source(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
+    with BatchSource(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
         yield from source
 
 

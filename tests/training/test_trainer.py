@@ -29,7 +29,8 @@ from support.spark_jobs import (
 
 from distkeras import Trainer
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec, partitioned
+from distkeras.data.ordering import partitioned
+from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.transport.deadlines import Deadlines

@@ -162,8 +162,10 @@ def test_averaging_trainer_is_the_mean_of_the_workers(spark: SparkSession) -> No
 class TestEnsemble:
     def test_each_model_sees_its_own_part_of_the_rows(self, spark: SparkSession) -> None:
         rows = 40
-        df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
-        trainer = EnsembleTrainer(counting_model(rows), sgd(1.0), total, None, num_ensembles=3, batch_size=8)
+        odd_names = {"features_col": "a.b`c d", "label_col": "a`b"}  # names that need quotes
+        df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows)).toDF(*odd_names.values())
+        model = counting_model(rows)
+        trainer = EnsembleTrainer(model, sgd(1.0), total, None, num_ensembles=3, batch_size=8, **odd_names)
         models = trainer.train(df)
         seen = np.array([counts(model) for model in models])
         assert seen.shape == (3, rows)

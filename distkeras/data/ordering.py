@@ -1,0 +1,96 @@
+"""An order of rows that every attempt of a task sees again, and the checksum that tells whether it did.
+
+`partitioned` runs on the driver, `RowChecksum` on the executors. Importing this module loads neither pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.data.columns import arrow_ready, quoted
+from distkeras.data.spec import DataSpec
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: The column that `partitioned` adds: a hash of the row's values, from which a worker knows the rows again.
+ROW_HASH = "distkeras_row_hash"
+
+
+def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_already: bool = False) -> DataFrame:
+    """The columns of `spec` and `ROW_HASH` in `workers` partitions, whose rows always come in the same order.
+
+    A task that Spark runs again skips the mini-batches that its predecessor committed, so both must see
+    the same rows in the same order. Spark promises that neither after a shuffle nor for files. Here the
+    partition of a row and its place are functions of its values: rows go to a partition by their hash,
+    and are sorted there by the hash and, where two hashes are equal, by all values. Rows that still
+    compare equal are interchangeable. The order is as good as random with respect to the values.
+
+    Equal rows share a partition. Data with few distinct rows therefore fill the partitions unevenly, and
+    may leave some empty.
+
+    Args:
+        df: any DataFrame whose multiset of rows is the same whenever it is computed.
+        spec: columns to keep; its seed enters the hash.
+        workers: number of partitions, at least 1.
+        partitioned_already: leave the rows where they are. This assumes that `df` has `workers`
+            partitions, and that each yields the same rows in the same order whenever it is computed; it
+            saves the shuffle and the sort.
+
+    Raises:
+        MissingColumnError: a column is missing, or its type holds no numbers.
+        ConfigurationError: `workers` is below 1, or a column's name is ambiguous.
+    """
+    if workers < 1:
+        raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers!r}")
+    ready = arrow_ready(df, (column.name for column in spec.columns))
+    if ROW_HASH.casefold() in (name.casefold() for name in ready.columns):
+        raise ConfigurationError(f"no column may have the name {ROW_HASH!r}. Received: columns={ready.columns}")
+
+    from pyspark.sql import functions as F
+
+    values = [F.col(quoted(name)) for name in ready.columns]
+    hashed = ready.withColumn(ROW_HASH, F.xxhash64(F.lit(spec.seed), *values))
+    if partitioned_already:
+        return hashed
+    return hashed.repartition(workers, ROW_HASH).sortWithinPartitions(ROW_HASH, *values)
+
+
+class RowChecksum:
+    """CRC-32 over the row hashes of a partition, in the order of arrival, kept for the end of each block.
+
+    Args:
+        block_rows: rows of a block.
+    """
+
+    def __init__(self, block_rows: int) -> None:
+        self._block_rows = block_rows
+        self._at_block_ends = array("L", [0])
+        self._latest = self._rows = 0
+
+    def update(self, record: pa.RecordBatch) -> None:
+        """Takes in the hashes of the next rows, their column `ROW_HASH`; rows without that column are left out."""
+        place = record.schema.get_field_index(ROW_HASH)
+        if place < 0:
+            return
+        hashes = np.ascontiguousarray(record.column(place).to_numpy())
+        first = 0
+        while first < len(hashes):
+            end = min(len(hashes), first + self._block_rows - self._rows % self._block_rows)
+            self._latest = zlib.crc32(hashes[first:end].data, self._latest)
+            self._rows += end - first
+            if self._rows % self._block_rows == 0:
+                self._at_block_ends.append(self._latest)
+            first = end
+
+    def before(self, row: int) -> int:
+        """The checksum of the rows before ``row``: the end of a block, or of all so far. 0 where rows have no hash."""
+        if not self._rows:
+            return 0
+        return self._at_block_ends[row // self._block_rows] if row % self._block_rows == 0 else self._latest

@@ -1,0 +1,108 @@
+"""Which rows make a mini-batch: a pure function of the seed, the worker and the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from distkeras.data.columns import ColumnArrays
+from distkeras.data.memory import aligned
+from distkeras.data.spec import DataSpec
+
+# A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.
+BLOCK_BYTES = 8 << 20
+BLOCK_ROWS = 1 << 16
+
+#: Shuffled batches are gathered several at a time, so that a worker's window lies in one piece of memory.
+GATHER_BYTES = 4 << 20
+
+
+class BatchRows(NamedTuple):
+    """The rows of one mini-batch, gathered when they are first wanted.
+
+    Args:
+        gather: several mini-batches' rows, in their order.
+        rows: this one's place among them.
+        checksum: of all rows up to the end of the block or partition that it is cut from.
+    """
+
+    gather: Gather
+    rows: slice
+    checksum: int
+
+    def columns(self) -> ColumnArrays:
+        """Read-only views, one array per column: they may look into the spool itself."""
+        views = tuple(array[self.rows] for array in self.gather.columns())
+        for view in views:
+            view.flags.writeable = False
+        return views
+
+
+class Gather:
+    """Rows of several columns, gathered once, and only if they are asked for.
+
+    Args:
+        columns: one array per column.
+        order: numbers of the rows to gather, in their order; None: all, as they are.
+    """
+
+    def __init__(self, columns: ColumnArrays, order: np.ndarray | None = None) -> None:
+        self._columns, self._order = columns, order
+
+    def columns(self) -> ColumnArrays:
+        """One array per column, aligned as TensorFlow wants it where rows were gathered."""
+        if self._order is not None:
+            self._columns, self._order = tuple(_take(array, self._order) for array in self._columns), None
+        return self._columns
+
+
+class EpochOrder:
+    """Cuts rows into mini-batches, in the order of an epoch.
+
+    Without `DataSpec.shuffle` that is the order in which the rows come, always.
+
+    Args:
+        spec: columns, batch size, seed.
+        worker: id of the worker.
+        window: mini-batches that the worker is going to train on at a time: as many lie in one piece of memory, unless
+            that takes more than `GATHER_BYTES`.
+    """
+
+    def __init__(self, spec: DataSpec, worker: int, window: int) -> None:
+        self._spec = spec
+        self._worker = worker
+        row_bytes = sum(column.row_bytes for column in spec.columns)
+        size = spec.batch_size
+        most = max(1, GATHER_BYTES // (size * row_bytes))
+        self._gather_rows = size * (most - most % window or most)
+        #: Rows of a block of the first epoch, within which its rows are shuffled; whole mini-batches.
+        self.block_rows = size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes) // size) if spec.shuffle else size
+
+    def cut(self, columns: ColumnArrays, checksum: int, epoch: int, block: int | None = None) -> Iterator[BatchRows]:
+        """Cuts all rows of ``columns`` into mini-batches, of which the last may be shorter.
+
+        Args:
+            columns: one array per column, each row once.
+            checksum: what the mini-batches carry.
+            epoch: pass over the data.
+            block: number of the block that the rows are, or None for all rows of the partition.
+        """
+        size, rows = self._spec.batch_size, len(columns[0])
+        if not self._spec.shuffle:
+            for first in range(0, rows, size):
+                yield BatchRows(Gather(columns), slice(first, min(first + size, rows)), checksum)
+            return
+        key = (self._spec.seed, self._worker, epoch) if block is None else (self._spec.seed, self._worker, epoch, block)
+        order = np.random.default_rng(key).permutation(rows)
+        for start in range(0, rows, self._gather_rows):
+            gather = Gather(columns, order[start : start + self._gather_rows])
+            end = min(self._gather_rows, rows - start)
+            for first in range(0, end, size):
+                yield BatchRows(gather, slice(first, min(first + size, end)), checksum)
+
+
+def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = aligned((len(rows), *array.shape[1:]), array.dtype)
+    return array.take(rows, axis=0, out=out, mode="clip")  # `out` would be written by way of a copy if this could raise

@@ -1,0 +1,285 @@
+"""Mini-batches of one partition, made by a thread of their own while the model trains.
+
+The order is the heart of it. A task that Spark runs again is told how far its predecessor came, and goes on from there,
+so the batch at (epoch, index) must be the same for every attempt. It is a pure function of the rows in their order
+of arrival, the seed, the worker and the epoch; where Arrow's record batches begin and end plays no part.
+
+* Epoch 0 trains while the rows arrive. They are shuffled within blocks of a fixed number of rows.
+* Later epochs are a permutation of the whole partition, from the spool.
+* Without shuffling, every epoch is the order of arrival.
+
+Whether the rows *are* the same shows in a rolling checksum over the hashes that they came with: a batch carries that of
+all rows up to the end of its block, and a successor that skips the batch compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+import pyarrow as pa
+
+from distkeras.data.batches import Batch, in_blocks
+from distkeras.data.columns import ColumnArrays, check_classes, to_numpy
+from distkeras.data.ordering import RowChecksum
+from distkeras.data.prefetch import Prefetcher
+from distkeras.data.shuffling import BatchRows, EpochOrder
+from distkeras.data.spec import DataSpec
+from distkeras.data.spool import Spool, local_directory
+from distkeras.ps.errors import ConfigurationError, LedgerError, MissingColumnError
+
+# How long `close` waits for the thread, which may be in the midst of reading from Spark.
+_CLOSE_SECONDS = 60.0
+
+
+class BatchSource:
+    """The mini-batches of one partition, over all epochs: an iterator and a context manager.
+
+    Within the context, a thread reads and prepares up to `depth` batches ahead. Leaving the context ends it, wherever
+    it is, and drops the spool. What goes wrong in the thread is raised by the iteration.
+
+    Memory: the spool's budget, `depth` batches and 8 MB of batches beside them, two blocks of the first epoch and what
+    Spark sends at a time, and for shuffled later epochs eight bytes per row.
+
+    Args:
+        arrow: record batches with the columns of `spec`, under their names; consumed by the thread.
+        spec: which columns, how many rows, which order.
+        worker: id of the worker, which is that of its partition.
+        start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
+            later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
+        checksum: of the batch before `start`, as a predecessor saw it; None: not to be compared.
+        depth: batches to prepare ahead, at least 1.
+        window: batches that the worker is going to train on at a time.
+        directory: where a spool over its budget is put; one of Spark's local directories by default.
+        timeout: seconds to wait for Spark's next rows.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+
+    The iteration raises:
+        BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is no class.
+        ShapeError: a ragged array, or values that do not fill the column's shape.
+        MissingColumnError: a column did not come, or holds no numbers.
+        LedgerError: `start` lies beyond the end of its epoch, or the rows before it have another checksum: these are
+            not the rows that were counted.
+        JobStoppedError: the source was closed.
+        DeadlineError: no rows came within `timeout`.
+        LocalProtocolError: the context was not entered.
+    """
+
+    def __init__(
+        self,
+        arrow: Iterator[pa.RecordBatch],
+        spec: DataSpec,
+        *,
+        worker: int,
+        start: tuple[int, int] = (0, 0),
+        checksum: int | None = None,
+        depth: int = 16,
+        window: int = 1,
+        directory: str | None = None,
+        timeout: float = 3600.0,
+    ) -> None:
+        if worker < 0:
+            raise ConfigurationError(f"`worker` must not be negative. Received: worker={worker!r}")
+        if window < 1:
+            raise ConfigurationError(f"`window` must be at least 1. Received: window={window!r}", worker=worker)
+        #: Rows read so far; those of the partition once the first epoch is over.
+        self.rows = 0
+        self._arrow = arrow
+        self._spec = spec
+        self._columns = tuple(zip(spec.columns, _class_limits(spec), strict=True))
+        self._worker = worker
+        self._depth = depth
+        self._timeout = timeout
+        self._order = EpochOrder(spec, worker, window)
+        self._checksum = RowChecksum(self._order.block_rows)
+        self._spool: Spool | None = None
+        if spec.epochs > 1 or spec.rewindable:
+            self._spool = Spool(spec.columns, spec.spool_bytes, directory or local_directory(worker))
+        self._prefetcher = self._prefetcher_from(start, checksum)
+
+    def _prefetcher_from(self, start: tuple[int, int], checksum: int | None) -> Prefetcher[Batch]:
+        if min(start) < 0 or start > (self._spec.epochs, 0):
+            raise ConfigurationError(
+                f"`start` must lie between (0, 0) and ({self._spec.epochs}, 0), the end. Received: start={start!r}",
+                worker=self._worker,
+            )
+        return Prefetcher(
+            self._batches(*start, checksum),
+            self._depth,
+            name=f"distkeras-batches-{self._worker}",
+            timeout=self._timeout,
+            what="the next rows from Spark",
+            worker=self._worker,
+        )
+
+    def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
+        """Goes on from the batch at ``start``, before or after the present one, as if the source were new.
+
+        Raises:
+            ConfigurationError: the rows of a single epoch were not kept (`DataSpec.rewindable`).
+            DeadlineError: the thread is still waiting for rows from Spark after a minute.
+        """
+        if self._spool is None:
+            raise ConfigurationError("`rewind` needs the rows kept. Received: one epoch, rewindable=False")
+        self._prefetcher.close(_CLOSE_SECONDS)
+        self._prefetcher = self._prefetcher_from(start, checksum)
+        self._prefetcher.start()
+
+    def read_to_end(self) -> None:
+        """Reads the partition to its end, so that `rows` is right although batches were left out; yields no more.
+
+        Raises:
+            DeadlineError: the thread is still waiting for rows from Spark after a minute.
+        """
+        self._prefetcher.close(_CLOSE_SECONDS)
+        while self._read_record() is not None:
+            pass
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches, full or short, in the rows read so far; those of an epoch once the first one is over."""
+        return -(-self.rows // self._spec.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._prefetcher)
+
+    def __enter__(self) -> BatchSource:
+        self._prefetcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread and drops the spool; may be called from any thread, and again.
+
+        Raises:
+            DeadlineError: the thread is still waiting for rows from Spark after a minute.
+        """
+        self._prefetcher.close(_CLOSE_SECONDS)
+        if self._spool is not None:
+            self._spool.close()
+
+    # What follows runs in the thread; `_read_record` also in `read_to_end`, when the thread has ended.
+
+    def _batches(self, first_epoch: int, index: int, checksum: int | None) -> Iterator[Batch]:
+        for epoch in range(first_epoch, self._spec.epochs):
+            start = index if epoch == first_epoch else 0
+            if epoch == first_epoch and epoch > 0:
+                for _ in self._arriving():  # to the spool
+                    pass
+                if start == 0:  # otherwise the batch before it is compared on the way
+                    self._compare(epoch, 0, self._checksum.before(self.rows), checksum)
+            batch_rows = self._later_epoch(epoch) if epoch else self._first_epoch()
+            yield from self._numbered(epoch, batch_rows, start, checksum)
+
+    def _first_epoch(self) -> Iterator[BatchRows]:
+        end = 0
+        for number, block in enumerate(in_blocks(self._from_the_first_row(), self._order.block_rows)):
+            end += len(block[0])
+            yield from self._order.cut(block, self._checksum.before(end), 0, number)
+
+    def _later_epoch(self, epoch: int) -> Iterator[BatchRows]:
+        assert self._spool is not None
+        return self._order.cut(self._spool.arrays(), self._checksum.before(self._spool.rows), epoch)
+
+    def _from_the_first_row(self) -> Iterator[ColumnArrays]:
+        """All rows in the order of arrival: those that were read before a `rewind`, then the others."""
+        if self._spool is not None and self._spool.rows:
+            yield self._spool.arrays()
+        yield from self._arriving()
+
+    def _arriving(self) -> Iterator[ColumnArrays]:
+        """The rows that have not been read yet, until the prefetcher is closed: `rewind` goes on with the others."""
+        while not self._prefetcher.closed:
+            rows = self._read_record()
+            if rows is None:
+                return
+            yield rows
+
+    def _read_record(self) -> ColumnArrays | None:
+        """The columns of the next record batch, checked and spooled; None at the end."""
+        record = next(self._arrow, None)
+        if record is None:
+            return None
+        place = {
+            "worker": self._worker,
+            "step": self.rows // self._spec.batch_size,
+            "first_row": self.rows,
+        }
+        arrays = []
+        for column, limit in self._columns:
+            if record.schema.get_field_index(column.name) < 0:
+                raise MissingColumnError(
+                    f"the rows must have the column {column.name!r}. Received: columns={record.schema.names}",
+                    worker=self._worker,
+                    column=column.name,
+                )
+            values = to_numpy(record.column(column.name), column, **place)
+            if limit is not None:
+                check_classes(values, column, limit, **place)
+            arrays.append(values)
+        rows = tuple(arrays)
+        self._checksum.update(record)
+        if self._spool is not None:
+            rows = self._spool.append(rows)
+        self.rows += record.num_rows
+        return rows
+
+    def _numbered(
+        self, epoch: int, batch_rows: Iterator[BatchRows], start: int, checksum: int | None
+    ) -> Iterator[Batch]:
+        """Batches from number `start` on. Each is held back until it is known whether another one follows."""
+        count = 0
+        held: BatchRows | None = None
+        for rows in batch_rows:
+            if held is not None and count > start:
+                yield self._batch(epoch, count - 1, False, held)
+            held = rows
+            count += 1
+            if count == start:
+                self._compare(epoch, start, rows.checksum, checksum)
+        if held is not None and count > start:
+            yield self._batch(epoch, count - 1, True, held)
+        if start > count:
+            raise LedgerError(
+                f"`start` must lie within the data. Received: start={(epoch, start)}, and {count} batches in "
+                f"epoch {epoch}: the input did not yield the same rows again",
+                worker=self._worker,
+                step=start,
+            )
+
+    def _compare(self, epoch: int, index: int, found: int, expected: int | None) -> None:
+        if expected is not None and found != expected:
+            raise LedgerError(
+                f"the input must yield the same rows again: checksum {expected:#010x} before mini-batch {index} of "
+                f"epoch {epoch}. Received: checksum {found:#010x}",
+                worker=self._worker,
+                step=index,
+            )
+
+    def _batch(self, epoch: int, index: int, last: bool, rows: BatchRows) -> Batch:
+        spec = self._spec
+        arrays = dict(zip(spec.columns, rows.columns(), strict=True))
+        return Batch(
+            epoch,
+            index,
+            last,
+            x=tuple(arrays[column] for column in spec.features),
+            y=tuple(arrays[column] for column in spec.labels),
+            weight=None if spec.sample_weight is None else arrays[spec.sample_weight],
+            checksum=rows.checksum,
+        )
+
+
+def _class_limits(spec: DataSpec) -> tuple[int | None, ...]:
+    """For each column that is read, the number of classes that its values must lie below, or None."""
+    limits = dict(zip(spec.labels, spec.class_limits, strict=True))
+    return tuple(limits.get(column) for column in spec.columns)
