@@ -7,4 +7,4 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/setup.bash"
 ensure_java
 ensure_dataset
 ensure_installed plots
-exec "$venv/bin/python" "$root/scripts/quickstart.py" "$@"
+exec "$venv/bin/python" "$root/scripts/quickstart" "$@"

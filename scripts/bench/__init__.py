@@ -1,1 +1,1 @@
-"""What `bench.py` measures: one module a section, each figure beside its limit and beside the plain way to do it."""
+"""Benchmarks, one module a section: each figure beside its limit and beside the plain way to do it."""

@@ -20,6 +20,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 #: Of the token buckets, by the rate in Gbps: as much as leaves in a millisecond, and in less than half of one.
 BURST = {1: "128kb", 10: "512kb"}
@@ -110,6 +111,6 @@ def _remove(device: str) -> None:
 def enter(namespace: str) -> None:
     """Moves the calling thread, and those that it starts later, into a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
-    with open(namespace) as file:
+    with Path(namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)

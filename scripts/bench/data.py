@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import tempfile
 import threading
 import time
@@ -181,7 +180,7 @@ def _pass(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False)
     if not replay:
         return _rate(sum(task["rows"] for task in tasks), count, began)
     seconds = max(task["ended"] for task in tasks) - min(task["began"] for task in tasks)
-    return (sum(task["rows"] for task in tasks) - count) / seconds
+    return float((sum(task["rows"] for task in tasks) - count) / seconds)
 
 
 def _rate(found: int, expected: int, began: float) -> float:
@@ -205,7 +204,7 @@ def _memory() -> Iterator[Case]:
             sender.close()
             peak = answer(receiver)
             process.join(PATIENCE)
-            return _bound() / peak
+            return float(_bound() / peak)
 
         ours()
         yield Case(
@@ -264,5 +263,5 @@ def _peak(path: str, directory: str, sender: Connection) -> None:
 
 
 def _anonymous() -> int:
-    with open(f"/proc/{os.getpid()}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) * 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024

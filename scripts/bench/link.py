@@ -32,7 +32,8 @@ from distkeras.ps.worker.client import WorkerClient
 from distkeras.ps.worker.loop import CommitRequest, Loop, PullRequest, Reply, work
 
 SECTION = "link"
-RULE = make("agn", window=10)
+WINDOW = 10
+RULE = make("agn", window=WINDOW)
 ROWS = 128
 _SIZE = elements(MEDIUM)
 _PATIENCE = 60.0
@@ -54,7 +55,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
     """Real training steps: while the last window's exchange is under way, after it, and without any."""
     case = Case(
         SECTION,
-        f"M, {WORKERS} workers, window {RULE.window}, exchange overlapped with compute, 1 Gbps",
+        f"M, {WORKERS} workers, window {WINDOW}, exchange overlapped with compute, 1 Gbps",
         "windows/s",
         _never,
         None,
@@ -141,7 +142,7 @@ class Trainee:
         rng = np.random.default_rng(self._number)
         x, y = rng.random((ROWS, INPUTS), np.float32), rng.integers(0, CLASSES, ROWS, np.int32)
         for index in count():
-            if index % RULE.window == 0:
+            if index % WINDOW == 0:
                 self._ready.release()
                 self._told.acquire()
             yield Batch(0, index, False, (x,), (y,), None)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
+from unittest.mock import patch
 
 import numpy as np
 
@@ -141,13 +142,12 @@ def _served(careful: bool) -> Iterator[Address]:
 
 def _serve(pipe: Connection, careful: bool) -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import distkeras.ps.server.dispatcher as module
     from distkeras.ps.center.commit_log import CommitLog
+    from distkeras.ps.server import dispatcher
 
     if not careful:
-        module.check_shapes = lambda *_: None
-        module.not_finite = lambda *_: None
-        CommitLog.add = lambda log, commit, **facts: None  # type: ignore[method-assign]
+        for holder, name in ((dispatcher, "check_shapes"), (dispatcher, "not_finite"), (CommitLog, "add")):
+            patch.object(holder, name, lambda *_, **facts: None).start()
     with ParameterServer(ServerSettings(RULE, workers=WORKERS), _KEY) as server:
         pipe.send(server.address)
         pipe.poll(None)  # until the other end closes

@@ -146,7 +146,7 @@ def _whole(frame: DataFrame) -> Case:
                 "driver after Spark": (whole - timings["start"] - timings["spark"]) / whole,
             }
         )
-        return (last - first) / whole
+        return float((last - first) / whole)
 
     def note() -> str:
         parts = ", ".join(f"{name} {statistics.median(s[name] for s in shares):.1%}" for name in shares[0])
@@ -190,7 +190,7 @@ class _Ceiling:
         for pipe in self._pipes:
             pipe.send(True)
         spans = [answer(pipe) for pipe in self._pipes]
-        return sum(self._samples / (ended - began) for began, ended in spans)
+        return float(sum(self._samples / (ended - began) for began, ended in spans))
 
 
 def _independent(pipe: Connection, name: str, batch: int, steps: int) -> None:

@@ -85,7 +85,7 @@ def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> fl
     """Samples a second of plain `fit` over one epoch, without what goes before the epoch."""
     import keras
 
-    class Clock(keras.callbacks.Callback):
+    class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.began = time.perf_counter()
 

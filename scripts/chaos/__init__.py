@@ -1,1 +1,1 @@
-"""The parts of `scripts/chaos.py`."""
+"""Jobs on a cluster of three executors under faults, and what must hold for them."""

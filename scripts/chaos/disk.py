@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class Disk:
             self._permit(0o555)
             return
         try:
-            with open(self.folder / _BALLAST, "ab", buffering=0) as file:
+            with (self.folder / _BALLAST).open("ab", buffering=0) as file:
                 for size in (1 << 16, 1 << 12):
                     piece = bytes(size)
                     while file.write(piece) == size:
@@ -53,7 +52,7 @@ class Disk:
 
     def _permit(self, mode: int) -> None:
         for folder in (self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())):
-            os.chmod(folder, mode)
+            folder.chmod(mode)
 
     def close(self) -> None:
         """Unmounts it."""

@@ -33,7 +33,7 @@ def marked(mark: str) -> list[psutil.Process]:
     ]
 
 
-def _told(process: psutil.Process, ask: Callable, default: object) -> object:
+def _told(process: psutil.Process, ask: Callable[[psutil.Process], object], default: object) -> object:
     try:
         return default if process.status() == psutil.STATUS_ZOMBIE else ask(process)
     except (psutil.Error, OSError):

@@ -9,9 +9,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from reproduction.claims import Spread
 
-from distkeras.analysis.plots import COLORS, DASHES
+from distkeras.analysis.plots import COLORS as COLORS
+from distkeras.analysis.plots import DASHES
+from reproduction.claims import Spread
 
 mpl.use("Agg")
 #: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.

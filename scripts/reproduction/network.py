@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +39,10 @@ def data() -> dict[str, Data]:
     }
 
 
-def scaled(x: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+def scaled(x: np.ndarray, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray:
     """Pixels from 0 to 1."""
-    return x.astype(dtype) * dtype(1 / 255)
+    pixels: np.ndarray = x.astype(dtype) * dtype(1 / 255)
+    return pixels
 
 
 def initial(seed: int) -> np.ndarray:

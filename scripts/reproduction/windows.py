@@ -95,7 +95,7 @@ class _Figures:
 
     @property
     def rate(self) -> float:
-        return next(iter(one["rate"] for one in self.results.values() if "rate" in one))
+        return next(float(one["rate"]) for one in self.results.values() if "rate" in one)
 
 
 def _setting(of: _Figures, scale: Scale) -> str:
@@ -211,7 +211,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
 
 def _early(curve: Any) -> float:
     values = curve[1][: max(1, len(curve[1]) // 2)]
-    return sum(values) / len(values)
+    return float(sum(values) / len(values))
 
 
 DOWNPOUR_AGN_ADAG = Claim(

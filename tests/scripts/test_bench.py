@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from bench import cable, echo, link, naive, scale
+from bench.command import main
+from bench.kernels import Bare, Whole
+from bench.measure import Case, Row, measure, measured
+from bench.processes import Fleet, cpu_seconds, serving, status
+from bench.ps import exchanges
+from bench.report import regressions, table
+from bench.rig import rig
 
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
-
-pytestmark = pytest.mark.usefixtures("bench")
 
 
 def rates(*values: float, calls: list[str] | None = None, name: str = "") -> Callable[[], float]:
@@ -31,17 +36,13 @@ def rates(*values: float, calls: list[str] | None = None, name: str = "") -> Cal
     return run
 
 
-def row(**changes: Any) -> Any:
-    from bench.measure import Row
-
+def row(**changes: Any) -> Row:
     settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Row))
     settings |= {"section": "ps", "case": "a case", "unit": "1/s", "ours": 8.0, "runs": 5, "refused": "", "note": ""}
     return Row(**(settings | changes))
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
-    from bench.measure import Case, measure
-
     # The machine is twice as fast in the second round: the ratio of the medians would be 0.9 / 1.2.
     case = Case("ps", "a case", "1/s", rates(0.9, 1.8, 0.9), rates(1.0, 2.0, 1.2), rates(0.1, 0.2, 0.1))
     found = measure(case, 3)
@@ -56,8 +57,6 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
 
 
 def test_every_side_begins_some_rounds() -> None:
-    from bench.measure import Case, measure
-
     calls: list[str] = []
     ours, limit, naive = (rates(*[1.0] * 4, calls=calls, name=name) for name in "oln")
     measure(Case("ps", "a case", "1/s", ours, limit, naive), 4)
@@ -65,8 +64,6 @@ def test_every_side_begins_some_rounds() -> None:
 
 
 def test_the_rate_of_a_round_is_the_mean_of_its_turns() -> None:
-    from bench.measure import Case, measure
-
     calls: list[str] = []
     ours = rates(1.0, 3.0, 4.0, 8.0, calls=calls, name="o")
     limit = rates(2.0, 2.0, 6.0, 6.0, calls=calls, name="l")
@@ -78,9 +75,6 @@ def test_the_rate_of_a_round_is_the_mean_of_its_turns() -> None:
 
 
 def test_a_ratio_whose_rounds_disagree_is_refused() -> None:
-    from bench.measure import Case, measure
-    from bench.report import table
-
     # 0.5, 0.8, 1.0: the quartiles are 0.65 and 0.9, 31 % of the median apart.
     case = Case("ps", "a case", "1/s", rates(0.5, 0.8, 1.0), rates(1, 1, 1), rates(0.05, 0.08, 0.1), target_limit=0.9)
     found = measure(case, 3)
@@ -93,8 +87,6 @@ def test_a_ratio_whose_rounds_disagree_is_refused() -> None:
 
 
 def test_a_case_may_have_no_limit() -> None:
-    from bench.measure import Case, measure
-
     found = measure(Case("ps", "a case", "1/s", rates(3.0), None, rates(1.0), note=lambda: "asked last"), 1)
     assert (found.limit, found.ratio_to_limit, found.spread_to_limit) == (None, None, None)
     assert found.ratio_to_naive == 3.0
@@ -102,9 +94,6 @@ def test_a_case_may_have_no_limit() -> None:
 
 
 def test_what_cannot_be_measured_is_told_with_the_reason() -> None:
-    from bench.measure import Case, measure
-    from bench.report import regressions, table
-
     calls: list[str] = []
     case = Case(
         "ps", "a case", "1/s", rates(calls=calls), rates(calls=calls), target_limit=0.9, missing="no such thing"
@@ -120,15 +109,11 @@ def test_what_cannot_be_measured_is_told_with_the_reason() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
 def test_a_rate_must_be_positive(rate: float) -> None:
-    from bench.measure import Case, measure
-
     with pytest.raises(ValueError, match=r"from 'limit' of 'a case'"):
         measure(Case("ps", "a case", "1/s", rates(1.0), rates(rate)), 1)
 
 
 def test_cases_are_built_one_factory_at_a_time() -> None:
-    from bench.measure import Case, measured
-
     events: list[str] = []
 
     @contextmanager
@@ -146,8 +131,6 @@ def test_cases_are_built_one_factory_at_a_time() -> None:
 
 
 def test_the_table_marks_what_is_short_of_its_target() -> None:
-    from bench.report import table
-
     rows = [
         row(ratio_to_limit=0.79, spread_to_limit=0.04, target_limit=0.8),
         row(ratio_to_limit=0.81, spread_to_limit=0.04, target_limit=0.8, note="why"),
@@ -162,8 +145,6 @@ def test_the_table_marks_what_is_short_of_its_target() -> None:
 
 
 def test_a_fall_within_the_spreads_is_no_regression() -> None:
-    from bench.report import regressions
-
     old = [row(ratio_to_limit=1.0, spread_to_limit=0.10), row(case="only there", ratio_to_limit=1.0)]
     small = [row(ratio_to_limit=0.86, spread_to_limit=0.05), row(case="only here", ratio_to_limit=0.1)]
     large = [row(ratio_to_limit=0.85, spread_to_limit=0.05)]
@@ -176,14 +157,13 @@ def test_a_fall_within_the_spreads_is_no_regression() -> None:
 
 
 @pytest.fixture
-def toy_section(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def toy_section(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Puts a section in place of a real one, whose only case has a given ratio to its limit."""
-    from bench import measure, scale
 
     def install(ratio: float) -> None:
         @contextmanager
         def case() -> Iterator[Any]:
-            yield measure.Case("scale", "a case", "1/s", lambda: ratio, lambda: 1.0, target_limit=0.5)
+            yield Case("scale", "a case", "1/s", lambda: ratio, lambda: 1.0, target_limit=0.5)
 
         monkeypatch.setattr(scale, "cases", lambda quick: [case])
 
@@ -191,7 +171,6 @@ def toy_section(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 
 def test_from_end_to_end(
-    bench: ModuleType,
     toy_section: Callable[[float], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -200,7 +179,7 @@ def test_from_end_to_end(
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     toy_section(0.75)
-    assert bench.main(["--section", "scale", "--quick", "--json", str(good)]) == 0
+    assert main(["--section", "scale", "--quick", "--json", str(good)]) == 0
     first = capsys.readouterr().out
     assert "| 0.75 ± 0% " in first
     content = json.loads(good.read_text())
@@ -208,30 +187,25 @@ def test_from_end_to_end(
     assert len(content["machine"]["load"]) == 3
     assert [(one["ratio_to_limit"], one["runs"]) for one in content["rows"]] == [(0.75, 3)]
 
-    assert bench.main(["--table", str(good)]) == 0
+    assert main(["--table", str(good)]) == 0
     assert capsys.readouterr().out == first
 
     toy_section(0.25)
-    assert bench.main(["--section", "scale", "--json", str(bad), "--compare", str(good)]) == 1
+    assert main(["--section", "scale", "--json", str(bad), "--compare", str(good)]) == 1
     assert "scale: a case: 0.75 → 0.25 of the limit" in capsys.readouterr().out
     toy_section(0.75)
-    assert bench.main(["--section", "scale", "--compare", str(bad)]) == 0
+    assert main(["--section", "scale", "--compare", str(bad)]) == 0
     assert "nothing is worse" in capsys.readouterr().out
 
 
-def test_an_unknown_section_is_refused(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        bench.main(["--section", "everything"])
+        main(["--section", "everything"])
     assert stopped.value.code == 2
     assert "'ps'" in capsys.readouterr().err
 
 
 def test_real_servers_and_clients() -> None:
-    from bench.measure import measure
-    from bench.processes import cpu_seconds, status
-    from bench.ps import exchanges
-    from bench.rig import rig
-
     with rig(((3, 5), (5,)), 9, rule="dana_dc", sides=("ours", "limit", "naive")) as built:
         assert len(set(built.pids.values())) == 3
         for side, pid in built.pids.items():
@@ -241,14 +215,11 @@ def test_real_servers_and_clients() -> None:
             assert status(pid, "Threads") >= 10, "one for each client"
     with exchanges(((300,),), 2, 0.02, 0.1, 0.1) as cases:
         found = measure(cases[0], 1)
-    assert min(found.ours, found.limit, found.naive) > 0
+    assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit, found.naive))
     assert found.case == "0.0012 MB, 2 clients, downpour"
 
 
 def test_without_a_shaped_link_the_rows_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from bench import link
-    from bench.measure import measured
-
     monkeypatch.setenv("PATH", str(tmp_path))  # no tools
     rows = list(measured(link.cases(True), 1))
     assert len(rows) == 1 + 2 * 2
@@ -271,9 +242,6 @@ def shaping() -> None:
 
 @pytest.mark.usefixtures("shaping")
 def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind() -> None:
-    from bench import cable, echo, link
-    from bench.processes import Fleet, serving
-
     with cable.shaped(10) as shaped:
         device = Path("/sys/class/net") / shaped.device
         near = ["tc", "qdisc", "show", "dev", shaped.device]
@@ -306,18 +274,12 @@ def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind() -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shaping")
 def test_every_case_of_the_link_runs() -> None:
-    from bench import link
-    from bench.measure import measured
-
     rows = list(measured(link.cases(True), 1))
     assert len(rows) == 1 + 2 * 2
     assert all(one.ours and one.limit and one.naive for one in rows)
 
 
 def test_the_naive_server_adds_up() -> None:
-    from bench import naive
-    from bench.processes import serving
-
     shapes = ((2, 3), (3,))
     with serving(partial(naive.server, shapes)) as service:
         client = naive.NaiveClient(0, service.address, shapes)
@@ -333,8 +295,6 @@ def test_the_naive_server_adds_up() -> None:
 @pytest.mark.parametrize("name", all_rules())
 def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
     """The limit of a rule's arithmetic does what the center does, or it would be no limit."""
-    from bench.kernels import Bare, Whole
-
     payload = np.random.default_rng(1).normal(scale=1e-3, size=BLOCK + 17).astype(np.float32)
     whole, bare = Whole(make(name), payload), Bare(make(name), payload)
     view = whole.center.traits.view
@@ -353,16 +313,14 @@ def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
 
 @pytest.mark.parametrize("name", all_rules())
 def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str) -> None:
-    from bench.kernels import Whole
-
     payload = np.full(32 * BLOCK, 1e-3, np.float32)
     # A chunk or two at a time, in float64 where sums need it: far below the vector.
     assert Whole(make(name), payload).temporaries() < payload.nbytes / 4
 
 
-def test_the_readmes_table_is_the_generated_one(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_table_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
-    assert bench.main(["--table", str(root / "docs" / "bench.json")]) == 0
+    assert main(["--table", str(root / "docs" / "bench.json")]) == 0
     text = (root / "README.md").read_text()
     between = text.partition("docs/bench.json` -->\n")[2].partition("<!-- end of bench -->")[0]
     assert between.strip() == capsys.readouterr().out.strip(), "put what it prints between the marks in README.md"

@@ -5,13 +5,16 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
+from quickstart.outcomes import problems, steady_rate, table
+from quickstart.runs import QUICK, RUNS
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "quickstart.py"
+from distkeras.ps import rules
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "quickstart"
 
 
 def history(*steps: tuple[int, float, int]) -> pd.DataFrame:
@@ -34,44 +37,43 @@ def row(rule: str = "AGN", **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_rate_starts_when_every_worker_has_ended_a_step(quickstart: ModuleType) -> None:
+def test_the_rate_starts_when_every_worker_has_ended_a_step() -> None:
     steps = history((0, 1.0, 10), (0, 2.0, 10), (1, 3.0, 10), (0, 4.0, 10), (1, 5.0, 7))
-    assert quickstart.steady_rate(steps) == pytest.approx((10 + 7) / 2)
+    assert steady_rate(steps) == pytest.approx((10 + 7) / 2)
 
 
-def test_a_run_without_a_second_step_has_no_rate(quickstart: ModuleType) -> None:
-    assert math.isnan(quickstart.steady_rate(history((0, 1.0, 10), (1, 2.0, 10))))
+def test_a_run_without_a_second_step_has_no_rate() -> None:
+    assert math.isnan(steady_rate(history((0, 1.0, 10), (1, 2.0, 10))))
 
 
-def test_the_table_is_aligned_and_complete(quickstart: ModuleType) -> None:
-    lines = quickstart.table([row("plain Keras", mean_staleness=None), row()]).splitlines()
+def test_the_table_is_aligned_and_complete() -> None:
+    lines = table([row("plain Keras", mean_staleness=None), row()]).splitlines()
     assert [lines[0].split()[0], set(lines[1])] == ["rule", {"-"}]
     assert lines[2].endswith(" -")
     assert lines[3].split() == ["AGN", "learning_rate=0.1,", "window=4", "12,346", "1.25", "86.12%", "0.98"]
     assert lines[2].index("12,346") == lines[3].index("12,346")
 
 
-def test_what_is_wrong_with_results(quickstart: ModuleType) -> None:
+def test_what_is_wrong_with_results() -> None:
     baseline = row("plain Keras", test_accuracy=0.88)
-    assert quickstart.problems([baseline, row(test_accuracy=0.8501)]) == []
-    (problem,) = quickstart.problems([baseline, row(test_accuracy=0.84)])
+    assert problems([baseline, row(test_accuracy=0.8501)]) == []
+    (problem,) = problems([baseline, row(test_accuracy=0.84)])
     assert problem.startswith("AGN must end within 3 points of plain Keras. Received: 84.00%")
-    assert quickstart.problems([baseline, row(test_accuracy=0.1)], tolerance=None) == []
-    (problem,) = quickstart.problems([baseline, row(final_loss=math.nan)], tolerance=None)
+    assert problems([baseline, row(test_accuracy=0.1)], tolerance=None) == []
+    (problem,) = problems([baseline, row(final_loss=math.nan)], tolerance=None)
     assert "AGN diverged" in problem
 
 
-def test_every_rule_of_the_table_can_be_made(quickstart: ModuleType) -> None:
-    from distkeras.ps import rules
-
-    assert quickstart.RUNS[0].rule is None, "the first run is the baseline"
-    for run in quickstart.RUNS[1:]:
+def test_every_rule_of_the_table_can_be_made() -> None:
+    assert RUNS[0].rule is None, "the first run is the baseline"
+    for run in RUNS[1:]:
+        assert run.rule is not None
         assert rules.make(run.rule, **run.options).name == run.rule
 
 
 @pytest.mark.slow  # the notebook's test and that of spark-submit go the same way
 @pytest.mark.timeout(600)
-def test_quick_from_end_to_end(quickstart: ModuleType, tmp_path: Path) -> None:
+def test_quick_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, SCRIPT, "--quick", "--out", out], cwd=tmp_path, capture_output=True, text=True, timeout=540
@@ -79,11 +81,11 @@ def test_quick_from_end_to_end(quickstart: ModuleType, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + (out / "log.txt").read_text()[-5000:]
     assert not done.stderr, "libraries write to log.txt"
     summary = json.loads((out / "summary.json").read_text())
-    assert quickstart.table(summary["rows"]) in done.stdout
+    assert table(summary["rows"]) in done.stdout
     assert summary["machine"]["cores"] >= 1
-    assert [line["rule"] for line in summary["rows"]] == [run.title for run in quickstart.RUNS]
-    for line, run in zip(summary["rows"], quickstart.RUNS, strict=True):
-        assert line["samples"] == quickstart.QUICK.rows * quickstart.QUICK.epochs
+    assert [line["rule"] for line in summary["rows"]] == [run.title for run in RUNS]
+    for line, run in zip(summary["rows"], RUNS, strict=True):
+        assert line["samples"] == QUICK.rows * QUICK.epochs
         assert line["test_accuracy"] > 0.5
         name = run.rule or "keras"
         assert (out / "models" / f"{name}.keras").stat().st_size

@@ -1,8 +1,8 @@
-#!/usr/bin/env python3
 """Trains on three executors while processes are killed and stopped, connections cut, and the snapshot disk filled.
 
 Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
-that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only.
+that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
+needs the package psutil (the extra `tests` brings it).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Tally:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="chaos.py", description=__doc__)
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python scripts/chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of disturbed training (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (default: %(default)s)")
     parser.add_argument(
@@ -72,6 +73,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
+    """Prints ``text`` with the time."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
@@ -158,6 +160,7 @@ def disturb(works: Sequence[Work], injector: Injector, grounds: Range, tally: Ta
 
 
 def told(work: Work, outcome: Outcome) -> str:
+    """One line about a job."""
     accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.2f} %"
     return (
         f"{work.name}: {outcome.committed} of {outcome.expected} mini-batches, {outcome.duplicated} duplicated, "
@@ -193,7 +196,7 @@ def report(tally: Tally, injector: Injector, log: Path) -> str:
 
 def log_to(path: Path) -> None:
     """Sends what this process, the JVMs, the workers and the server write to standard error into a file."""
-    with open(path, "wb") as log:
+    with path.open("wb") as log:
         os.dup2(log.fileno(), 2)
 
 
@@ -231,7 +234,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         disk.close()
         shutil.rmtree(scratch, ignore_errors=True)
     return 1 if tally.broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

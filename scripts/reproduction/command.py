@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the papers' claims again at small scale, in the simulator, and writes a report with pictures.
 
 --quick takes some minutes on two cores; without it, longer runs over more seeds and workers take about five times as
@@ -10,9 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,8 +42,11 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 REPORT, RESULTS = "README.md", "results.json"
 
 
-def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python scripts/reproduction", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--quick", action="store_const", const="quick", dest="mode", help="3 seeds, short runs")
     mode.add_argument(
@@ -79,7 +80,8 @@ def save(results: Mapping[str, Results], path: Path) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
     options = arguments(argv)
     scale, out = SCALES[options.mode], options.out
     claims = [claim for claim in CLAIMS if claim.name in options.only]
@@ -96,13 +98,9 @@ def main(argv: list[str]) -> int:
     sections = [(claim, claim.section(results[claim.name], scale, out)) for claim in claims]
     mode = "" if scale.name == "full" else f" --{scale.name}"
     chosen = "" if len(claims) == len(CLAIMS) else " --only " + " ".join(claim.name for claim in claims)
-    command = f"python scripts/reproduce.py{mode}{chosen}"
+    command = f"python scripts/reproduction{mode}{chosen}"
     (out / REPORT).write_text(report(sections, scale, command), encoding="utf-8")
     for claim, section in sections:
         print(f"{claim.name}: {verdict(section)}")
     print(f"report: {out / REPORT}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures the project beside the limits of the machine it runs on, and beside the plain way to do the same.
 
 Only ratios are told: absolute figures drift from run to run on a shared machine. The full run takes some tens of
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -18,11 +16,14 @@ from pathlib import Path
 from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
 from bench.report import describe, load, machine, regressions, save, table
 
-SECTIONS = ("ps", "step", "data", "predict", "train", "scale", "safety", "link")
+SECTIONS = ("ps", "step", "data", "predict", "train", "scale", "safety", "link", "simulator")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--section", choices=SECTIONS, nargs="+", default=SECTIONS, help="default: all")
     parser.add_argument("--only", metavar="TEXT", default="", help="measure the cases whose name contains TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine there")
@@ -35,9 +36,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> Iterator[Row]:
     """Measures what ``options`` ask for; says on standard error what is done."""
     for name in options.section:
-        if importlib.util.find_spec(f"bench.{name}") is None:
-            sys.stderr.write(f"{name}: not there\n")
-            continue
         section = importlib.import_module(f"bench.{name}")
         for row in measured(section.cases(options.quick), QUICK_ROUNDS if options.quick else ROUNDS, options.only):
             sys.stderr.write(f"{row.section}: {row.case}\n")
@@ -64,7 +62,3 @@ def main(argv: list[str] | None = None) -> int:
     worse = regressions(load(options.compare)[1], rows)
     sys.stdout.write("\n".join(["", "worse than before:" if worse else "nothing is worse than before", *worse]) + "\n")
     return 1 if worse else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,25 +1,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from reproduction import beale, command, network
+from reproduction.claims import Spread
+from reproduction.runs import Run, history, simulated
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
-
-
-@pytest.fixture
-def network(reproduce: ModuleType) -> ModuleType:
-    from reproduction import network
-
-    return network
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduction"
 
 
 def batch(rows: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +21,7 @@ def batch(rows: int = 5) -> tuple[np.ndarray, np.ndarray]:
     return rng.random((rows, 784)), rng.integers(0, 10, rows)
 
 
-def test_the_gradient_is_that_of_the_loss(network: ModuleType) -> None:
+def test_the_gradient_is_that_of_the_loss() -> None:
     theta = network.initial(0).astype(np.float64)
     x, y = batch()
     gradient, loss, accuracy = network.gradient(theta, x, y)
@@ -47,7 +41,7 @@ def test_the_gradient_is_that_of_the_loss(network: ModuleType) -> None:
             assert gradient[place] == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
-def test_single_precision_gives_the_same_gradient(network: ModuleType) -> None:
+def test_single_precision_gives_the_same_gradient() -> None:
     theta, (x, y) = network.initial(0), batch(32)
     single, *_ = network.gradient(theta, x.astype(np.float32), y)
     double, *_ = network.gradient(theta.astype(np.float64), x, y)
@@ -55,7 +49,7 @@ def test_single_precision_gives_the_same_gradient(network: ModuleType) -> None:
     np.testing.assert_allclose(single, double, atol=2e-6)
 
 
-def test_batches_depend_on_the_seed_and_the_worker_alone(network: ModuleType) -> None:
+def test_batches_depend_on_the_seed_and_the_worker_alone() -> None:
     theta = network.initial(0)
     first, second, other = network.Batches(1), network.Batches(1), network.Batches(2)
     one, two = first(theta, 0), first(theta, 1)
@@ -65,13 +59,11 @@ def test_batches_depend_on_the_seed_and_the_worker_alone(network: ModuleType) ->
     assert not np.array_equal(other(theta, 0), one)
 
 
-def test_a_model_that_blew_up_guesses(network: ModuleType) -> None:
+def test_a_model_that_blew_up_guesses() -> None:
     assert network.evaluate(np.full(network.SIZE, np.nan, np.float32)) == (np.inf, 0.1)
 
 
-def test_beale(reproduce: ModuleType) -> None:
-    from reproduction import beale
-
+def test_beale() -> None:
     assert beale.value(*beale.MINIMUM) == 0
     np.testing.assert_array_equal(beale.gradient(np.array(beale.MINIMUM)), 0)
     point, step = np.array([0.7, -1.3]), 1e-6
@@ -79,9 +71,7 @@ def test_beale(reproduce: ModuleType) -> None:
     np.testing.assert_allclose(beale.gradient(point), slopes, rtol=1e-7)
 
 
-def test_steps_of_a_window_share_its_time(reproduce: ModuleType) -> None:
-    from reproduction.runs import Run, history, simulated
-
+def test_steps_of_a_window_share_its_time() -> None:
     run = Run("agn", 2, 0.05, 40, options=(("window", 5),))
     trace, batches = simulated(run, 0)
     steps = history(trace, batches)
@@ -95,19 +85,15 @@ def test_steps_of_a_window_share_its_time(reproduce: ModuleType) -> None:
         np.testing.assert_allclose(np.diff(own["seconds"])[:4], ends[0] / 5)
 
 
-def test_a_spread_is_a_mean_and_a_sample_deviation(reproduce: ModuleType) -> None:
-    from reproduction.claims import Spread
-
+def test_a_spread_is_a_mean_and_a_sample_deviation() -> None:
     assert Spread.of([0.80, 0.81, 0.82]).percent == "81.0 ± 1.0"
     assert Spread.of([1.0, np.inf]).show() == "not finite"
 
 
-def test_a_claim_from_end_to_end(reproduce: ModuleType, tmp_path: Path) -> None:
+def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
     options = ["--tiny", "--only", "staleness", "--out", str(tmp_path)]
-    command = [sys.executable, str(SCRIPT), *options, "--processes", "1"]
-    # As a user runs it: the script finds the modules that lie beside it.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    command_line = [sys.executable, str(SCRIPT), *options, "--processes", "1"]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     text, results = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "results.json").read_text())
     assert "--tiny --only staleness" in text
@@ -124,7 +110,7 @@ def test_a_claim_from_end_to_end(reproduce: ModuleType, tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         results["staleness"][f"memoryless/20/{seed}"].update(mean=12.34, off=1)
     (tmp_path / "results.json").write_text(json.dumps(results))
-    assert reproduce.main([*options, "--redraw"]) == 0
+    assert command.main([*options, "--redraw"]) == 0
     again = (tmp_path / "README.md").read_text()
     assert f"12.34 ± {sd:.2f} |\n" in again
     assert "largest difference: 0 | yes" in text
@@ -132,11 +118,11 @@ def test_a_claim_from_end_to_end(reproduce: ModuleType, tmp_path: Path) -> None:
 
 
 def test_an_unknown_claim_is_refused(
-    reproduce: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        reproduce.main(["--only", "p=np"])
+        command.main(["--only", "p=np"])
     assert stopped.value.code == 2
     assert "staleness" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,129 @@
+"""The parser: it may raise its two errors only, allocate no more than its limits, and must end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import resource
+from collections import Counter
+
+import numpy as np
+
+from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
+from distkeras.ps.protocol.framing import EndOfStream, Reader, encode
+from distkeras.ps.protocol.handshake import Connection, make_proof
+from distkeras.ps.protocol.messages import MESSAGES, Message, Proof
+from fuzz.handshake import deliver, first_words, shake_hands
+from fuzz.inputs import Inputs, frame
+from fuzz.limits import HANG, KEY, LIMITS, ROOM, Violation
+
+
+class Target:
+    """What is fed: a `Reader`, or either end of a `Connection`, before or after the handshake."""
+
+    KINDS = ("reader", "stranger's server", "stranger's client", "peer's server", "peer's client")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.allocated = 0
+        self._genuine = b""
+        self.parser: Reader | Connection
+        if kind == "reader":
+            self.parser = Reader(LIMITS, self._allocate)
+        else:
+            self.parser = Connection(server=kind.endswith("server"), key=KEY, limits=LIMITS, allocate=self._allocate)
+            if kind.startswith("peer"):
+                other = Connection(server=not self.parser.server, key=KEY)
+                shake_hands(*((self.parser, other) if self.parser.server else (other, self.parser)))
+
+    def genuine(self) -> bytes:
+        """What a stranger would have to say to be let in."""
+        assert isinstance(self.parser, Connection)
+        other = Connection(server=not self.parser.server, key=KEY)
+        if self.parser.server:
+            self._genuine = deliver(first_words(self.parser), other)
+        else:
+            proof = Proof(make_proof(KEY, b"server", other.nonce, self.parser.nonce))
+            self._genuine = first_words(other) + frame(proof)
+        return self._genuine
+
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        self.allocated += size * dtype.itemsize
+        if self.allocated > LIMITS.body:
+            raise Violation(f"{self.allocated} bytes allocated for one frame")
+        return np.empty(size, dtype)
+
+    def feed(self, data: bytes, step: int) -> str:
+        """``data``, ``step`` bytes at a time, and the end of the stream; returns what came of it.
+
+        Raises:
+            Violation: what must not happen.
+        """
+        view, at, outcome = memoryview(data), 0, "waits"
+        try:
+            while at < len(data):
+                space = self.parser.space()
+                count = min(len(space), step, len(data) - at)
+                if count < 1:
+                    raise Violation("no space for the next byte")
+                space[:count] = view[at : at + count]
+                at += count
+                event = self.parser.received(count)
+                if isinstance(event, tuple):
+                    event = event[0]
+                if event is not None:
+                    outcome, self.allocated = "message", 0
+                    self.check(event)
+            self.parser.received(0)
+        except AuthenticationError:
+            outcome = "not authenticated"
+        except RemoteProtocolError as error:
+            outcome = "cut off" if "its end within one" in error.message else "refused"
+        if self.kind.startswith("stranger") and self.parser.authenticated:  # type: ignore[union-attr]
+            if not (self._genuine and data.startswith(self._genuine)):
+                raise Violation("a stranger was let in")
+            outcome += " after the genuine handshake"
+        return outcome
+
+    def check(self, event: Message | EndOfStream) -> None:
+        """What the parser may give.
+
+        Raises:
+            Violation: anything else.
+        """
+        if not isinstance(event, MESSAGES):
+            raise Violation(f"{event} within the stream")
+        if self.kind.startswith("stranger") and not self._genuine:
+            raise Violation(f"{type(event).__name__} from a stranger")
+        encode(event)
+
+
+def parse(count: int, seed: int) -> Counter[str]:
+    """Feeds ``count`` inputs to parsers; returns how many had which outcome.
+
+    Raises:
+        Violation: what must not come of an input, with the input.
+    """
+    inputs, outcomes = Inputs(seed), Counter[str]()
+    before = 0
+    with contextlib.ExitStack() as watch:
+        watch.callback(faulthandler.cancel_dump_traceback_later)  # or it ends this process later, whatever it does then
+        for number in range(count):
+            if number % 1000 == 0:
+                faulthandler.dump_traceback_later(HANG, exit=True, file=2)
+            if number == min(10_000, count // 2):
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            target = Target(Target.KINDS[number % len(Target.KINDS)])
+            close = target.kind.startswith("stranger") and inputs.below(2)
+            data = inputs.damaged(target.genuine()) if close else inputs.any()
+            step = inputs.pieces(data)
+            try:
+                outcomes[target.feed(data, step)] += 1
+            except Exception as error:
+                where = f"input {number} of seed {seed} to a {target.kind}, {step} at a time"
+                raise Violation(f"{where}: {data!r}") from error
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    if grown > ROOM:
+        raise Violation(f"the parser's process has grown by {grown} bytes")
+    outcomes["bytes of memory more"] = grown
+    return outcomes

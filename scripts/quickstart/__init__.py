@@ -1,0 +1,1 @@
+"""Fashion-MNIST on Spark under five update rules beside plain Keras."""
