@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from support.patience import patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,10 +22,14 @@ hypothesis.settings.load_profile("untimed")
 LONGEST = ("notebooks", "scripts", "training", "transformers")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first; and each test's limit is longer on a slow machine."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.parent.name, len(ranks)))
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
 
 
 @pytest.fixture(scope="session")

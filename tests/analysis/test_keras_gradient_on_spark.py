@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.patience import patience
 from support.spark_jobs import assert_nothing_left, blobs, hook_layer, table, wrong_model
 
 from distkeras import Trainer
@@ -92,7 +93,7 @@ def meeting(port: int) -> list[int]:
 def test_a_recorded_job_replays_with_the_same_staleness(clouds: DataFrame, rule: str) -> None:
     workers = 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(120)
+        listener.settimeout(patience(120))
 
         def let_go() -> None:
             links = [listener.accept()[0] for _ in range(workers)]
@@ -110,7 +111,7 @@ def test_a_recorded_job_replays_with_the_same_staleness(clouds: DataFrame, rule:
             num_epoch=2,
         )  # fmt: skip
         trainer.train(clouds)
-        usher.join(60)
+        usher.join(patience(60))
         assert not usher.is_alive()
     recorded = trainer.commits.toPandas().sort_values("clock")
     schedule = metrics.recorded_schedule(trainer.commits)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("pyspark", "keras", "tensorflow", "jax", "torch", "pandas", "pyarrow", "matplotlib")
@@ -16,7 +17,8 @@ HEAVY = ("pyspark", "keras", "tensorflow", "jax", "torch", "pandas", "pyarrow", 
 def loaded(statement: str) -> set[str]:
     """Which of `HEAVY` are loaded after ``statement``."""
     code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=True)
     return set(json.loads(done.stdout))
 
 
@@ -59,7 +61,7 @@ def test_the_mounted_folders_do_not_import_under_their_bare_names(name: str) -> 
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {name}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == 1
     assert f"this folder imports as 'distkeras.{name}'. Received: import of '{name}'" in done.stderr

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.patience import patience
 
 from distkeras.data.columns import Column, to_numpy
 from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
@@ -157,5 +158,6 @@ def test_executor_modules_load_neither_spark_nor_keras() -> None:
         "import sys, distkeras.data.columns, distkeras.data.ordering, distkeras.data.source, distkeras.data.spec\n"
         "sys.exit(str(loaded) if (loaded := {'pyspark', 'keras', 'tensorflow'} & set(sys.modules)) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=False)
     assert (done.returncode, done.stderr) == (0, "")

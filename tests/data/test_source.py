@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.patience import patience
 
 from distkeras.data.batches import Batch
 from distkeras.data.columns import Column
@@ -31,7 +32,7 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 
-SECONDS = 20
+SECONDS = patience(20)
 X, Y, W = Column("x", (2,)), Column("y", (), "int64"), Column("w")
 SPEC = DataSpec(features=(X,), labels=(Y,), sample_weight=W, batch_size=4)
 

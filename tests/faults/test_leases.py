@@ -7,16 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
-from support.fault_job import LARGE, QUICK, Job
+from support.fault_job import DEADLINES, LARGE, Job
 from support.faults import PATIENCE, Faults
+from support.patience import PATIENT, brief
 
 from distkeras.ps.rules import make
 
 RULE = make("downpour", window=2)
 #: A lease that a stopped worker loses while a test waits; all else is as patient as ever.
-BRIEF = dataclasses.replace(QUICK, lease=2.0)
+BRIEF = dataclasses.replace(DEADLINES, lease=brief(2))
 #: Longer than that lease, and than the second after which the server looks again.
-OUTLASTS = BRIEF.lease + 2.0
+OUTLASTS = BRIEF.lease + brief(2)
 
 
 def attempts_in_order(job: Job, worker: int = 0) -> list[int]:
@@ -37,7 +38,7 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end
     plan = Faults()
     slow = plan.at(worker=1, phase="mid-commit", step=1).hold()
     late = plan.at(worker=0, phase="after-commit", step=1).hold()
-    deadlines = dataclasses.replace(BRIEF, frame=60.0)
+    deadlines = dataclasses.replace(BRIEF, frame=PATIENT.frame)
     with Job(tmp_path, make("averaging", window=2), plan, deadlines=deadlines) as job:
         holder, _ = job.start_one(0), job.start_one(1)
         late.wait()
@@ -60,7 +61,7 @@ def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Pa
         holder = job.start_one(0)
         spot.wait()
         newcomer = job.start_one(0)
-        assert not newcomer.joined.wait(1.0)
+        assert not newcomer.joined.wait(brief(1))
         holder.kill()
         spot.release()
         check(job)
@@ -108,7 +109,7 @@ def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Pa
     plan = Faults()
     spot = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
-    with Job(tmp_path, RULE, plan, workers=1, deadlines=dataclasses.replace(BRIEF, lease=6.0)) as job:
+    with Job(tmp_path, RULE, plan, workers=1, deadlines=dataclasses.replace(BRIEF, lease=brief(6))) as job:
         holder = job.start_one(0)
         spot.wait()
         holder.stop()
@@ -160,7 +161,7 @@ def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Pat
         holder.kill()
         leave.release()
         newcomer = job.start_one(0)
-        assert not newcomer.joined.wait(2.0)
+        assert not newcomer.joined.wait(brief(2))
         os.rename(tmp_path / "away", folder)
         check(job)
         assert newcomer.welcome["finished"]

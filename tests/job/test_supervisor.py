@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.running_server import QUICK
+from support.patience import PATIENT, brief, patience
 
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -37,7 +37,9 @@ def center(driver: DriverClient) -> list[float]:
 
 def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
     """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
-    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=replace(QUICK, silence=1.5))) as process:
+    with ServerProcess(
+        ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, silence=brief(1.5)))
+    ) as process:
         with Supervisor(process, publish) as server:
             assert server._driver.channel.sock.recv(1, socket.MSG_PEEK) == b""  # the server has hung up
             assert server.ask(center) == START.tolist()
@@ -46,7 +48,7 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
 
 def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
     with (
-        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK)) as process,
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
         Supervisor(process, publish) as server,
     ):
         calls = []
@@ -62,10 +64,10 @@ def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
 
 def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), every=1)
-    process = ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK, checkpoint=checkpoint))
+    process = ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT, checkpoint=checkpoint))
     with process, Supervisor(process, publish) as server:
         os.kill(process.pid, signal.SIGKILL)
-        assert process.exited(10)
+        assert process.exited(patience(10))
         first, killed, over = process.pid, [], threading.Event()
 
         def kill_the_next_at_once() -> None:
@@ -101,7 +103,7 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) ->
     thread.start()
     try:
         process = ServerProcess(
-            ServerSettings(make("downpour"), workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path)))
+            ServerSettings(make("downpour"), workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(tmp_path)))
         )
         with process, Supervisor(process, publish) as server:
             assert server.ask(center) == START.tolist()
@@ -114,10 +116,10 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) ->
 
 def test_without_a_checkpoint_a_dead_server_stays_dead() -> None:
     with (
-        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK)) as process,
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
         Supervisor(process, publish) as server,
     ):
         os.kill(process.pid, signal.SIGKILL)
-        assert process.exited(10)
+        assert process.exited(patience(10))
         with pytest.raises(ServerLostError, match="checkpoint"):
             server.ask(center)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from support.patience import patience
+
 
 def test_what_two_threads_need_is_imported_before_there_are_two() -> None:
     """The prefetch thread's PyArrow and the training thread's Keras both import pandas, which is circular in itself."""
@@ -12,4 +14,4 @@ def test_what_two_threads_need_is_imported_before_there_are_two() -> None:
         "import sys\nfrom distkeras.job.task import _prepare_process\n_prepare_process(1, None)\n"
         "assert 'pandas' in sys.modules and 'keras' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(120))

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark import cloudpickle
+from support.patience import patience
 
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
@@ -27,7 +28,7 @@ def python(code: str, stdin: bytes = b"", backend: str | None = None) -> subproc
     if backend:
         env["KERAS_BACKEND"] = backend
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=120)
+    return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=patience(120))
 
 
 def test_a_model_survives_the_trip_uncompiled() -> None:

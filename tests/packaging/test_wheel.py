@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 PARTS = (
@@ -61,7 +62,12 @@ print("trained")
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=1500
+        list(map(str, command)),
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(1500),
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout

@@ -19,6 +19,7 @@ from bench.processes import Fleet, cpu_seconds, serving, status
 from bench.ps import exchanges
 from bench.report import regressions, table
 from bench.rig import rig
+from support.patience import patience
 
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
@@ -233,7 +234,7 @@ def shaping() -> None:
     bucket = "tc qdisc add dev near root tbf rate 1gbit burst 128kb latency 50ms"
     command = ["unshare", "--net", "sh", "-c", f"{veth} && {bucket}"]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=patience(60))
     except OSError as error:
         pytest.skip(f"shaping a link needs util-linux: {error}")
     except subprocess.CalledProcessError as error:
@@ -247,7 +248,7 @@ def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind() -> 
         near = ["tc", "qdisc", "show", "dev", shaped.device]
         far = ["nsenter", f"--net={shaped.namespace}", "tc", "qdisc", "show", "dev", f"{shaped.device}f"]
         for command in (near, far):
-            shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+            shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=patience(60)).stdout
             assert shown.startswith("qdisc tbf ")
             assert " rate 10Gbit " in shown
         with serving(partial(echo.server, 4000), shaped.host) as service:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from chaos.plan import KINDS, plan
+from support.patience import patience
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "chaos"
 
@@ -51,7 +52,7 @@ def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patience(600),
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert "every promise was kept" in done.stdout

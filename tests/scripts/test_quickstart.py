@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from quickstart.outcomes import problems, steady_rate, table
 from quickstart.runs import QUICK, RUNS
+from support.patience import patience
 
 from distkeras.ps import rules
 
@@ -76,7 +77,11 @@ def test_every_rule_of_the_table_can_be_made() -> None:
 def test_quick_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--quick", "--out", out], cwd=tmp_path, capture_output=True, text=True, timeout=540
+        [sys.executable, SCRIPT, "--quick", "--out", out],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patience(540),
     )
     assert done.returncode == 0, done.stderr + (out / "log.txt").read_text()[-5000:]
     assert not done.stderr, "libraries write to log.txt"

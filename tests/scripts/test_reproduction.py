@@ -12,6 +12,7 @@ import pytest
 from reproduction import beale, command, network
 from reproduction.claims import Spread
 from reproduction.runs import Run, history, simulated
+from support.patience import patience
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduction"
 
@@ -93,7 +94,7 @@ def test_a_spread_is_a_mean_and_a_sample_deviation() -> None:
 def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
     options = ["--tiny", "--only", "staleness", "--out", str(tmp_path)]
     command_line = [sys.executable, str(SCRIPT), *options, "--processes", "1"]
-    done = subprocess.run(command_line, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=patience(240))
     assert done.returncode == 0, done.stderr
     text, results = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "results.json").read_text())
     assert "--tiny --only staleness" in text

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pyspark
 import pytest
+from support.patience import patience
 
 from distkeras import Trainer
 from distkeras.data.datasets import write_parquet
@@ -52,7 +53,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patience(240),
     )
 
 

@@ -37,10 +37,11 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from support.faults import PATIENCE, Fault, Faults
+from support.patience import PATIENT, brief, patience
 
-#: Short, but for those that a busy machine may need; a stop of `LONG` seconds outlasts `frame` and `handshake`.
-QUICK = Deadlines(connect=20, handshake=2, frame=2, publish=30, gather=60, reply=60, lease=60, reconnect=60, close=10)
-LONG = 2.5
+#: A stop of `LONG` seconds outlasts `frame` and `handshake`; who runs into them by being slow connects again.
+DEADLINES = dataclasses.replace(PATIENT, handshake=brief(2), frame=brief(2))
+LONG = brief(2.5)
 SIZE, LARGE = 501, 1_000_003
 #: Where `support` is found.
 _TESTS = Path(__file__).parents[1]
@@ -166,7 +167,7 @@ class Job:
         epochs: int = 2,
         size: int = SIZE,
         every: int | None = 2,
-        deadlines: Deadlines = QUICK,
+        deadlines: Deadlines = DEADLINES,
         tls: bool = False,
     ) -> None:
         self.rule, self.plan, self.deadlines, self.folder = rule, plan or Faults(), deadlines, folder
@@ -304,7 +305,7 @@ class Job:
     def kill_server(self) -> None:
         with self._lock:
             os.kill(self.process.pid, signal.SIGKILL)
-            assert self.process.exited(10)
+            assert self.process.exited(PATIENCE)
 
     def revive(self) -> None:
         """The dead server, from its snapshots."""
@@ -426,7 +427,7 @@ def _belongings() -> dict[str, Any]:
 
 def _left_over(before: dict[str, Any]) -> dict[str, Any]:
     """What this process has now and had not then; what others leave behind may go meanwhile, and may take a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while True:
         now = _belongings()
         left = {name: now[name] - before[name] for name in ("children", "threads")}

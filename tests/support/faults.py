@@ -16,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 
+from support.patience import patience
+
 #: In the order in which a worker comes through them.
 PHASES = (
     "handshake",  # half of the proof is out
@@ -31,7 +33,7 @@ PHASES = (
 FAULTS = ("kill", "cut", "stop", "slow", "kill_server")
 
 #: Nothing in these tests takes as long, in seconds.
-PATIENCE = 100.0
+PATIENCE = patience(100)
 
 
 class Hold:

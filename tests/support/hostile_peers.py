@@ -19,6 +19,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
 from distkeras.ps.worker.loop import Compute, PullRequest, Reply, Request, work
+from support.patience import patience
 from support.running_server import KEY, Running
 from support.toy_model import ToyBatch, ToyReplica
 
@@ -60,7 +61,7 @@ class Honest(threading.Thread):
     def finish(self) -> int:
         """Ends the training; returns the number of steps."""
         self.over.set()
-        self.join(60)
+        self.join(patience(60))
         assert not self.is_alive()
         if self.error is not None:
             raise self.error
@@ -110,10 +111,10 @@ def assert_unharmed(honest: Honest, driver: DriverClient) -> None:
     np.testing.assert_array_equal(driver.center().center, undisturbed(steps, size, honest.client.deadlines))
 
 
-def stranger(address: tuple[str, int], source: str = "127.0.0.1", timeout: float = 10.0) -> socket.socket:
+def stranger(address: tuple[str, int], source: str = "127.0.0.1") -> socket.socket:
     """A connection that has proved nothing; closing it leaves no trace in the system's table of ports."""
     sock = socket.socket()
-    sock.settimeout(timeout)
+    sock.settimeout(patience(10))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.bind((source, 0))
     sock.connect(address)

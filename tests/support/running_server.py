@@ -13,10 +13,10 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
+from support.patience import PATIENT
 
 KEY = bytes(range(32))
 SIZE = 140_001  # several chunks, and not a multiple of one
-QUICK = Deadlines(connect=5, handshake=2, frame=5, publish=5, gather=1, reply=5, lease=5, reconnect=2, close=5)
 
 
 class Running:
@@ -28,7 +28,7 @@ class Running:
         *,
         workers: int = 2,
         size: int = SIZE,
-        deadlines: Deadlines = QUICK,
+        deadlines: Deadlines = PATIENT,
         start: Any = None,
         eta: Any = 0.1,
         moving_statistics: int = 0,

@@ -23,6 +23,7 @@ from distkeras.data.batches import Batch
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
+from support.patience import patience
 
 
 def total(y_true: Any, y_pred: Any) -> Any:
@@ -121,7 +122,7 @@ def assert_nothing_left() -> None:
     """No server process, and no thread of a job."""
     for thread in threading.enumerate():
         if thread.name.startswith("distkeras-"):
-            thread.join(10)  # it may have just said its last word
+            thread.join(patience(10))  # it may have just said its last word
             assert not thread.is_alive(), thread
     assert servers() == []
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patience
 
 DRIVER = """
 import json, os, signal, sys
@@ -94,7 +95,7 @@ def run(directory: Path, *names: str) -> list[dict]:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patience(280),
     )
     assert done.returncode == 0, done.stderr[-8000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.patience import patience
 from support.spark_jobs import (
     assert_nothing_left,
     blobs,
@@ -414,7 +415,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     try:
         assert select.select([reader], [], [], 100)[0], "no training"
         driver.send_signal(signal.SIGINT)
-        output, _ = driver.communicate(timeout=60)
+        output, _ = driver.communicate(timeout=patience(60))
     finally:
         os.close(reader)
         driver.kill()

@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import pytest
 from pyspark.sql import SparkSession
+from support.patience import patience
 from support.spark_jobs import (
     assert_nothing_left,
     committed,
@@ -41,7 +42,7 @@ def until_there(path: Path | str) -> Callable[..., None]:
         for _ in range(2000):
             if Path(path).exists():
                 return
-            pause.wait(0.1)
+            pause.wait(patience(0.1))
         raise TimeoutError(path)
 
     return wait
@@ -81,7 +82,7 @@ def test_a_worker_whose_slot_comes_late(spark: SparkSession, tmp_path: Path) -> 
         num_epoch=EPOCHS,
     )
     model = trainer.train(counting_rows(spark, ROWS))
-    other.join(60)
+    other.join(patience(60))
     assert not other.is_alive()
     assert counts(model) == [EPOCHS] * ROWS
     ledger = trainer.ledger.toPandas()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import socket
 import threading
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.patience import PATIENT, brief, patience
 from support.spark_jobs import (
     accuracy,
     assert_nothing_left,
@@ -33,7 +35,6 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError
 from distkeras.ps.rules import Rule, all_rules, make
-from distkeras.ps.transport.deadlines import Deadlines
 
 ROWS, BATCH, EPOCHS = 61, 8, 3
 SPARSE = "sparse_categorical_crossentropy"
@@ -227,7 +228,7 @@ def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
 
 
 def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(ones: DataFrame) -> None:
-    trainer = counter("averaging", workers=3, deadlines=Deadlines(gather=3))
+    trainer = counter("averaging", workers=3, deadlines=dataclasses.replace(PATIENT, gather=brief(3)))
     with pytest.raises(DeadlineError, match="2 of 3 got a slot; missing: ") as caught:
         trainer.train(ones)
     assert caught.value.worker in (0, 1, 2)
@@ -381,7 +382,7 @@ class TestSeveralTrainers:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(patience(120))
         assert [together[number][1] for number in (0, 1)] == [2 * 4, 2 * 7]
         for number in (0, 1):
             for one, other in zip(alone[number][0], together[number][0], strict=True):

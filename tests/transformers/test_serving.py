@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.patience import patience
 
 from distkeras.keras_model import archive
 from distkeras.ps.errors import BadValueError, ShapeError
@@ -126,5 +127,5 @@ def test_only_the_last_few_models_are_kept() -> None:
 
 def test_importing_the_package_loads_no_keras() -> None:
     code = "import sys, distkeras.transformers; assert not {'keras', 'tensorflow'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr.decode()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import patience
 from support.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer, StartMode
@@ -36,7 +37,7 @@ class Saving:
                 self.saver.committed(self.toy.center.clock)
 
     def wait(self, condition: Callable[..., Any]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         with self.changed:
             while not condition():
                 assert self.changed.wait(deadline - time.monotonic())
@@ -51,7 +52,7 @@ class Saving:
         return self
 
     def __exit__(self, *exc_info: None) -> None:
-        self.saver.close(20)
+        self.saver.close(patience(20))
 
 
 def clocks(folder: Path) -> list[int]:

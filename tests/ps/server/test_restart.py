@@ -6,13 +6,13 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import PATIENT, brief, patience, until
 from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
@@ -21,11 +21,9 @@ from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 
 SIZE = 501
-QUICK = Deadlines(connect=5, handshake=5, frame=5, publish=20, gather=20, reply=20, lease=5, reconnect=20, close=5)
 #: Whole numbers, so that every order of addition gives the same sums in float32.
 VALUES = [float(number + 1) for number in range(40)]
 
@@ -52,7 +50,7 @@ class Job:
                 self.rule,
                 workers=workers,
                 learning_rate=eta if self.rule.traits.gradient else None,
-                deadlines=QUICK,
+                deadlines=PATIENT,
                 checkpoint=Checkpoint(str(folder), every=every),
             ),
             resume=resume,
@@ -60,7 +58,7 @@ class Job:
             **options,
         )
         self.process.start()
-        self.driver = DriverClient(self.process.address, QUICK)
+        self.driver = DriverClient(self.process.address, PATIENT)
         self.publish()
         self.threads, self.errors = [], []
 
@@ -80,7 +78,7 @@ class Job:
                     eta=self.eta,
                     gradient=gradient,
                     epochs=self.epochs,
-                    deadlines=QUICK,
+                    deadlines=PATIENT,
                     overlap=self.overlap,
                     wire_format=self.wire_format,
                 )
@@ -96,13 +94,13 @@ class Job:
 
     def join(self) -> None:
         for thread in self.threads:
-            thread.join(60)
+            thread.join(patience(60))
             assert not thread.is_alive()
         assert self.errors == []
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
-        assert self.process.exited(10)
+        assert self.process.exited(patience(10))
 
     def revive(self) -> None:
         self.driver.close()
@@ -147,7 +145,7 @@ def gated(gate: threading.Event, steps: int) -> Callable[..., Any]:
     taken = itertools.count()
 
     def gradient(theta: np.ndarray, value: float) -> np.ndarray:
-        assert next(taken) < steps or gate.wait(60)
+        assert next(taken) < steps or gate.wait(patience(60))
         return np.full(theta.shape, value)
 
     return gradient
@@ -156,12 +154,6 @@ def gated(gate: threading.Event, steps: int) -> Callable[..., Any]:
 def at_clock(job: Job, clock: int) -> None:
     """Waits until ``clock`` commits are applied."""
     until(lambda: job.driver.observe(clock - 1, 1.0).clock >= clock)
-
-
-def until(condition: Callable[..., Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(
@@ -203,7 +195,7 @@ def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path: Path
         job.revive()
         assert job.process.resumed is None
         job.start(1)
-        thread.join(30)
+        thread.join(patience(30))
         job.join()
         check_exact(job)
         assert set(job.commits()["incarnation"]) == {2}
@@ -247,7 +239,7 @@ def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path:
         os.rename(folder, tmp_path / "away")  # as good as a full disk: nothing can be written
         thread = job.start(0)
         until(lambda: job.driver.observe(-1, 1.0).finished == 1)
-        thread.join(0.5)
+        thread.join(brief(0.5))
         assert thread.is_alive()
         os.rename(tmp_path / "away", folder)
         job.join()
@@ -255,9 +247,9 @@ def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path:
 
 
 def test_a_job_without_snapshots_ends_with_its_server() -> None:
-    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK)) as process:
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process:
         os.kill(process.pid, signal.SIGKILL)
-        assert process.exited(10)
+        assert process.exited(patience(10))
         with pytest.raises(ServerLostError, match="without a `checkpoint`"):
             process.restart()
 

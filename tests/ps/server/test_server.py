@@ -10,11 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.running_server import QUICK, SIZE, Running
+from support.patience import PATIENT, brief, patience
+from support.running_server import SIZE, Running
 from support.toy_model import batches, toy_client, toy_worker
 
 from distkeras.ps.center.buffers import Buffer
@@ -36,7 +38,6 @@ from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.client import WorkerClient
 from distkeras.ps.worker.loop import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
@@ -90,7 +91,7 @@ def running_worker(
 def test_records_and_history_come_back_whole() -> None:
     with Running(make("downpour", window=2)) as running:
         thread, errors = running_worker(running, 0, [np.ones(1)] * 5)
-        thread.join(20)
+        thread.join(patience(20))
         assert errors == []
         records = running.driver.drain()
         commits = records.commits.view(COMMIT)
@@ -116,7 +117,7 @@ class TestLostReplies:
     def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
             request = loop.send(client.pull())
             while isinstance(request, Compute):
@@ -127,7 +128,7 @@ class TestLostReplies:
                 send(message)
                 if not cut:
                     cut.append(True)
-                    assert running.driver.observe(0, 5.0).clock == 1  # it is applied …
+                    assert running.driver.observe(0, patience(5)).clock == 1  # it is applied …
                     client.channel.sock.shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
 
             client.channel.send = send_then_cut
@@ -141,7 +142,7 @@ class TestLostReplies:
     def test_a_commit_cut_half_way_is_not_applied_and_sent_again(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
             request = loop.send(client.pull())
             while isinstance(request, Compute):
@@ -164,7 +165,7 @@ class TestLostReplies:
 
     def test_a_server_that_is_gone_is_an_error_within_the_deadline(self) -> None:
         with Running(make("downpour")) as running:
-            client = running.client(deadlines=Deadlines(connect=1, reconnect=0.5))
+            client = running.client(deadlines=replace(PATIENT, connect=brief(1), reconnect=brief(0.5)))
             client.join()
             running.server.close()
             with pytest.raises((ServerLostError, JobStoppedError)):
@@ -176,13 +177,13 @@ class TestTakeover:
         rule = make("downpour")
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(rule, workers=1) as running:
-            first, loop = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=QUICK)
+            first, loop = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=PATIENT)
             exchanges = drive(first, loop)
             next(exchanges)
             next(exchanges)
             first.channel.close()  # dies without a word
             thread, errors = running_worker(running, 0, values, attempt=8)
-            thread.join(20)
+            thread.join(patience(20))
             assert errors == []
             np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
             commits = running.driver.drain().commits.view(COMMIT)
@@ -205,7 +206,7 @@ class TestTakeover:
             assert running.driver.observe(-1, 0.2).joined == 1
             assert not welcomed.is_set()
             holder.close()
-            assert welcomed.wait(5)
+            assert welcomed.wait(patience(5))
             with pytest.raises(LeaseLostError, match="attempt 2 holds the lease"):
                 running.driver._call(Pull(0, 1, 1), CenterReply)
             newcomer.close()
@@ -216,7 +217,7 @@ class TestRefusals:
         with Running(make("downpour")) as running:
             host, port = running.server.address
             with pytest.raises(AuthenticationError):
-                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=QUICK).join()
+                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=PATIENT).join()
 
     def test_another_model_size_is_refused(self) -> None:
         with Running(make("downpour")) as running:
@@ -230,7 +231,7 @@ class TestRefusals:
         rule = make("downpour")
         with Running(rule) as running:
             values = [np.ones(1), np.full(1, bad)]
-            client, loop = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=PATIENT)
             exchanges = drive(client, loop)
             next(exchanges)
             with pytest.raises(NonFiniteError, match="must hold finite numbers") as caught:
@@ -247,13 +248,13 @@ class TestRefusals:
         rule = make("downpour")
         with Running(rule) as running:
             thread, errors = running_worker(running, 0, [np.full(1, 1e30)])
-            thread.join(20)
+            thread.join(patience(20))
             assert errors == []
 
     @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), os.urandom(4096)])
     def test_garbage_hurts_nobody_else(self, noise: bytes) -> None:
         with Running(make("downpour")) as running:
-            with socket.create_connection(running.server.address, timeout=5) as sock:
+            with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
                 with contextlib.suppress(OSError):  # it may hang up before the noise is out
                     sock.sendall(noise)
                     sock.shutdown(socket.SHUT_WR)
@@ -261,16 +262,15 @@ class TestRefusals:
                     while sock.recv(4096):
                         pass
             thread, errors = running_worker(running, 0, [np.ones(1)])
-            thread.join(20)
+            thread.join(patience(20))
             assert errors == []
 
     def test_a_silent_peer_is_dropped(self) -> None:
-        with (
-            Running(make("downpour"), deadlines=Deadlines(handshake=0.2)) as running,
-            socket.create_connection(running.server.address, timeout=5) as sock,
-        ):
-            while sock.recv(4096):
-                pass  # the challenge, then the end: the server hung up
+        with Running(make("downpour")) as running:
+            running.server.deadlines = replace(PATIENT, handshake=brief(0.2))
+            with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
+                while sock.recv(4096):
+                    pass  # the challenge, then the end: the server hung up
 
 
 class TestFaults:
@@ -281,7 +281,7 @@ class TestFaults:
             good.join()
             bad.report(BadValueError("no NaN", worker=0, column="x", step=7, remote_traceback="Traceback"))
             with pytest.raises(BadValueError, match="no NaN") as caught:
-                running.driver.observe(0, 5.0)
+                running.driver.observe(0, patience(5))
             assert (caught.value.column, caught.value.step) == ("x", 7)
             assert "Traceback" in str(caught.value)
             with pytest.raises(JobStoppedError, match="no NaN"):
@@ -299,7 +299,7 @@ class TestFaults:
             client.close()
 
     def test_too_few_workers_for_a_round_is_an_error_that_names_them(self) -> None:
-        with Running(make("averaging"), workers=4) as running:
+        with Running(make("averaging"), workers=4, deadlines=replace(PATIENT, gather=brief(1))) as running:
             client = running.client()
             client.join()
             with pytest.raises(DeadlineError, match=r"1 of 4 workers got a slot|1 of 4 got a slot") as caught:
@@ -321,7 +321,7 @@ class HeldUp:
 
     def __call__(self, *args: Commit | list[Buffer]) -> bool:
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(patience(20))
         return self._commit(*args)
 
 
@@ -334,10 +334,10 @@ class TestProbes:
             assert not asking.occupied()
             held = HeldUp(running)
             thread, errors = running_worker(running, 0, [np.ones(1)])
-            assert held.entered.wait(20)
+            assert held.entered.wait(patience(20))
             assert asking.occupied()
             held.go.set()
-            thread.join(20)
+            thread.join(patience(20))
             assert errors == []
             assert not asking.occupied()
             asking.close()
@@ -346,19 +346,20 @@ class TestProbes:
         with Running(make("downpour")) as running:
             asking = running.client(1)
             asking.join()
-            client, loop = toy_worker(running.address, running.rule, [np.ones(1)], worker=0, size=SIZE, deadlines=QUICK)
+            where, rule = running.address, running.rule
+            client, loop = toy_worker(where, rule, [np.ones(1)], worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
             request = loop.send(client.pull())
             while isinstance(request, Compute):
                 request = loop.send(None)
             thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + patience(20)
             with running.server.dispatcher.changed:
                 thread.start()
                 while not asking.occupied():  # until the commit is there
                     assert time.monotonic() < deadline
                 assert running.server.center.clock == 0
-            thread.join(20)
+            thread.join(patience(20))
             assert not asking.occupied()
             asking.close()
             client.close()
@@ -368,22 +369,22 @@ class TestProbes:
             asking = running.client(1)
             asking.join()
             thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
-            assert running.driver.observe(0, 5.0).clock == 1
+            assert running.driver.observe(0, patience(5)).clock == 1
             assert not asking.occupied()
             asking.leave()  # lets the round end
-            thread.join(20)
+            thread.join(patience(20))
             assert not thread.is_alive()
             asking.close()
 
     def test_a_worker_adds_gradients_while_the_server_is_occupied(self) -> None:
         rule = make("zealous_downpour", window=3)
         with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=QUICK)
+            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT)
             next(loop)
             reply = client.pull()
             held = HeldUp(running)
             thread, errors = running_worker(running, 0, [np.ones(1)])
-            assert held.entered.wait(20)
+            assert held.entered.wait(patience(20))
             asked = 0
             while not isinstance(request := loop.send(reply), CommitRequest):
                 reply = None
@@ -393,7 +394,7 @@ class TestProbes:
             assert (asked, request.first, request.last) == (2, 0, 2)
             np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
             held.go.set()
-            thread.join(20)
+            thread.join(patience(20))
             assert errors == []
             client.close()
 
@@ -401,7 +402,7 @@ class TestProbes:
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(make("zealous_downpour"), workers=1) as running:
             thread, errors = running_worker(running, 0, values)
-            thread.join(20)
+            thread.join(patience(20))
             assert errors == []
             np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
             assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
@@ -428,7 +429,7 @@ class TestProbes:
 class TestProcess:
     def test_it_serves_and_frees_its_port(self) -> None:
         with ServerProcess(ServerSettings(make("agn", window=3), workers=1)) as process:
-            driver = DriverClient(process.address, QUICK)
+            driver = DriverClient(process.address, PATIENT)
             driver.publish(np.zeros(4, np.float32))
             assert driver.center().center.tolist() == [0, 0, 0, 0]
             driver.close()
@@ -452,7 +453,7 @@ class TestProcess:
         os.waitpid(child, 0)
         gone = os.pidfd_open(pid) if os.path.exists(f"/proc/{pid}") else None
         if gone is not None:
-            readable, _, _ = select.select([gone], [], [], 10)
+            readable, _, _ = select.select([gone], [], [], patience(10))
             os.close(gone)
             assert readable
         with socket.create_server(("127.0.0.1", port)):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.running_server import KEY, QUICK, Running
+from support.patience import PATIENT, patience
+from support.running_server import KEY, Running
 from support.toy_model import toy_client
 
 from distkeras.ps.errors import AuthenticationError, LeaseLostError
@@ -30,7 +31,7 @@ def test_a_server_process_tells_its_driver(
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stderr.write('no record\\n')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     events = Events()
-    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=QUICK), events=events) as process:
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT), events=events) as process:
         driver = DriverClient(process.address)
         driver.publish(np.zeros(3, np.float32))
         stranger = DriverClient(Address(process.address.host, process.address.port, KEY))
@@ -71,7 +72,7 @@ def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
     rule = make("averaging", window=1)
     with Running(rule, workers=4, size=3) as running:
         running.server.center.scheduler.gather = False
-        waiting, welcome, begin = toy_client(running.address, rule, [1.0], worker=0, size=3, deadlines=QUICK)
+        waiting, welcome, begin = toy_client(running.address, rule, [1.0], worker=0, size=3, deadlines=PATIENT)
         silent, gone = running.client(worker=1, attempt=6, size=3), running.client(worker=3, size=3)
         for client in (silent, gone):
             client.join()
@@ -87,6 +88,6 @@ def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
         assert roll[1][1:3].tolist() == [6, 0]
         assert roll[1][3] > 0.0
         silent.leave()
-        thread.join(10)
+        thread.join(patience(10))
         for client in (waiting, silent, gone):
             client.close()

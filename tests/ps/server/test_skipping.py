@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import PATIENT, patience
 from support.running_server import Running
 from support.toy_model import toy_client
 
@@ -15,10 +16,8 @@ from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError,
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack, CenterReply, Welcome
 from distkeras.ps.rules import all_rules, make
-from distkeras.ps.transport.deadlines import Deadlines
 
 SIZE = 11
-DEADLINES = Deadlines(connect=5, handshake=5, frame=5, publish=5, gather=10, reply=10, reconnect=5, close=5)
 #: Names of the arrays that the toy vector is made of.
 LAYOUTS = (Layout(("first/kernel", "first/bias"), ((2, 4), (3,))), Layout((), ()))
 
@@ -45,7 +44,7 @@ def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[A
                 size=SIZE,
                 eta=eta,
                 gradient=poisoned,
-                deadlines=DEADLINES,
+                deadlines=PATIENT,
             )
             client.run(welcome, begin)
             client.close()
@@ -56,7 +55,7 @@ def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[A
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(patience(30))
         assert not thread.is_alive()
     return errors
 
@@ -66,7 +65,7 @@ def running(name: str, workers: int, max_skipped: int, **hyper: Any) -> Running:
         make(name, **hyper),
         workers=workers,
         size=SIZE,
-        deadlines=DEADLINES,
+        deadlines=PATIENT,
         eta=1.0,
         max_skipped=max_skipped,
         layouts=LAYOUTS,
@@ -143,7 +142,7 @@ def test_a_lost_reply_to_a_skipped_commit(name: str) -> None:
             size=SIZE,
             eta=0.1,
             gradient=poisoned,
-            deadlines=DEADLINES,
+            deadlines=PATIENT,
         )
         began = []
         call, cut = client._call, []

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.running_server import QUICK, Running
+from support.patience import PATIENT, patience
+from support.running_server import Running
 from support.toy_model import Gradient, toy_client
 
 from distkeras.job.supervisor import Supervisor
@@ -19,12 +20,10 @@ from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 
 SIZE = 11
 ENDLESS = [1.0] * 100_000
-PATIENT = Deadlines(connect=5, handshake=5, frame=5, publish=5, gather=60, reply=60, reconnect=5, close=5)
 
 
 class Workers:
@@ -54,7 +53,7 @@ class Workers:
 
     def join(self) -> None:
         for thread in self.threads:
-            thread.join(20)
+            thread.join(patience(20))
             assert not thread.is_alive()
         assert self.errors == []
         assert all(client.stopping for client in self.clients)
@@ -143,13 +142,13 @@ def test_bounded_staleness_lets_everybody_go() -> None:
 def test_a_restarted_server_is_told_again(tmp_path: Path) -> None:
     rule = make("downpour")
     with ServerProcess(
-        ServerSettings(rule, workers=1, deadlines=QUICK, checkpoint=Checkpoint(str(tmp_path), every=1))
+        ServerSettings(rule, workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(tmp_path), every=1))
     ) as process:
         start = np.zeros(SIZE, np.float32)
         with Supervisor(process, lambda driver: driver.publish(start)) as server:
             server.end_early("enough")
             os.kill(process.pid, signal.SIGKILL)
-            assert process.exited(10)
+            assert process.exited(patience(10))
             server.ask(lambda driver: driver.center())
             assert server.restarts == 1
             workers = Workers(process.address, rule, [0])

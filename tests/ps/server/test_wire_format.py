@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from support.running_server import KEY, QUICK, SIZE, Running
+from support.patience import PATIENT, patience
+from support.running_server import KEY, SIZE, Running
 from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
@@ -164,9 +165,7 @@ class TestInt8:
         """Commit 3 is cut off before it, or its reply, is there: the server ends as if nothing had happened."""
 
         def train(cut: bool) -> np.ndarray:
-            with Running(
-                make("downpour"), start=normal(0), deadlines=dataclasses.replace(QUICK, reconnect=5)
-            ) as running:
+            with Running(make("downpour"), start=normal(0), deadlines=PATIENT) as running:
                 client = joined(running, wire_format=wire_format)
                 client.pull()
                 for number in range(6):
@@ -262,7 +261,7 @@ def test_every_other_rule_trains(name: str, wire_format: str) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(patience(30))
             assert not thread.is_alive()
         if rule.traits.keeps_sent or (name, wire_format) == ("averaging", "int8"):
             assert {type(error) for error in errors} == {ConfigurationError}

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.running_server import QUICK, SIZE, Running
+from support.patience import PATIENT, patience
+from support.running_server import SIZE, Running
 from support.toy_model import toy_worker
 
 from distkeras.ps.rules import Rule, all_rules, make
@@ -21,7 +22,7 @@ from distkeras.ps.worker.loop import Compute, ProbeRequest, PullRequest, Reply
 WORKERS = 3
 SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
 ROUNDS = [0, 1, 2, 1, 2, 0, 2, 1, 0]
-WAIT = 20.0  # seconds, for a reply that comes at once
+WAIT = patience(20)  # seconds, for a reply that comes at once
 
 
 def variants() -> Iterator[Rule]:
@@ -48,7 +49,7 @@ class Paced:
     ) -> None:
         self._answers = answers()
         self.client, self._loop = toy_worker(
-            running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=QUICK
+            running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=PATIENT
         )
         self._worker, self._paused = worker, paused
         self._turns: queue.Queue[bool] = queue.Queue()

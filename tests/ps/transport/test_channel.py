@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.patience import PATIENT, brief, patience
 
 from distkeras.ps.errors import DeadlineError
 from distkeras.ps.protocol.handshake import Connection
@@ -23,13 +24,15 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
     """A server's and a client's channel, past the handshake; the kernel lets no call wait for long."""
     monkeypatch.setattr(channel, "_LONGEST_CALL", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        dialed = socket.create_connection(listener.getsockname(), timeout=10)
+        dialed = socket.create_connection(listener.getsockname(), timeout=patience(10))
         accepted, _ = listener.accept()
-    pair = tuple(Channel(sock, Connection(server=sock is accepted, key=KEY), frame=20) for sock in (accepted, dialed))
-    peer = threading.Thread(target=pair[0].handshake, args=(10,))
+    pair = tuple(
+        Channel(sock, Connection(server=sock is accepted, key=KEY), frame=PATIENT.frame) for sock in (accepted, dialed)
+    )
+    peer = threading.Thread(target=pair[0].handshake, args=(patience(10),))
     peer.start()
-    pair[1].handshake(10)
-    peer.join(10)
+    pair[1].handshake(patience(10))
+    peer.join(patience(10))
     yield pair
     for end in pair:
         end.close()
@@ -49,18 +52,18 @@ def test_a_wait_goes_on_over_several_calls(ends: tuple[Channel, Channel], monkey
 
     def answer() -> None:
         for _ in range(4):
-            assert again.acquire(timeout=10)
+            assert again.acquire(timeout=patience(10))
         server.send(Occupancy(True))
 
     peer = threading.Thread(target=answer)
     peer.start()
-    assert client.receive(10, "an answer").occupied
-    peer.join(10)
+    assert client.receive(patience(10), "an answer").occupied
+    peer.join(patience(10))
 
 
 def test_and_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
     server, client = ends
     with pytest.raises(DeadlineError, match="an answer"):
-        client.receive(0.1, "an answer")
+        client.receive(brief(0.1), "an answer")
     client.send(Probe())
-    assert isinstance(server.receive(10, "a question"), Probe)
+    assert isinstance(server.receive(patience(10), "a question"), Probe)

@@ -9,13 +9,15 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.hostile_peers import RULE, Honest, assert_unharmed, say, stranger, until_the_end
-from support.running_server import KEY, QUICK
+from support.patience import PATIENT, brief, patience, until
+from support.running_server import KEY
 
 from distkeras.ps.errors import (
     AuthenticationError,
@@ -30,14 +32,13 @@ from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel, dial
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate, client_context, make_certificate, server_context
 
 pytest.importorskip("cryptography")
 
 SIZE = 70_001  # many records of TLS, and not a multiple of one
-BRIEF = Deadlines(**vars(QUICK) | {"handshake": 0.5})
+BRIEF = replace(PATIENT, connect=brief(1), handshake=brief(0.5))
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +48,38 @@ def certificate() -> Certificate:
 
 @pytest.fixture
 def server(certificate: Certificate) -> Iterator[ParameterServer]:
-    settings = ServerSettings(RULE, workers=1, deadlines=BRIEF)
+    settings = ServerSettings(RULE, workers=1, deadlines=PATIENT)
     with ParameterServer(settings, KEY, context=server_context(certificate)) as server:
         yield server
 
 
+@pytest.fixture
+def impatient(server: ParameterServer) -> ParameterServer:
+    """One that soon hangs up on who is in a handshake."""
+    server.deadlines = BRIEF
+    return server
+
+
 def refusal(server: ParameterServer) -> str:
+    until(lambda: server.admission.refusals)  # its thread writes that down, perhaps after the peer has heard
     (refusal,) = server.admission.refusals
     return refusal.reason
 
 
 def test_training_over_tls_is_training_to_the_bit() -> None:
-    with ServerProcess(ServerSettings(RULE, workers=1, deadlines=QUICK), tls=True) as process:
+    with ServerProcess(ServerSettings(RULE, workers=1, deadlines=PATIENT), tls=True) as process:
         assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
-        driver = DriverClient(process.address, QUICK)
+        driver = DriverClient(process.address, PATIENT)
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
         assert isinstance(driver.channel.sock, ssl.SSLSocket)
         assert driver.channel.sock.version() == "TLSv1.3"
-        worker = Honest(process.address, SIZE, QUICK)
+        worker = Honest(process.address, SIZE, PATIENT)
         assert_unharmed(worker, driver)  # against a plain server
         driver.close()
 
 
 def test_a_vector_that_takes_many_records_arrives_whole(server: ParameterServer, certificate: Certificate) -> None:
-    driver = DriverClient(Address(*server.address, KEY, certificate.certificate), QUICK)
+    driver = DriverClient(Address(*server.address, KEY, certificate.certificate), PATIENT)
     vector = np.random.default_rng(0).normal(size=1_000_003).astype(np.float32)
     driver.publish(vector)
     np.testing.assert_array_equal(driver.center().center, vector)
@@ -81,18 +90,18 @@ class TestRefusals:
     def test_another_certificate_even_with_the_right_key(self, server: ParameterServer) -> None:
         other = make_certificate().certificate
         with pytest.raises(AuthenticationError, match="must have the job's certificate"):
-            DriverClient(Address(*server.address, KEY, other), BRIEF).publish(np.zeros(3, np.float32))
+            DriverClient(Address(*server.address, KEY, other), PATIENT).publish(np.zeros(3, np.float32))
         assert server.center is None
 
     def test_another_key_even_with_the_right_certificate(
         self, server: ParameterServer, certificate: Certificate
     ) -> None:
         with pytest.raises(AuthenticationError, match="must hold this job's key"):
-            DriverClient(Address(*server.address, b"x" * 32, certificate.certificate), BRIEF).center()
+            DriverClient(Address(*server.address, b"x" * 32, certificate.certificate), PATIENT).center()
 
-    def test_a_plain_client(self, server: ParameterServer) -> None:
+    def test_a_plain_client(self, impatient: ParameterServer) -> None:
         with pytest.raises((DeadlineError, ServerLostError), match="handshake"):
-            dial(server.address, KEY, BRIEF)
+            dial(impatient.address, KEY, BRIEF)
 
     def test_a_plain_client_that_speaks_first(self, server: ParameterServer) -> None:
         with stranger(server.address) as sock:
@@ -104,11 +113,11 @@ class TestRefusals:
         context = client_context(certificate.certificate)
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
         with pytest.raises(RemoteProtocolError, match=r"TLS 1\.3"):
-            dial(server.address, KEY, BRIEF, context=context)
+            dial(server.address, KEY, PATIENT, context=context)
         assert "must speak TLS 1.3" in refusal(server)
 
-    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, server: ParameterServer) -> None:
-        with stranger(server.address) as silent, stranger(server.address) as half:
+    def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, impatient: ParameterServer) -> None:
+        with stranger(impatient.address) as silent, stranger(impatient.address) as half:
             say(half, bytes.fromhex("16030100c8010000c4"))
             assert until_the_end(silent) == b""
             until_the_end(half)
@@ -118,16 +127,16 @@ class TestRefusals:
 
             def serve() -> None:
                 sock, _ = listener.accept()
-                channel = Channel(sock, Connection(server=True, key=KEY), frame=5)
+                channel = Channel(sock, Connection(server=True, key=KEY), frame=PATIENT.frame)
                 with pytest.raises((RemoteProtocolError, AuthenticationError, OSError)):
-                    channel.handshake(5)
+                    channel.handshake(PATIENT.handshake)
                 channel.close()
 
             serving = threading.Thread(target=serve, daemon=True)
             serving.start()
             with pytest.raises(RemoteProtocolError, match=r"must speak TLS 1\.3"):
-                dial(listener.getsockname(), KEY, QUICK, context=client_context(certificate.certificate))
-            serving.join(10)
+                dial(listener.getsockname(), KEY, PATIENT, context=client_context(certificate.certificate))
+            serving.join(patience(10))
 
 
 class TestChannel:
@@ -140,13 +149,13 @@ class TestChannel:
 
             def serve() -> None:
                 sock, _ = listener.accept()
-                ends.append(Channel(sock, Connection(server=True, key=KEY), frame=5, context=context))
-                ends[0].handshake(5)
+                ends.append(Channel(sock, Connection(server=True, key=KEY), frame=PATIENT.frame, context=context))
+                ends[0].handshake(PATIENT.handshake)
 
             serving = threading.Thread(target=serve, daemon=True)
             serving.start()
-            client = dial(listener.getsockname(), KEY, QUICK, context=client_context(certificate.certificate))
-            serving.join(10)
+            client = dial(listener.getsockname(), KEY, PATIENT, context=client_context(certificate.certificate))
+            serving.join(patience(10))
         yield ends[0], client
         ends[0].close()
         client.close()
@@ -156,17 +165,17 @@ class TestChannel:
         assert not server.hung_up()
         assert not client.hung_up()
         client.close()
-        server.sock.settimeout(5)
+        server.sock.settimeout(patience(5))
         assert server.sock.recv(1) == b""
         assert server.hung_up()
 
     def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair: tuple[Channel, Channel]) -> None:
         server, _ = pair
         heard: list[object] = []
-        reading = threading.Thread(target=lambda: heard.append(server.receive(20, "anything")), daemon=True)
+        reading = threading.Thread(target=lambda: heard.append(server.receive(patience(20), "anything")), daemon=True)
         reading.start()
         server.hang_up()
-        reading.join(10)
+        reading.join(patience(10))
         assert not reading.is_alive()
 
     def test_one_that_was_closed_by_another_thread_is_gone_and_nothing_worse(

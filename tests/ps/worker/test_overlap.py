@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.patience import patience
 from support.running_server import SIZE, Running
 from support.toy_model import toy_client
 
@@ -53,14 +54,14 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
         def held(worker: int, attempt: int) -> Released:
             # Under the server's lock: the first commit is applied, and its reply waits for the second window.
             if server.center.clock == 1:
-                assert began.wait(20)
+                assert began.wait(patience(20))
             return release(worker, attempt)
 
         running.server.center.release = held
         thread.start()
-        thread.join(30)
+        thread.join(patience(30))
         assert not thread.is_alive()
-        assert running.driver.observe(1, 5.0).clock == 2
+        assert running.driver.observe(1, patience(5)).clock == 2
 
 
 @pytest.mark.parametrize("step", [2, 5, STEPS])
@@ -118,4 +119,4 @@ def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> 
         )
         with pytest.raises(ZeroDivisionError):
             client.run(welcome, begin)
-        assert running.driver.observe(1, 5.0).clock == 2  # the second one was under way
+        assert running.driver.observe(1, patience(5)).clock == 2  # the second one was under way
