@@ -8,11 +8,11 @@ only from those above it::
     events       what goes wrong, as log records and as rows of a table
     rules        one file an update rule, both halves of it
     protocol     messages, framing, handshake, wire formats: bytes in, messages out
-    transport    sockets with deadlines, TLS, and what the clients share
+    transport    sockets with deadlines, TLS, and the clients of driver and worker
     center       the center variable as a state machine: leases, rounds, the commit log
     checkpoint   snapshots of the center
     settings     what server and workers are told: one field an option, checked where it is built
-    worker       the loop that every worker runs, and its client
+    worker       the loop that every worker runs, and what drives it
     server       sockets and threads around the center
     simulation   the same worker loop and center under a virtual clock
 """

@@ -32,13 +32,15 @@ from distkeras.ps.errors import (
     WorkerError,
 )
 from distkeras.ps.protocol.messages import Welcome
+from distkeras.ps.protocol.requests import Loop
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.base import MOST_STEPS_A_CALL
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.auto_window import AutoWindow
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import Loop, work
+from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import work
 
 #: The task's output, as Spark spells a schema.
 SUMMARY = (
@@ -187,7 +189,7 @@ class Task:
                     windows=windows,
                 )
 
-            client.run(welcome, begin)
+            run_worker(client, welcome, begin)
             if source is None or client.stopping:
                 return 0 if source is None else source.rows, -1, ready
             source.read_to_end()  # where another attempt, or an earlier life, has trained on the rest

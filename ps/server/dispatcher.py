@@ -30,7 +30,7 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import FORMATS, Codec, codec_of, require_format
-from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
@@ -96,8 +96,9 @@ class Peer(Protocol):
     heard: float
     asking: bool
     sending: Buffer | None
-    codec: Codec | None
 
+    @property
+    def codec(self) -> Codec | None: ...
     def take_received(self, commit: Commit) -> list[Buffer]: ...
     def agree(self, codec: Codec | None) -> None: ...
     def unpack(self, commit: Commit) -> Commit: ...

@@ -13,7 +13,6 @@ import ssl
 import threading
 import time
 import traceback
-from dataclasses import replace
 
 import numpy as np
 
@@ -32,10 +31,11 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import Codec
-from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.handshake import Connection
-from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit, Fault, Message
+from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Message
+from distkeras.ps.protocol.wire_format import PeerFormat
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.settings import ServerSettings
@@ -188,11 +188,8 @@ class _Session:
         self.sending: Buffer | None = None
         #: What is received, unpacked or packed for the present request.
         self._in_use: list[Buffer] = []
-        #: The wire format: None for float32. With one that needs error feedback, the vector
-        #: that the peer has; None: not known.
-        self.codec: Codec | None = None
+        self._format = PeerFormat(None)
         self._packs = Pool(0, np.uint8)
-        self._known: np.ndarray | None = None
 
     def _take(self, pool: Pool) -> np.ndarray:
         buffer = pool.take()
@@ -213,37 +210,26 @@ class _Session:
         self._in_use = [buffer for buffer in self._in_use if buffer not in parts]
         return parts
 
+    @property
+    def codec(self) -> Codec | None:
+        """Of the wire format; None for float32."""
+        return self._format.codec
+
     def agree(self, codec: Codec | None) -> None:
         """From now on vectors travel like this; the peer begins anew, with nothing."""
-        self.codec, self._known = codec, None
+        self._format = PeerFormat(codec)
         self._packs = Pool(codec.nbytes if codec else 0, np.uint8)
 
     def unpack(self, commit: Commit) -> Commit:
         """``commit``, whose shapes are right, with vectors as its parts."""
         center = self.server.dispatcher.center
-        if self.codec is None or center is None:
+        if center is None:
             return commit
-        parts = tuple(self._take(center.pool) for _ in commit.packed)
-        for data, part in zip(commit.packed, parts, strict=True):
-            self.codec.decode(data, part)
-        return replace(commit, parts=parts)
+        return self._format.decode(commit, lambda: self._take(center.pool))
 
     def pack(self, reply: CenterReply, *, whole: bool) -> CenterReply:
-        """``reply`` in the wire format; ``whole``: even where
-        that needs error feedback, not as a change of what the peer has."""
-        codec = self.codec
-        if codec is None:
-            return reply
-        if codec.needs_error_feedback and (whole or self._known is None):
-            self._known = np.empty_like(reply.center) if self._known is None else self._known
-            self._known[...] = reply.center
-            return reply
-        packed = self._take(self._packs)
-        if codec.needs_error_feedback and self._known is not None:
-            codec.encode_change(reply.center, self._known, packed)
-        else:
-            codec.encode(reply.center, packed)
-        return replace(reply, center=NO_FLOATS, packed=packed)
+        """``reply`` in the wire format: see `PeerFormat.encode`."""
+        return self._format.encode(reply, lambda: self._take(self._packs), whole=whole)
 
     def _run(self) -> None:
         error: Exception | None = None

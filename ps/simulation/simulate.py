@@ -23,12 +23,13 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import Scheduler, scheduler_for
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
+from distkeras.ps.protocol.requests import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply, Request
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import BLOCK, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.simulation.timing import Communication, Timing
 from distkeras.ps.validate import invalid, require_number
-from distkeras.ps.worker.loop import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply, Request, work
+from distkeras.ps.worker.loop import work
 
 Gradient = Callable[[Vector, int], Vector]
 Occupied = Callable[[int, int], bool]

@@ -1,4 +1,4 @@
-"""Request and reply over one connection to the parameter server."""
+"""Request and reply over one connection to the parameter server: what driver's and worker's clients share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeVar
 import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, RemoteProtocolError, ServerLostError
-from distkeras.ps.protocol.faults import error_of
+from distkeras.ps.protocol.error_codes import error_of
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.messages import Fault, Message
 from distkeras.ps.transport.channel import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.tls import client_context
 
-_M = TypeVar("_M", bound=Message)
+_Answer = TypeVar("_Answer", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,13 @@ class Address:
         return f"Address(host={self.host!r}, port={self.port}, tls={bool(self.certificate)})"
 
 
-class Caller:
-    """Request and reply over one channel."""
+class Client:
+    """Request and reply over one channel, which is opened by the first request.
+
+    Args:
+        address: the server's.
+        deadlines: of every wait.
+    """
 
     def __init__(self, address: Address, deadlines: Deadlines | None = None) -> None:
         self.address = address
@@ -46,8 +51,8 @@ class Caller:
         self.channel: Channel | None = None
 
     @property
-    def _patience(self) -> float:
-        """The server's own longest wait and some: its error says more than a silence of its."""
+    def reply_timeout(self) -> float:
+        """Seconds to wait for an answer: longer than the server's own waits, whose errors say more than its silence."""
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
     def _connect(self) -> Channel:
@@ -55,14 +60,16 @@ class Caller:
         context = client_context(certificate) if certificate else None
         try:
             self.channel = dial(where, self.address.key, self.deadlines, allocate=self._allocate, context=context)
-        except DeadlineError as error:  # its system takes calls for a server that stands still
+        except DeadlineError as error:  # the kernel accepts connections for a server that stands still
             raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
         return self.channel
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         return np.empty(size, dtype)
 
-    def _call(self, message: Message, expected: type[_M] | tuple[type[_M], ...], timeout: float | None = None) -> _M:
+    def request(
+        self, message: Message, expected: type[_Answer] | tuple[type[_Answer], ...], timeout: float | None = None
+    ) -> _Answer:
         """Sends ``message`` and returns the reply, which must be one of ``expected``.
 
         Raises:
@@ -74,7 +81,7 @@ class Caller:
         what = f"the server's answer to {type(message).__name__}"
         try:
             channel.send(message)
-            answer = channel.receive(self._patience if timeout is None else timeout, what)
+            answer = channel.receive(self.reply_timeout if timeout is None else timeout, what)
         except DistkerasError:
             self.close()  # what comes next in this stream answers another question
             raise

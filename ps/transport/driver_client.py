@@ -24,10 +24,10 @@ from distkeras.ps.protocol.messages import (
     WorkerTable,
 )
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.transport.client import Caller
+from distkeras.ps.transport.client import Client
 
 
-class DriverClient(Caller):
+class DriverClient(Client):
     """The driver's connection: publishes, observes, fetches.
 
     Args:
@@ -48,7 +48,7 @@ class DriverClient(Caller):
         """
         blobs = (model, encode(layouts) if layouts else b"")
         arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
-        self._call(Publish(center, moving_statistics, *arrays), Ack)
+        self.request(Publish(center, moving_statistics, *arrays), Ack)
 
     def observe(self, clock: int, patience: float) -> Status:
         """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
@@ -56,24 +56,24 @@ class DriverClient(Caller):
         Raises:
             DistkerasError: the job has failed: what the worker reported.
         """
-        return self._call(Observe(clock, patience), Status, patience + self.deadlines.frame)
+        return self.request(Observe(clock, patience), Status, patience + self.deadlines.frame)
 
     def center(self) -> CenterReply:
         """The center as it is now."""
-        return self._call(Inspect(), CenterReply)
+        return self.request(Inspect(), CenterReply)
 
     def drain(self, start: int = 0, count: int = 4096) -> Records:
         """Commit records from number ``start`` on, with their history."""
-        return self._call(Drain(start, count), Records)
+        return self.request(Drain(start, count), Records)
 
     def finish(self, reason: str) -> None:
         """Ends the job early, and well: every worker commits what it has computed, and leaves."""
-        self._call(EndEarly(reason), Ack, self.deadlines.handshake)
+        self.request(EndEarly(reason), Ack, self.deadlines.handshake)
 
     def list_workers(self) -> np.ndarray:
         """Who is silent: float64 rows of worker, attempt, last commit, and seconds since: `messages.WorkerTable`."""
-        return self._call(ListWorkers(), WorkerTable, self.deadlines.frame).rows.reshape(-1, 4)
+        return self.request(ListWorkers(), WorkerTable, self.deadlines.frame).rows.reshape(-1, 4)
 
     def stop(self, reason: str) -> None:
         """Ends the job: every worker's next request fails."""
-        self._call(Abort(reason), Ack, self.deadlines.handshake)
+        self.request(Abort(reason), Ack, self.deadlines.handshake)

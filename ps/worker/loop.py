@@ -6,14 +6,23 @@ It opens no socket and reads no clock that matters to the result; a socket clien
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from distkeras.ps.protocol.messages import NO_DOUBLES, NO_FLOATS
+from distkeras.ps.protocol.requests import (
+    CollectRequest,
+    CommitRequest,
+    Compute,
+    Loop,
+    PostRequest,
+    ProbeRequest,
+    PullRequest,
+    Reply,
+)
 from distkeras.ps.rules.base import Replica, Rule, Vector, WorkerState
 from distkeras.ps.worker.auto_window import AutoWindow
 
@@ -31,67 +40,6 @@ class BatchLike(Protocol):
     def size(self) -> int: ...
     @property
     def checksum(self) -> int: ...
-
-
-@dataclass(frozen=True, eq=False)
-class PullRequest:
-    """Wants a `Reply` with the center."""
-
-
-class CommitRequest(NamedTuple):
-    """Wants its payload applied, and a `Reply` (with the center if ``wants_center``)."""
-
-    epoch: int
-    first: int
-    last: int
-    epoch_end: bool
-    wants_center: bool
-    learning_rate: float
-    scale: float
-    parts: tuple[Vector, ...]
-    moving_statistics: np.ndarray
-    history: np.ndarray
-    checksum: int = 0
-    overlapped: bool = False
-
-
-class PostRequest(NamedTuple):
-    """Wants ``commit`` under way, and to go on at once; a `CollectRequest` gets its reply."""
-
-    commit: CommitRequest
-
-
-@dataclass(frozen=True, eq=False)
-class CollectRequest:
-    """Wants the `Reply` to the commit that was posted last."""
-
-
-@dataclass(frozen=True, eq=False)
-class ProbeRequest:
-    """Wants to know, in a `Reply`, whether the server is occupied."""
-
-
-class Compute(NamedTuple):
-    """``steps`` local steps are about to be taken; wants to go on. A simulation lets their time pass first."""
-
-    steps: int
-
-
-class Reply(NamedTuple):
-    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise.
-
-    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
-    """
-
-    learning_rate: float = 0.0
-    center: Vector | None = None
-    moving_statistics: np.ndarray = NO_FLOATS
-    occupied: bool = False
-    stopping: bool = False
-
-
-Request = PullRequest | CommitRequest | PostRequest | CollectRequest | ProbeRequest | Compute
-Loop = Generator[Request, Reply | None, None]
 
 
 class WorkerReplica(Replica, Protocol):

@@ -23,13 +23,15 @@ from bench.workload import CLASSES, INPUTS, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.compression import FORMATS, codec_of
+from distkeras.ps.protocol.requests import CommitRequest, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import CommitRequest, Loop, PullRequest, Reply, work
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import work
 
 SECTION = "link"
 WINDOW = 10
@@ -133,7 +135,8 @@ class Trainee:
             _answer_at_once(work(RULE, replica, self._batches(), lambda: own))
             return
         client = WorkerClient(address, worker=self._number, attempt=0, size=_SIZE, metrics=("loss", "accuracy"))
-        client.run(
+        run_worker(
+            client,
             client.join(),
             lambda welcome: work(RULE, replica, self._batches(), lambda: client.payload(1), overlap=overlap),
         )

@@ -15,13 +15,13 @@ from bench import echo, naive
 from bench.naive import Shapes
 from bench.processes import Client, Fleet, serving
 from distkeras.ps.protocol.messages import NO_FLOATS
+from distkeras.ps.protocol.requests import CommitRequest
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import CommitRequest
+from distkeras.ps.transport.worker_client import WorkerClient
 
 #: Mini-batches behind a commit, each with a row of history: timestamp, samples, loss and a metric.
 STEPS, HISTORY = 5, 4

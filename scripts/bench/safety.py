@@ -24,14 +24,15 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.requests import CommitRequest, PullRequest
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import CommitRequest, PullRequest, work
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.loop import work
 
 SECTION = "safety"
 RULE = make("agn", window=10)

@@ -15,10 +15,10 @@ from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import EndOfStream, Limits
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Abort, Challenge, Commit, Fault, Hello, Leave, Message, Observe, Pull
+from distkeras.ps.protocol.requests import CommitRequest
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import CommitRequest
+from distkeras.ps.transport.worker_client import WorkerClient
 from fuzz.handshake import shake_hands
 from fuzz.inputs import Inputs, frame
 from fuzz.limits import HANG, KEY, Violation

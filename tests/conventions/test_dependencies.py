@@ -28,7 +28,8 @@ LIGHT = [
 ]
 #: State machines: whoever drives them has the sockets, the threads and the clock.
 SANS_IO = [
-    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "compression", "layout")),
+    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "requests", "error_codes", "layout")),
+    *(f"protocol/{name}" for name in ("compression", "wire_format")),
     *(f"center/{name}" for name in ("center", "schedulers", "commit_log", "checks")),
     "worker/loop",
     *(f"simulation/{name}" for name in ("simulate", "daso")),

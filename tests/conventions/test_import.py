@@ -28,7 +28,7 @@ def loaded(statement: str) -> set[str]:
         "import distkeras",
         "import distkeras; dir(distkeras); distkeras.__version__",
         "import distkeras.ps",
-        "import distkeras.ps.server.server, distkeras.ps.worker.client, distkeras.ps.__main__",
+        "import distkeras.ps.server.server, distkeras.ps.transport.worker_client, distkeras.ps.__main__",
         "from distkeras.ps import rules; rules.all_rules()",
     ],
 )

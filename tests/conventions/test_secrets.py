@@ -9,7 +9,7 @@ import pytest
 
 from distkeras.job.task import Task
 from distkeras.ps.errors import DistkerasError
-from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
@@ -17,7 +17,7 @@ from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate
-from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.transport.worker_client import WorkerClient
 
 KEY = bytes(range(48, 80))  # printable: it would show as it is
 PRIVATE = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----\n"

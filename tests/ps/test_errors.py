@@ -6,7 +6,7 @@ import pytest
 
 from distkeras.ps import errors
 from distkeras.ps.errors import ERRORS, BadValueError, DistkerasError, ProtocolError
-from distkeras.ps.protocol.faults import error_of, fault_of
+from distkeras.ps.protocol.error_codes import error_of, fault_of
 
 
 @pytest.mark.parametrize("kind", ERRORS)

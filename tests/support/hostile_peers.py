@@ -14,11 +14,12 @@ import numpy as np
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.requests import Compute, PullRequest, Reply, Request
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import Compute, PullRequest, Reply, Request, work
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.loop import work
 from support.patience import patience
 from support.running_server import KEY, Running
 from support.toy_model import ToyBatch, ToyReplica
@@ -69,7 +70,7 @@ class Honest(threading.Thread):
 
 
 def drive(client: WorkerClient, batches: Iterator[ToyBatch], *, cut: bool) -> None:
-    replica = ToyReplica(client._size, 0.1, gradient, np.float32)
+    replica = ToyReplica(client.size, 0.1, gradient, np.float32)
     loop = work(RULE, replica, batches, lambda: client.payload(1))
     request: Request = next(loop)
     reply: Reply | None
@@ -107,7 +108,7 @@ def assert_unharmed(honest: Honest, driver: DriverClient) -> None:
     np.testing.assert_array_equal(commits["first_batch"], np.arange(steps))
     np.testing.assert_array_equal(commits["sequence"], np.arange(1, steps + 1))
     assert set(commits["worker"]) == {0}
-    size = honest.client._size
+    size = honest.client.size
     np.testing.assert_array_equal(driver.center().center, undisturbed(steps, size, honest.client.deadlines))
 
 

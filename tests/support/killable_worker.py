@@ -19,12 +19,14 @@ from distkeras.ps import rules
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.messages import Message, Welcome
+from distkeras.ps.protocol.requests import Loop
 from distkeras.ps.transport import channel
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import Loop, work
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import work
 from support.toy_model import ToyBatch, ToyReplica, batches
 
 #: Bytes that a slow connection moves at a time.
@@ -181,7 +183,7 @@ def main() -> None:
         tell(joined=True, finished=welcome.finished, sequence=welcome.sequence)
         if not welcome.finished:
             assert client.fetch_model() == b"the model"
-        client.run(welcome, begin)
+        run_worker(client, welcome, begin)
         client.close()
     except DistkerasError as error:
         tell(error=f"{type(error).__name__}: {error}")

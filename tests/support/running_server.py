@@ -12,7 +12,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.transport.worker_client import WorkerClient
 from support.patience import PATIENT
 
 KEY = bytes(range(32))

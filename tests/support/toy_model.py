@@ -10,10 +10,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import Commit, Welcome
-from distkeras.ps.rules import Rule
-from distkeras.ps.transport.client import Address
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import (
+from distkeras.ps.protocol.requests import (
     CollectRequest,
     CommitRequest,
     Compute,
@@ -23,8 +20,11 @@ from distkeras.ps.worker.loop import (
     PullRequest,
     Reply,
     Request,
-    work,
 )
+from distkeras.ps.rules import Rule
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.loop import work
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
 
@@ -206,7 +206,7 @@ def toy_client(
     overlap: bool = False,
     wire_format: str = "float32",
 ) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
-    """A real client, what it was told when it joined, and how to begin with a toy replica: for `WorkerClient.run`."""
+    """A real client, what it was told when it joined, and how to begin with a toy replica: for `run_worker`."""
     options = {"deadlines": deadlines, "wire_format": wire_format}
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, **options)
 

@@ -30,7 +30,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import dial
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.transport.worker_client import WorkerClient
 
 SIZE = 5_000
 HEADER = struct.Struct(">4sBBHIQ")

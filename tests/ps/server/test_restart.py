@@ -22,6 +22,7 @@ from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.driver import run_worker
 
 SIZE = 501
 #: Whole numbers, so that every order of addition gives the same sums in float32.
@@ -82,7 +83,7 @@ class Job:
                     overlap=self.overlap,
                     wire_format=self.wire_format,
                 )
-                client.run(welcome, begin)
+                run_worker(client, welcome, begin)
                 client.close()
             except Exception as error:  # noqa: BLE001 - handed to the test
                 self.errors.append(error)

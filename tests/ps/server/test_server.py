@@ -32,15 +32,16 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
-from distkeras.ps.protocol.faults import error_of
+from distkeras.ps.protocol.error_codes import error_of
 from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Pull
+from distkeras.ps.protocol.requests import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.driver import run_worker
 
 
 def drive(client: WorkerClient, loop: Iterator[Any]) -> Iterator[None]:
@@ -78,7 +79,7 @@ def running_worker(
                 size=SIZE,
                 deadlines=running.deadlines,
             )
-            client.run(welcome, begin)
+            run_worker(client, welcome, begin)
             client.close()
         except Exception as error:  # noqa: BLE001 - handed to the test
             errors.append(error)
@@ -208,7 +209,7 @@ class TestTakeover:
             holder.close()
             assert welcomed.wait(patience(5))
             with pytest.raises(LeaseLostError, match="attempt 2 holds the lease"):
-                running.driver._call(Pull(0, 1, 1), CenterReply)
+                running.driver.request(Pull(0, 1, 1), CenterReply)
             newcomer.close()
 
 

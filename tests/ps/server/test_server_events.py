@@ -20,7 +20,8 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.client import WorkerClient
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.driver import run_worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -61,7 +62,7 @@ def test_who_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
         old.close()
         new.join()
         with pytest.raises(LeaseLostError):
-            running.driver._call(Pull(0, 1, 1), CenterReply)
+            running.driver.request(Pull(0, 1, 1), CenterReply)
         (record,) = [record for record in caplog.records if getattr(record, "event", None) == "fenced"]
         assert (record.worker, record.attempt) == (0, 1)
         new.close()
@@ -78,7 +79,7 @@ def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
             client.join()
             client.pull()
         gone.leave()
-        thread = threading.Thread(target=waiting.run, args=(welcome, begin), daemon=True)
+        thread = threading.Thread(target=run_worker, args=(waiting, welcome, begin), daemon=True)
         thread.start()
         while running.driver.observe(0, 1.0).clock < 1:
             pass

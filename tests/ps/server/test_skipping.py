@@ -16,6 +16,7 @@ from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError,
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack, CenterReply, Welcome
 from distkeras.ps.rules import all_rules, make
+from distkeras.ps.worker.driver import run_worker
 
 SIZE = 11
 #: Names of the arrays that the toy vector is made of.
@@ -46,7 +47,7 @@ def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[A
                 gradient=poisoned,
                 deadlines=PATIENT,
             )
-            client.run(welcome, begin)
+            run_worker(client, welcome, begin)
             client.close()
         except DistkerasError as error:
             errors.append(error)
@@ -145,7 +146,7 @@ def test_a_lost_reply_to_a_skipped_commit(name: str) -> None:
             deadlines=PATIENT,
         )
         began = []
-        call, cut = client._call, []
+        call, cut = client.request, []
 
         def call_and_lose(message: Any, *args: Any) -> Ack | CenterReply | Welcome:
             answer = call(message, *args)
@@ -155,8 +156,8 @@ def test_a_lost_reply_to_a_skipped_commit(name: str) -> None:
                 raise ServerLostError("the answer never arrives")
             return answer
 
-        client._call = call_and_lose
-        client.run(welcome, lambda place: began.append(place.batch) or begin(place))
+        client.request = call_and_lose
+        run_worker(client, welcome, lambda place: began.append(place.batch) or begin(place))
         client.close()
         assert cut == [True]
         assert began == [0, 2]

@@ -21,6 +21,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.driver import run_worker
 
 SIZE = 11
 ENDLESS = [1.0] * 100_000
@@ -46,7 +47,7 @@ class Workers:
                 address, rule, ENDLESS, worker=number, attempt=attempt, size=SIZE, gradient=gradient, deadlines=PATIENT
             )
             self.clients.append(client)
-            client.run(welcome, begin)
+            run_worker(client, welcome, begin)
             client.close()
         except Exception as error:  # noqa: BLE001 - handed to the test
             self.errors.append(error)

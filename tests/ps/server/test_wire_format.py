@@ -18,16 +18,17 @@ from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteError, RemoteProtocolError, ShapeError
-from distkeras.ps.protocol.compression import Int8, codec_of
-from distkeras.ps.protocol.faults import fault_of
+from distkeras.ps.protocol.compression import codec_of
+from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import NO_FLOATS, Ack, CenterReply, Commit, Hello
+from distkeras.ps.protocol.messages import NO_FLOATS, Ack, Commit, Hello, Welcome
+from distkeras.ps.protocol.requests import CommitRequest
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
-from distkeras.ps.worker.client import WorkerClient
-from distkeras.ps.worker.loop import CommitRequest
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.driver import run_worker
 
 LAYOUTS = (Layout(("first/kernel", "first/bias"), ((SIZE - 5,), (5,))), Layout((), ()))
 FORMATS = ("bfloat16", "int8")
@@ -225,7 +226,7 @@ def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
             running.address, running.rule, [-p for p in payloads], worker=0, size=3, eta=1.0, wire_format="int8"
         )
         begun = []
-        client.run(welcome, lambda welcome: begun.append(welcome) or begin(welcome))
+        run_worker(client, welcome, lambda welcome: begun.append(welcome) or begin(welcome))
         assert len(begun) == 2
         expected = np.full(3, np.float32(127) * np.float32(np.float32(0.6) / 127)) + np.float32([127, 1, -1])
         np.testing.assert_allclose(center_of(running), expected, rtol=1e-6)
@@ -252,7 +253,7 @@ def test_every_other_rule_trains(name: str, wire_format: str) -> None:
                     deadlines=running.deadlines,
                     wire_format=wire_format,
                 )
-                client.run(welcome, begin)
+                run_worker(client, welcome, begin)
                 client.close()
             except Exception as error:  # noqa: BLE001 - handed to the test
                 errors.append(error)
@@ -297,7 +298,7 @@ def test_beside_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
             wire_format=wire_format,
         )
         clients.append(client)
-        client.run(welcome, begin)
+        run_worker(client, welcome, begin)
         client.close()
         assert running.server.center.clock == 10
         # All of a movement's elements are nearly the same: int8 has them exactly, bfloat16 each within 2^-9.
@@ -342,11 +343,8 @@ class TestRefused:
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of"):
             WorkerClient(Address("localhost", 1, KEY), worker=0, attempt=0, size=SIZE, wire_format="int4")
         with Running(make("downpour")) as running:
-            client = running.client()
-            client._hello = Hello(0, 0, SIZE, 0, "loss", "int4")
             with pytest.raises(RemoteProtocolError, match=r"`wire_format` must be one of .*'int4'"):
-                client.join()
-            client.close()
+                running.driver.request(Hello(0, 0, SIZE, 0, "loss", "int4"), Welcome)
             assert running.server.center.members == {}
 
     @pytest.mark.parametrize(
@@ -374,23 +372,10 @@ class TestRefused:
             )
             commit = dataclasses.replace(commit, history=np.zeros(3), packed=tuple(np.ones(n, np.uint8) for n in sizes))
             with pytest.raises(ShapeError, match="a commit must have 1 parts of"):
-                client._call(commit, Ack)
+                client.request(commit, Ack)
             client.close()
             assert running.server.center.clock == 0
             np.testing.assert_array_equal(center_of(running), normal(0))
-
-    def test_a_change_of_what_the_worker_does_not_have(self) -> None:
-        with Running(make("downpour")) as running:
-            client = joined(running, wire_format="int8")
-            data = np.zeros(Int8(SIZE).nbytes, np.uint8)
-            reply = CenterReply(1, 0, 0, 0, 0.0, NO_FLOATS, packed=data)
-            with pytest.raises(RemoteProtocolError, match="whole before a change of it"):
-                client._taken(reply)
-            client.pull()
-            client._taken(reply)
-            with pytest.raises(RemoteProtocolError, match=f"Received: 0 elements and {SIZE} bytes"):
-                client._taken(dataclasses.replace(reply, packed=data[:SIZE]))
-            client.close()
 
 
 def test_a_server_keeps_no_more_than_one_request_of_a_peer() -> None:

@@ -14,10 +14,10 @@ from support.patience import PATIENT, patience
 from support.running_server import SIZE, Running
 from support.toy_model import toy_worker
 
+from distkeras.ps.protocol.requests import Compute, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate
-from distkeras.ps.worker.loop import Compute, ProbeRequest, PullRequest, Reply
 
 WORKERS = 3
 SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]

@@ -10,9 +10,10 @@ import pytest
 from support.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.requests import CollectRequest, CommitRequest, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.worker.auto_window import LONGEST, MEASURED, AutoWindow
-from distkeras.ps.worker.loop import CollectRequest, CommitRequest, PostRequest, PullRequest, Reply, work
+from distkeras.ps.worker.loop import work
 
 
 class Clock:

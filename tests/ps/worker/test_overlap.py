@@ -14,6 +14,7 @@ from support.toy_model import toy_client
 from distkeras.ps.center.center import Released
 from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules import make
+from distkeras.ps.worker.driver import run_worker
 
 #: Powers of two: one worker's steps of 1/2 from 1 are exact in float32.
 STEPS = 12
@@ -29,7 +30,7 @@ def test_one_worker_is_sequential_sgd(window: int) -> None:
         client, welcome, begin = toy_client(
             running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=halving, overlap=True
         )
-        client.run(welcome, begin)
+        run_worker(client, welcome, begin)
         center = running.driver.center().center
     np.testing.assert_array_equal(center, np.full(SIZE, 0.5**STEPS, np.float32))
 
@@ -48,7 +49,7 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
             running.address, running.rule, [0, 0], worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
         )
         loop = begin(welcome)
-        thread = threading.Thread(target=client.run, args=(welcome, lambda welcome: loop), daemon=True)
+        thread = threading.Thread(target=run_worker, args=(client, welcome, lambda welcome: loop), daemon=True)
         release, server = running.server.center.release, running.server
 
         def held(worker: int, attempt: int) -> Released:
@@ -79,7 +80,7 @@ def test_a_connection_cut_under_a_commit_that_travels(step: int) -> None:
             running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
         )
         parties.append(client)
-        client.run(welcome, begin)
+        run_worker(client, welcome, begin)
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, 0.5**STEPS, np.float32))
         assert running.driver.observe(0, 5.0).batches == STEPS
 
@@ -91,7 +92,7 @@ def test_bad_numbers_of_a_commit_that_travels_are_named() -> None:
             running.address, running.rule, values, worker=0, size=SIZE, gradient=lambda t, v: t + v, overlap=True
         )
         with pytest.raises(NonFiniteError) as caught:
-            client.run(welcome, begin)
+            run_worker(client, welcome, begin)
         assert (caught.value.worker, caught.value.step) == (0, 2)
 
 
@@ -101,7 +102,7 @@ def test_after_a_skipped_commit_the_loop_begins_again_behind_it() -> None:
         client, welcome, begin = toy_client(
             running.address, running.rule, values, worker=0, size=SIZE, eta=1.0, overlap=True
         )
-        client.run(welcome, begin)
+        run_worker(client, welcome, begin)
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, -31.0, np.float32))
 
 
@@ -118,5 +119,5 @@ def test_an_error_of_the_training_itself_waits_for_the_commit_that_travels() -> 
             running.address, running.rule, [0] * 5, worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
         )
         with pytest.raises(ZeroDivisionError):
-            client.run(welcome, begin)
+            run_worker(client, welcome, begin)
         assert running.driver.observe(1, patience(5)).clock == 2  # the second one was under way

@@ -1,4 +1,4 @@
-"""Errors as they travel: `Fault` messages, and back."""
+"""Errors as they travel: a `Fault` message names one by its position in `errors.ERRORS`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,329 @@
+"""The worker's end of a connection to the parameter server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from distkeras.ps.errors import DeadlineError, DistkerasError, RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol.error_codes import fault_of
+from distkeras.ps.protocol.messages import (
+    Ack,
+    CenterReply,
+    Commit,
+    FetchModel,
+    Hello,
+    Leave,
+    Message,
+    ModelFile,
+    Occupancy,
+    Parked,
+    Probe,
+    Pull,
+    Welcome,
+)
+from distkeras.ps.protocol.requests import CommitRequest, Reply
+from distkeras.ps.protocol.wire_format import WorkerFormat
+from distkeras.ps.rules.base import Vector
+from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.transport.client import Address, Client
+from distkeras.ps.transport.deadlines import Deadlines
+
+_T = TypeVar("_T")
+_LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
+_COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
+
+
+class RestartFromCenter(Exception):
+    """This worker's latest steps do not count: it must begin again, from the center and where ``welcome`` says.
+
+    The server was restarted from a snapshot that lacks them, another attempt has held the lease in between, or the
+    commit was skipped for its numbers.
+    """
+
+    def __init__(self, welcome: Welcome) -> None:
+        super().__init__(welcome)
+        self.welcome = welcome
+
+
+class _SpareBuffers(Generic[_T]):
+    """Buffers of which one at a time is in use: gives another one, so that at most two are ever made."""
+
+    def __init__(self) -> None:
+        self._buffers: list[_T] = []
+        self.in_use: _T | None = None
+
+    def spare(self, make: Callable[[], _T]) -> _T:
+        for buffer in self._buffers:
+            if buffer is not self.in_use:
+                return buffer
+        self._buffers.append(make())
+        return self._buffers[-1]
+
+
+class WorkerClient(Client):
+    """One worker's connection: asks for its partition's lease, then pulls and commits.
+
+    A lost connection is made again, with growing pauses, until ``deadlines.reconnect`` has passed. The server then
+    tells which commit it applied last: one whose reply was lost is never sent again, the center is pulled instead.
+    `worker.driver.run_worker` also outlives a restart of the server.
+
+    Args:
+        address: the server's.
+        worker: the partition's number.
+        attempt: Spark's task attempt id.
+        size: elements of the model's parameter vector.
+        moving_statistics: elements of its moving statistics.
+        metrics: the history's metric columns, loss first.
+        deadlines: of every wait.
+        wire_format: what vectors look like on the wire, both ways: a name in `compression.FORMATS`.
+
+    Attributes:
+        incarnation: which incarnation of the server this worker works with; 0 before it joined.
+        sequence: number of the last commit that the server applied.
+        stopping: whether the server has said that the job ends early.
+
+    Raises:
+        ConfigurationError: no such format.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        worker: int,
+        attempt: int,
+        size: int,
+        moving_statistics: int = 0,
+        metrics: tuple[str, ...] = ("loss",),
+        deadlines: Deadlines | None = None,
+        wire_format: str = "float32",
+    ) -> None:
+        super().__init__(address, deadlines)
+        self.worker = worker
+        self.attempt = attempt
+        self.size = size
+        self.incarnation = 0
+        self.sequence = 0
+        self.stopping = False
+        self._hello = Hello(worker, attempt, size, moving_statistics, "\n".join(metrics), wire_format)
+        self._format = WorkerFormat(wire_format, size)
+        #: The rule still reads the center that was delivered last while the next one arrives.
+        self._centers: _SpareBuffers[Vector] = _SpareBuffers()
+        #: The next window's payload is filled while the last one travels.
+        self._payloads: _SpareBuffers[tuple[Vector, ...]] = _SpareBuffers()
+        self._encoded_reply: np.ndarray | None = None
+        self._sender: ThreadPoolExecutor | None = None
+        self._posted: Future[Reply] | None = None
+        self._waited = 0.0
+        self._skipped = False
+
+    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+        if kind is CenterReply:
+            # Statistics of the vector's own size would be given the same memory.
+            if dtype == np.float32 and size == self.size != self._hello.moving_statistics:
+                return self._spare_center()
+            if dtype == np.uint8 and size == self._format.nbytes:
+                if self._encoded_reply is None:
+                    self._encoded_reply = np.empty(size, np.uint8)
+                return self._encoded_reply
+        return super()._allocate(kind, dtype, size)
+
+    def _spare_center(self) -> Vector:
+        return self._centers.spare(lambda: np.empty(self.size, np.float32))
+
+    def payload(self, parts: int) -> tuple[Vector, ...]:
+        """Buffers for the next commit: other ones than those of a commit that is under way."""
+        return self._payloads.spare(lambda: tuple(np.empty(self.size, np.float32) for _ in range(parts)))
+
+    # ---- the lease --------------------------------------------------------------------------------------------
+
+    def join(self) -> Welcome:
+        """Asks for the partition's lease, and waits while another attempt has it and is alive.
+
+        Returns:
+            Where to go on; or, where another attempt has brought the partition to its end, that it has ``finished``.
+
+        Raises:
+            ShapeError: the model differs from the published one.
+            JobStoppedError: the job ended meanwhile.
+        """
+        return self._reconnecting(self._join, rejoin=False)
+
+    def rejoin(self) -> Welcome:
+        """As `join`, for a worker that has lost its lease."""
+        self.close()
+        self.incarnation = 0
+        return self.join()
+
+    def _join(self) -> Welcome:
+        timeout = self.deadlines.publish + self.reply_timeout
+        answer: Message = Parked()
+        while isinstance(answer, Parked):
+            answer = self.request(self._hello, (Welcome, Parked), timeout)
+        assert isinstance(answer, Welcome)
+        known, self.incarnation, self.sequence = self.incarnation, answer.incarnation, answer.sequence
+        self._skipped, self.stopping = answer.skipped, self.stopping or answer.stopping
+        if known and (known != answer.incarnation or answer.finished or not answer.held):
+            raise RestartFromCenter(answer)
+        return answer
+
+    def leave(self) -> None:
+        """Tells the server that the partition's data has ended."""
+        self._reconnecting(lambda: self.request(Leave(self.worker, self.attempt, self.incarnation), Ack))
+
+    # ---- exchanges --------------------------------------------------------------------------------------------
+
+    def pull(self) -> Reply:
+        """The center."""
+        return self._timed(lambda: self._delivered(self._reconnecting(self._pull)))
+
+    def commit(self, request: CommitRequest) -> Reply:
+        """Has ``request`` applied, once.
+
+        Raises:
+            RestartFromCenter: it was skipped for its numbers, or the server does not have what came before it.
+        """
+        if not self.incarnation:
+            self.join()
+        sequence = self.sequence + 1
+        packed = self._format.encode(request.parts)  # once: a commit that is sent again is the same
+        commit = Commit(
+            worker=self.worker,
+            attempt=self.attempt,
+            incarnation=self.incarnation,
+            sequence=sequence,
+            epoch=request.epoch,
+            first=request.first,
+            last=request.last,
+            epoch_end=request.epoch_end,
+            wants_center=request.wants_center,
+            learning_rate=request.learning_rate,
+            scale=request.scale,
+            waited=self._waited,
+            parts=() if packed else request.parts,
+            moving_statistics=request.moving_statistics,
+            history=request.history,
+            checksum=request.checksum,
+            overlapped=request.overlapped,
+            packed=packed,
+        )
+
+        def once() -> CenterReply | Ack:
+            # Applied already: only the reply was lost. What it carried is pulled; the commit is never sent again.
+            applied = self.sequence == sequence
+            if applied and (self._skipped or not request.wants_center):
+                return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping)
+            return self._pull() if applied else self.request(commit, _COMMITTED)
+
+        reply = self._timed(lambda: self._reconnecting(once))
+        self.sequence = sequence
+        if isinstance(reply, CenterReply):
+            return self._delivered(reply)
+        self.stopping = self.stopping or reply.stopping
+        if reply.skipped:
+            raise RestartFromCenter(self.join())
+        if request.wants_center:
+            raise RemoteProtocolError("the answer to a Commit that is applied must be the center. Received: an Ack")
+        return Reply(stopping=self.stopping)
+
+    def post(self, request: CommitRequest) -> None:
+        """As `commit`, from a thread of its own; the connection is that thread's until `collect` or `settle`."""
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, f"ps-worker-{self.worker}")
+        self._payloads.in_use = request.parts
+        self._posted = self._sender.submit(self.commit, request)
+
+    def collect(self) -> Reply:
+        """The reply to what was posted; of its time, what was waited for here counts as waited."""
+        assert self._posted is not None, "a commit must be posted before its reply is collected"
+        began, timeout = time.monotonic(), self._commit_timeout
+        if not wait_for([self._posted], timeout=timeout).done:
+            raise DeadlineError(f"waited {timeout:g} s for a commit to be answered", worker=self.worker)
+        self._payloads.in_use, self._waited = None, time.monotonic() - began
+        return self._posted.result(timeout=0)
+
+    def settle(self) -> None:
+        """Waits for the end of what was posted, however it ends; then the connection is the caller's again."""
+        if self._posted is not None:
+            wait_for([self._posted], timeout=self._commit_timeout)
+            self._posted = None
+        if self._sender is not None:
+            self._sender.shutdown(wait=False)
+            self._sender = None
+
+    @property
+    def _commit_timeout(self) -> float:
+        """What a commit may take, with a new connection and another turn at the partition on the way."""
+        return self.deadlines.reconnect + self.deadlines.publish + 3 * self.reply_timeout
+
+    def forget_residuals(self) -> None:
+        """The steps that the quantization residuals belong to are forgotten."""
+        self._format.forget_residuals()
+
+    def _pull(self) -> CenterReply:
+        if not self.incarnation:
+            self.join()
+        return self.request(Pull(self.worker, self.attempt, self.incarnation), CenterReply)
+
+    def _delivered(self, reply: CenterReply) -> Reply:
+        """``reply`` with its center decoded."""
+        center = reply.center
+        if reply.packed.size:
+            known, center = self._centers.in_use, self._spare_center()
+            self._format.decode(reply, known, center)
+        self._centers.in_use = center
+        self.stopping = self.stopping or reply.stopping
+        return Reply(reply.learning_rate, center, reply.moving_statistics, stopping=self.stopping)
+
+    def _timed(self, exchange: Callable[[], _T]) -> _T:
+        began = time.monotonic()
+        result = exchange()
+        self._waited = time.monotonic() - began
+        return result
+
+    # ---- everything else --------------------------------------------------------------------------------------
+
+    def occupied(self) -> bool:
+        """Whether the server is incorporating commits of others now."""
+        return self._reconnecting(lambda: self.request(Probe(), Occupancy)).occupied
+
+    def fetch_model(self) -> bytes:
+        """The model file that the driver published."""
+        leased, timeout = self.channel, self.deadlines.publish + self.deadlines.frame
+        answer = self._reconnecting(lambda: self.request(FetchModel(), ModelFile, timeout), rejoin=False)
+        if self.channel is not leased:
+            self.close()  # nobody holds a lease over the new connection
+        return answer.model.tobytes()
+
+    def report(self, error: DistkerasError) -> None:
+        """Ends the job with ``error``; a server that is gone has nothing to end."""
+        try:
+            self.request(fault_of(error), Ack, self.deadlines.handshake)
+        except (ServerLostError, DeadlineError):
+            self.close()
+
+    def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
+        """``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline."""
+        backoff: Backoff | None = None
+        while True:
+            try:
+                if self.channel is None and rejoin and (self.incarnation or backoff is not None):
+                    self._join()
+                return exchange()
+            except (ServerLostError, DeadlineError) as error:
+                if isinstance(error, DeadlineError) and self.channel is not None:
+                    raise  # the server's own; after one of ours the connection is closed, for this process was stopped
+                self.close()
+                backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect)
+                if not backoff.pause():
+                    raise ServerLostError(
+                        f"the server at {self.address.host}:{self.address.port} must be reached within "
+                        f"{self.deadlines.reconnect:g} s. Received: {error.message}",
+                        worker=self.worker,
+                    ) from error
