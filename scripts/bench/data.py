@@ -39,6 +39,7 @@ COLUMNS = Column("features", (INPUTS,)), Column("label", (), "int32")
 
 
 def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
     return [partial(_spark, 8_000 if quick else 40_000), _memory]
 
 

@@ -44,6 +44,7 @@ class EchoClient:
         self._received = np.empty(size, np.float32).data.cast("B")
 
     def exchange(self) -> None:
+        """Sends the vector, and waits until all of it is back."""
         self._sock.sendall(self._sent)
         if not receive(self._sock, self._received):
             raise EOFError("the echo server hung up")

@@ -44,6 +44,7 @@ _ONCE = 1e-9
 
 
 def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
     seconds = 0.4 if quick else 2.5
     return [partial(_overlap, 2.0 if quick else 15.0), *(partial(_formats, gbps, seconds) for gbps in BURST)]
 

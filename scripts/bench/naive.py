@@ -79,6 +79,7 @@ class NaiveClient:
         self._delta = [np.full(shape, 1e-3, np.float32) for shape in shapes]
 
     def exchange(self) -> None:
+        """Commits, then pulls."""
         self._sock.sendall(b"c")
         _send(self._sock, {"worker_id": self._number, "delta": self._delta})
         self._sock.sendall(b"p")

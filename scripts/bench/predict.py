@@ -22,6 +22,7 @@ FEW = 200
 
 
 def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
     return [partial(_predict, 10_000 if quick else 60_000)]
 
 

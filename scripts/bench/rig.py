@@ -60,6 +60,7 @@ class WorkerExchange:
         self._batch = 0
 
     def exchange(self) -> None:
+        """A commit, whose answer is the center; a pull before the first one."""
         if self._batch == 0:
             self._client.pull()
         first, self._batch = self._batch, self._batch + STEPS

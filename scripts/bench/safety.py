@@ -44,6 +44,7 @@ _PATIENCE = 60.0
 
 
 def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
     return [partial(_safety, 3.0, 10) if quick else partial(_safety, 15.0, 100)]
 
 

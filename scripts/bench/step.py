@@ -22,6 +22,7 @@ TURNS = 3
 
 
 def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
     share = 5 if quick else 1
     steps = [partial(_steps, name, batch, count // share) for (name, batch), count in STEPS.items()]
     return [*steps, partial(_exchange, EXCHANGES // share)]

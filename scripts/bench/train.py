@@ -50,6 +50,7 @@ class Job:
 
     @property
     def name(self) -> str:
+        """What the table calls it."""
         often = "every batch" if self.window == 1 else f"window {self.window}"
         return f"{self.model}, {WORKERS} workers, {self.rule.upper()}, {often}, batches of {self.batch}"
 
@@ -65,6 +66,7 @@ WHOLE = JOBS[0]
 
 
 def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
     return [partial(_train, 8_000 if quick else 40_000)]
 
 
@@ -118,7 +120,7 @@ def _steady(job: Job, frame: DataFrame) -> float:
     """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
     trainer = _trainer(job)
     trainer.train(frame)
-    history = trainer.history.toPandas()
+    history: Any = trainer.history.toPandas()
     stamps = history["timestamp"]
     begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()
     end = stamps.groupby(history["worker"]).max().min()
@@ -135,8 +137,8 @@ def _whole(frame: DataFrame) -> Case:
         began = time.time()
         trainer.train(frame)
         whole = time.time() - began
-        (first,) = trainer.commits.selectExpr("double(min(timestamp))").head()
-        (last,) = trainer.history.selectExpr("double(max(timestamp))").head()
+        ((first,),) = trainer.commits.selectExpr("double(min(timestamp))").collect()
+        ((last,),) = trainer.history.selectExpr("double(max(timestamp))").collect()
         timings = trainer.timings
         shares.append(
             {

@@ -60,9 +60,11 @@ class Work:
         return sum(self.batches.values()) * self.epochs
 
     def frame(self, spark: SparkSession) -> DataFrame:
+        """Its rows."""
         return spark.read.parquet(self.folder)
 
     def trainer(self, **options: Any) -> Trainer:
+        """A trainer for it; ``options`` are of this one job."""
         from distkeras import Trainer
 
         return Trainer(
@@ -94,7 +96,7 @@ class Outcome:
 
 def checked(work: Work, trainer: Trainer, model: keras.Model) -> Outcome:
     """Counts what the ledger has against what the data has; nothing here trusts the trainer's own check."""
-    ledger = trainer.ledger.toPandas()
+    ledger: Any = trainer.ledger.toPandas()
     counted = Counter(
         (row.worker, row.epoch, batch)
         for row in ledger.itertuples()
@@ -114,7 +116,7 @@ def checked(work: Work, trainer: Trainer, model: keras.Model) -> Outcome:
         problems.append(f"{lost} mini-batches lost, {duplicated} duplicated, {strange} that do not exist")
     if sorted(ledger.clock) != list(range(len(ledger))):
         problems.append("the ledger must have each tick of the clock once")
-    history = trainer.history.toPandas()
+    history: Any = trainer.history.toPandas()
     if len(history) != work.expected or history.samples.sum() != work.rows * work.epochs:
         problems.append(f"the history has {len(history)} mini-batches with {history.samples.sum()} samples")
     return Outcome(
@@ -132,7 +134,8 @@ def checked(work: Work, trainer: Trainer, model: keras.Model) -> Outcome:
 
 def counted(work: Work, trainer: Trainer) -> Work:
     """``work`` with its mini-batches, from an undisturbed job in which every row came once."""
-    first = trainer.history.toPandas().query("epoch == 0")
+    history: Any = trainer.history.toPandas()
+    first = history.query("epoch == 0")
     assert first.samples.sum() == work.rows
     return replace(work, batches=first.groupby("worker").size().to_dict())
 
