@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
-from distkeras.ps.simulation.simulate import Trace
+from distkeras.ps.simulation.trace import Trace
 
 #: Columns of a history that are not metrics.
 HISTORY_KEYS = ("worker", "epoch", "iteration", "timestamp", "samples")

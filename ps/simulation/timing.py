@@ -114,7 +114,7 @@ def _gammas(rng: np.random.Generator, alpha: float, means: np.ndarray) -> Draw:
 
     def draw(worker: int, steps: int) -> float:
         if steps == 1:  # the same stream of numbers, without an array
-            return rng.gamma(alpha, scales[worker])
+            return float(rng.gamma(alpha, scales[worker]))
         return float(rng.gamma(alpha, scales[worker], steps).sum())
 
     return draw

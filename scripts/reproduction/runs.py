@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from reproduction import network
 
 from distkeras.ps import rules
 from distkeras.ps.rules.schedules import Schedule, StepDecay, WarmUp
-from distkeras.ps.simulation.simulate import Trace, simulate
+from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma, SlowWorkers, Timing
+from distkeras.ps.simulation.trace import Trace
+from reproduction import network
 
 #: The environments of the papers, by the names in the report.
 TIMINGS: dict[str, Timing] = {

@@ -9,8 +9,9 @@ import pytest
 
 from distkeras.analysis.implicit_momentum import implicit_momentum, measured_momentum
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.simulation.simulate import Trace, simulate
+from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Memoryless
+from distkeras.ps.simulation.trace import Trace
 
 CURVES = np.linspace(0.5, 2.0, 20)
 START = np.ones(20)

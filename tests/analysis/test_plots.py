@@ -11,8 +11,9 @@ import pytest
 from distkeras.analysis import plots
 from distkeras.analysis.implicit_momentum import Momentum
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
-from distkeras.ps.simulation.simulate import Trace, simulate
+from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Memoryless
+from distkeras.ps.simulation.trace import Trace
 
 
 def history(speed: float, workers: int = 4, steps: int = 150, seed: int = 0) -> pd.DataFrame:

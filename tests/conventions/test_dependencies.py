@@ -32,7 +32,7 @@ SANS_IO = [
     *(f"protocol/{name}" for name in ("compression", "wire_format")),
     *(f"center/{name}" for name in ("center", "schedulers", "commit_log", "checks")),
     "worker/loop",
-    *(f"simulation/{name}" for name in ("simulate", "daso")),
+    *(f"simulation/{name}" for name in ("simulate", "virtual_clock", "virtual_job", "function_replica", "daso")),
 ]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules import Rule
-from distkeras.ps.simulation.simulate import Trace, simulate
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.trace import Trace
 
 Vector = np.ndarray
 Centers = Iterator[Vector]

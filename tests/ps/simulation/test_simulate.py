@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import distkeras.ps.simulation.simulate as module
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import Constant
-from distkeras.ps.simulation.simulate import Trace, simulate
+from distkeras.ps.simulation import virtual_job
+from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
+from distkeras.ps.simulation.trace import Trace
 
 CURVES = np.linspace(0.5, 2.0, 6, dtype=np.float32)
 
@@ -100,12 +101,12 @@ def vectors_made(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, step
     """Vectors that the pool has made by the end of a run."""
     centers = []
 
-    class Kept(module.Center):
+    class Kept(virtual_job.Center):
         def __init__(self, *args: Rule | np.ndarray, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             centers.append(self)
 
-    monkeypatch.setattr(module, "Center", Kept)
+    monkeypatch.setattr(virtual_job, "Center", Kept)
     run(rule, workers=workers, timing=Gamma(), steps=steps, **options)
     return centers[0].pool.made
 

@@ -1,0 +1,90 @@
+"""A model that is a vector, and whose gradients a function gives: what virtual workers train."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules.base import MOST_STEPS_A_CALL, Vector
+
+#: ``gradient(theta, worker)``
+Gradient = Callable[[Vector, int], Vector]
+
+_NO_METRICS: np.ndarray = np.empty((MOST_STEPS_A_CALL, 0))
+
+
+@dataclass(slots=True)
+class VirtualBatch:
+    """A mini-batch that the gradient function knows itself."""
+
+    index: int
+    epoch: int = 0
+    last: bool = False
+    size: int = 1
+    checksum: int = 0
+
+
+def endless_batches() -> Iterator[VirtualBatch]:
+    """One epoch that never ends."""
+    return map(VirtualBatch, itertools.count())
+
+
+def gradient_of(gradient: Gradient, worker: int) -> Callable[[Vector], Vector]:
+    """The gradients of ``worker``; those of another shape raise a `ConfigurationError`."""
+
+    def checked(theta: Vector) -> Vector:
+        value = gradient(theta, worker)
+        if value.shape != theta.shape:
+            raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
+        return value
+
+    return checked
+
+
+class FunctionReplica:
+    """Plain SGD on a vector with gradients from a function. Loaded vectors are immutable, and copied only if moved."""
+
+    def __init__(self, size: int, learning_rate: float, gradient: Callable[[Vector], Vector]) -> None:
+        self.size = size
+        self.learning_rate = learning_rate
+        self._gradient = gradient
+        self._theta: Vector = np.empty(0)
+        self._own = False
+
+    def load(self, vector: Vector) -> None:
+        """Takes ``vector``, which nobody will change."""
+        self._theta, self._own = vector, False
+
+    def read(self, out: Vector) -> None:
+        """Writes the parameters into ``out``."""
+        out[...] = self._theta
+
+    def moved(self, since: Vector, out: Vector) -> None:
+        """Writes the parameters less ``since`` into ``out``."""
+        np.subtract(self._theta, since, out=out)
+
+    def load_moving_statistics(self, vector: np.ndarray) -> None:
+        """A function has none."""
+
+    def read_moving_statistics(self, out: np.ndarray) -> None:
+        """A function has none."""
+
+    def train(self, batches: Sequence[Any]) -> np.ndarray:
+        """Takes one step a batch."""
+        for _ in batches:
+            step = self.learning_rate * self._gradient(self._theta)
+            if self._own:
+                self._theta -= step
+            else:
+                self._theta, self._own = (self._theta - step).astype(self._theta.dtype, copy=False), True
+        return _NO_METRICS[: len(batches)]
+
+    def gradient(self, batch: Any, out: Vector) -> np.ndarray:
+        """Writes the gradient into ``out``."""
+        out[...] = self._gradient(self._theta)
+        return _NO_METRICS[0]

@@ -1,0 +1,170 @@
+"""The workers' loops and the center of one job in one process, without a clock of their own."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from distkeras.ps.center.buffers import Buffer
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.schedulers import Scheduler
+from distkeras.ps.protocol.messages import NO_FLOATS, Commit
+from distkeras.ps.protocol.requests import CommitRequest, Loop, PullRequest, Reply, Request
+from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
+from distkeras.ps.rules.schedules import Schedule
+from distkeras.ps.simulation.function_replica import FunctionReplica, Gradient, endless_batches, gradient_of
+from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.validate import require_number
+from distkeras.ps.worker.loop import work
+
+#: Elements of one chunk: twice a server's, for there is one core, and Python's share of each chunk counts.
+_BLOCK = 2 * BLOCK
+
+#: What a worker gets that needs no vector.
+_ACKNOWLEDGED = Reply()
+
+
+class VirtualJob:
+    """Workers that have been sent the center at clock 0; whoever drives them says when each goes on.
+
+    Args:
+        rule: the update rule.
+        theta0: initial parameters, shape ``(size,)``.
+        gradient: ``gradient(theta, worker)``.
+        workers: number of workers, n.
+        learning_rate: of the server or of the workers' steps, whichever the rule has.
+        scheduler: when replies are released.
+        measure_gap: measure the gaps.
+        keep_centers: keep the center after each commit.
+
+    Attributes:
+        now: virtual time; commits are stamped with it.
+        pending: what each worker's loop waits for.
+        waiting: workers whose commit is applied, and who may not be sent the center yet.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        theta0: Vector,
+        gradient: Gradient,
+        *,
+        workers: int,
+        learning_rate: float | Schedule,
+        scheduler: Scheduler | None,
+        measure_gap: bool,
+        keep_centers: bool,
+    ) -> None:
+        self.now = 0.0
+        self.traits = rule.traits
+        if not self.traits.gradient:
+            require_number("learning_rate", learning_rate)  # a schedule is the server's
+        self.center = Center(
+            rule,
+            theta0,
+            workers=workers,
+            learning_rate=learning_rate if self.traits.gradient else None,
+            scheduler=scheduler,
+            measure_gap=measure_gap,
+            block=_BLOCK,
+            now=lambda: self.now,
+        )
+        self.workers = workers
+        self.pending: list[Request] = []
+        self.waiting: set[int] = set()
+        self._measure_gap = measure_gap
+        self._norms: list[float] = []
+        self._centers: list[Vector] | None = [] if keep_centers else None
+        self._payloads: list[list[Buffer]] = [[] for _ in range(workers)]
+        self._sent: list[Buffer | None] = [None] * workers
+        self._loops: list[Loop] = []
+        eta = 0.0 if isinstance(learning_rate, Schedule) else learning_rate
+        for worker in range(workers):
+            self.center.join(worker, 0)
+            replica = FunctionReplica(theta0.size, eta, gradient_of(gradient, worker))
+            loop = work(rule, replica, endless_batches(), partial(self._payload, worker), now=None)
+            self.pending.append(next(loop))
+            self._loops.append(loop)
+        for worker in range(workers):
+            self.resume(worker, self._release(worker))
+
+    def _payload(self, worker: int) -> tuple[Vector, ...]:
+        take = self.center.pool.take
+        self._payloads[worker] = buffers = [take() for _ in range(self.traits.parts)]
+        return tuple([buffer.array for buffer in buffers])
+
+    def _release(self, worker: int) -> Reply:
+        released = self.center.release(worker, 0)
+        previous, self._sent[worker] = self._sent[worker], released.buffer
+        if previous is not None:
+            previous.drop()
+        return Reply(released.learning_rate, released.buffer.array)
+
+    def resume(self, worker: int, reply: Reply | None) -> Request:
+        """Runs the worker's loop up to its next request: after None, takes the steps that it waited to take."""
+        self.pending[worker] = request = self._loops[worker].send(reply)
+        return request
+
+    def exchange(self, worker: int) -> None:
+        """The exchange that is due reaches the server."""
+        request = self.pending[worker]
+        if isinstance(request, PullRequest):
+            request = self.resume(worker, self._release(worker))
+        assert isinstance(request, CommitRequest)
+        self._commit(worker, request)
+        if request.wants_center:
+            self.waiting.add(worker)
+        else:
+            self.resume(worker, _ACKNOWLEDGED)
+
+    def release_ready(self) -> list[int]:
+        """Sends the center to every worker who may have it; returns those workers, in order."""
+        ready = [worker for worker in sorted(self.waiting) if self.center.ready(worker)]
+        for worker in ready:
+            self.waiting.discard(worker)
+            self.resume(worker, self._release(worker))
+        return ready
+
+    def _commit(self, worker: int, request: CommitRequest) -> None:
+        if self._measure_gap:
+            self._norms.append(math.sqrt(sum_of_squares(request.parts[0])))
+        commit = Commit(
+            worker=worker,
+            attempt=0,
+            incarnation=1,
+            sequence=self.center.members[worker].sequence + 1,
+            epoch=0,
+            first=request.first,
+            last=request.last,
+            epoch_end=False,
+            wants_center=request.wants_center,
+            learning_rate=request.learning_rate,
+            scale=request.scale,
+            waited=0.0,
+            parts=request.parts,
+            moving_statistics=NO_FLOATS,
+            history=NO_FLOATS,
+        )
+        self.center.commit(commit, self._payloads[worker])
+        if self._centers is not None:
+            self._centers.append(self.center.current.array.copy())
+
+    def trace(self) -> Trace:
+        """What happened so far."""
+        column = self.center.log.commits()
+        norms = np.array(self._norms) if self._measure_gap else np.full(len(column), np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            normalized = column["gap"] / norms
+        return Trace(
+            theta=self.center.current.array.copy(),
+            worker=column["worker"],
+            staleness=column["staleness"],
+            time=column["timestamp"],
+            steps=column["steps"],
+            scale=column["scale"],
+            gap=column["gap"],
+            normalized_gap=normalized,
+            centers=None if self._centers is None else np.array(self._centers),
+        )
