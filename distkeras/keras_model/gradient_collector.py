@@ -1,19 +1,21 @@
-"""A Keras optimizer that keeps the gradient instead of applying it.
+"""Gradients from a model's own training step, by an optimizer that keeps them instead of applying them.
 
-It turns a model's own training step into a source of gradients on every Keras backend, so that compiled losses, sample
-weights, metrics, moving statistics and mixed precision count exactly as they do in training. Importing this module
-imports Keras: load it only once the backend is chosen.
+So compiled losses, sample weights, metrics, moving statistics and mixed precision count exactly as they do in training,
+on every Keras backend. Importing this module imports Keras: load it only once the backend is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from distkeras.keras_model.variables import VariableVector
 
-class GradientCollector(keras.optimizers.Optimizer):
+
+class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras is untyped
     """Stores each gradient in a variable of its own and leaves the weights alone.
 
     ``apply`` is overridden as a whole, not only ``update_step``: Keras' own goes on to apply weight constraints, which
@@ -54,6 +56,58 @@ class GradientCollector(keras.optimizers.Optimizer):
         for store, gradient in zip(self.gradients, self._clip_gradients(dense), strict=True):
             self.assign(store, keras.ops.cast(gradient, store.dtype))
         self._iterations.assign_add(1)
+
+
+class CollectingOptimizer:
+    """An optimizer that takes the place of a model's own for a step, and leaves the gradient in variables.
+
+    It costs a vector of the model's size.
+
+    Args:
+        model: compiled.
+        variables: its trainable variables.
+    """
+
+    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
+        own = model.optimizer
+        self._model = model
+        self._scales_loss = isinstance(own, keras.optimizers.LossScaleOptimizer)
+        self._collector = GradientCollector(inner_optimizer(own))
+        self._optimizer = (
+            keras.optimizers.LossScaleOptimizer(
+                self._collector,
+                initial_scale=own.initial_scale,
+                dynamic_growth_steps=own.dynamic_growth_steps,
+            )
+            if self._scales_loss
+            else self._collector
+        )
+        self._optimizer.build(variables)
+        self._train_function: Any = None  # Keras compiles one for each optimizer
+        #: The gradient of the last step that was not skipped, in the order of ``variables``.
+        self.gradient = VariableVector(self._collector.gradients)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps whose gradient was kept; None where none is skipped, as Keras does when a scaled loss overflows."""
+        return int(self._collector.iterations) if self._scales_loss else None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While the model has this optimizer."""
+        model = self._model
+        own = model.optimizer, model.train_function
+        model.optimizer, model.train_function = self._optimizer, self._train_function
+        try:
+            yield
+        finally:
+            self._train_function = model.train_function
+            model.optimizer, model.train_function = own
+
+
+def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer inside a loss-scaling one; any other as it is."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _dense(gradient: Any, variable: Any) -> Any:

@@ -25,7 +25,7 @@ def stacked(arrays: Sequence[np.ndarray]) -> tf.Tensor:
     """
     import tensorflow as tf
 
-    joined = _side_by_side(arrays)
+    joined = _as_one_array(arrays)
     if joined is None:
         joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
         np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
@@ -33,7 +33,7 @@ def stacked(arrays: Sequence[np.ndarray]) -> tf.Tensor:
     return tf.raw_ops.Identity(input=joined)
 
 
-def _side_by_side(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
+def _as_one_array(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
     """The same memory as one array, if each begins where the one before it ends."""
     first = arrays[0]
     if len(arrays) > 1 and first.base is None:
@@ -50,7 +50,7 @@ def _side_by_side(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
     return as_strided(first, (len(arrays), *first.shape), (first.nbytes, *first.strides), writeable=False)
 
 
-def assign(handle: tf.Tensor, values: np.ndarray) -> None:
+def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:
     """Sets the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
     import tensorflow as tf
 
@@ -59,7 +59,7 @@ def assign(handle: tf.Tensor, values: np.ndarray) -> None:
     tf.raw_ops.AssignVariableOp(resource=handle, value=given)
 
 
-def peek(handle: tf.Tensor) -> np.ndarray:
+def variable_memory(handle: tf.Tensor) -> np.ndarray:
     """The memory of the float32 variable behind ``handle``, to be read before the variable changes."""
     import tensorflow as tf
 

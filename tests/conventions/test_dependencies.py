@@ -23,7 +23,10 @@ LIGHT = [
         f"data/{name}"
         for name in ("batches", "columns", "memory", "ordering", "prefetch", "shuffling", "source", "spec", "spool")
     ),
-    *(f"keras_model/{name}" for name in ("archive", "recipe", "replica", "tensorflow")),
+    *(
+        f"keras_model/{name}"
+        for name in ("archive", "compiled_steps", "inputs", "recipe", "replica", "tensorflow", "variables")
+    ),
     "job/task",
 ]
 #: State machines: whoever drives them has the sockets, the threads and the clock.

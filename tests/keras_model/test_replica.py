@@ -16,8 +16,8 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 ROWS = 16
-needs_compiled_burst = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the compiled burst is TensorFlow's"
+needs_compiled_steps = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="compiled steps are TensorFlow's"
 )
 
 
@@ -117,18 +117,18 @@ def test_train_equals_train_on_batch(optimizer: Callable[..., Any]) -> None:
     assert replica.size == 6 * 8 + 8 + 8 * 3 + 3
 
 
-def test_burst_equals_single_steps_with_a_short_last_batch() -> None:
+def test_steps_together_equal_single_steps_with_a_short_last_batch() -> None:
     data = [*batches(5), *batches(1, rows=7, seed=2), *batches(2, seed=3)]
-    burst, single = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
-    together = burst.train(data)
+    many, single = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
+    together = many.train(data)
     apart = np.concatenate([single.train([batch]) for batch in data])
     np.testing.assert_allclose(together, apart, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(weights(burst), weights(single), rtol=1e-6, atol=1e-7)
-    assert burst.train([]).shape == (0, 2)
+    np.testing.assert_allclose(weights(many), weights(single), rtol=1e-6, atol=1e-7)
+    assert many.train([]).shape == (0, 2)
 
 
-def test_long_burst_is_cut_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.keras_model.replica.MOST_BYTES_A_CALL", 2 * (ROWS * 6 * 4 + ROWS * 8))
+def test_many_steps_are_cut_to_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.keras_model.compiled_steps.MOST_BYTES_A_CALL", 2 * (ROWS * 6 * 4 + ROWS * 8))
     assert_same_training(classifier, batches(5))
 
 
@@ -441,8 +441,8 @@ def test_learning_rate_follows_its_schedule_for_steps_and_for_gradients() -> Non
     assert replica.learning_rate == pytest.approx(0.1)
 
 
-@needs_compiled_burst
-def test_one_trace_serves_every_burst_length_and_batch_size() -> None:
+@needs_compiled_steps
+def test_one_trace_serves_every_number_of_steps_and_batch_size() -> None:
     traces = []
 
     class Counting(keras.Sequential):

@@ -1,0 +1,126 @@
+"""Keras variables as one flat float32 vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.keras_model.tensorflow import assign_float32, variable_memory
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.layout import Layout
+
+if TYPE_CHECKING:
+    import keras
+
+
+class VariableVector:
+    """Variables as one vector, float32 whatever their own precision: they are cast on the way in and out.
+
+    Args:
+        variables: float variables, in the order of the vector.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
+        self.variables = tuple(variables)
+        #: Where each variable lies in the vector.
+        self.layout = Layout(tuple(v.path for v in variables), tuple(tuple(v.shape) for v in variables))
+        # Settled once: with a small model, Keras' own bookkeeping takes longer than the bytes.
+        self._with_handles = [(variable, _float32_handle(variable)) for variable in variables]
+
+    def load(self, vector: np.ndarray) -> None:
+        """Sets the variables from a float32 vector of shape ``(size,)``; does not keep a reference to it.
+
+        Raises:
+            ConfigurationError: another shape.
+        """
+        for (variable, handle), view in zip(self._with_handles, self.layout.views(vector), strict=True):
+            if handle is not None:
+                assign_float32(handle, view)
+            else:  # JAX and PyTorch may keep pointing into what they are given
+                variable.assign(view.copy())
+
+    def read(self, out: np.ndarray) -> None:
+        """Fills ``out``, float32 of shape ``(size,)``, with the variables.
+
+        Raises:
+            ConfigurationError: another shape.
+        """
+        for value, view in zip(self._values(), self.layout.views(out), strict=True):
+            view[...] = value
+
+    def moved(self, since: np.ndarray, out: np.ndarray) -> None:
+        """Fills ``out`` with the variables less ``since``, both float32 of shape ``(size,)``.
+
+        Raises:
+            ConfigurationError: another shape.
+        """
+        views = zip(self._values(), self.layout.views(since), self.layout.views(out), strict=True)
+        for value, before, difference in views:
+            np.subtract(value, before, out=difference, dtype=np.float32)
+
+    def _values(self) -> Iterator[np.ndarray]:
+        """Each one to be used before the next: it may be the variable's own memory."""
+        import keras
+
+        for variable, handle in self._with_handles:
+            yield keras.ops.convert_to_numpy(variable) if handle is None else variable_memory(handle)
+
+
+def scalar(value: Any) -> float:
+    """The number that a Keras variable or a tensor of shape ``()`` holds."""
+    import keras
+
+    handle = _float32_handle(value) if isinstance(value, keras.Variable) else None
+    return float(keras.ops.convert_to_numpy(value) if handle is None else variable_memory(handle))
+
+
+def trainable_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables that update rules work on.
+
+    Raises:
+        ConfigurationError: the model has nothing to train, or holds variables whose "gradient" is their next value
+            (float8 scales), which no rule can add up.
+    """
+    variables = list(model.trainable_variables)
+    refused = [v.path for v in variables if not _is_float(v) or getattr(v, "overwrite_with_gradient", False)]
+    if refused or not variables:
+        raise ConfigurationError(
+            "`model` must have trainable weights, each a float that moves by its gradient. "
+            f"Received: model={model.name!r}, refused weights={refused}, weights in all={len(variables)}"
+        )
+    return variables
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Float variables that training moves without a gradient, such as BatchNormalization's moving averages.
+
+    Not among them: what was made trainable and frozen later (kept in a layer's other list), statistics of a frozen
+    layer (it runs in inference mode), the states of a stateful recurrent layer (they belong to one worker's
+    sequence of batches), and Normalization's constants, which only ``adapt`` sets.
+    """
+    import keras
+
+    found: dict[int, keras.Variable] = {}
+    for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+        if layer.trainable and not getattr(layer, "stateful", False):
+            if isinstance(layer, keras.layers.Normalization):
+                continue
+            own = layer._non_trainable_variables  # noqa: SLF001 - the public list holds frozen weights as well
+            found.update((id(v), v) for v in own if _is_float(v))
+    return list(found.values())
+
+
+def _float32_handle(variable: keras.Variable) -> Any:
+    """TensorFlow's handle to a variable whose memory is float32; None for any other."""
+    import keras
+
+    plain = keras.backend.backend() == "tensorflow" and variable.dtype == "float32"
+    return variable.value.handle if plain else None
+
+
+def _is_float(variable: keras.Variable) -> bool:
+    import keras
+
+    return bool(keras.backend.is_float_dtype(variable.dtype))
