@@ -30,7 +30,7 @@ def names_of(columns: str | Sequence[str], argument: str) -> tuple[str, ...]:
     return names
 
 
-def data_spec(
+def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by its keyword
     model: keras.Model,
     df: DataFrame,
     *,

@@ -67,7 +67,7 @@ class BatchSource:
         LocalProtocolError: the context was not entered.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by its keyword, all but the worker with a default
         self,
         arrow: Iterator[pa.RecordBatch],
         spec: DataSpec,
