@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reproduction import draw
-from reproduction.claims import Results
 
 from distkeras.ps import rules
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma
+from reproduction import draw
+from reproduction.claims import Results
 
 MINIMUM = (3.0, 0.5)
 RULES = {"downpour": "DOWNPOUR", "agn": "AGN", "adag": "ADAG"}

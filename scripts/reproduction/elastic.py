@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reproduction import beale, draw
-from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
-from reproduction.runs import Run, best_rate, history, simulated, train
 
 from distkeras.analysis import metrics
 from distkeras.ps import rules
 from distkeras.ps.simulation.simulate import simulate
+from reproduction import beale, draw
+from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
+from reproduction.runs import Run, best_rate, history, simulated, train
 
 #: Figure 2.7's hyper-parameters.
 WORKERS, WINDOW, RHO, RATE = 5, 30, 5.0, 1e-5

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from reproduction import draw
 from reproduction.claims import (
     Check,

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from distkeras.ps.simulation.daso import Daso, simulate_daso
+from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Communication, Gamma
 from reproduction import draw, network
 from reproduction.claims import (
     Check,
@@ -24,10 +28,6 @@ from reproduction.claims import (
     points,
 )
 from reproduction.runs import TIMINGS, Run, time_to, tuned
-
-from distkeras.ps.simulation.daso import Daso, simulate_daso
-from distkeras.ps.simulation.simulate import simulate
-from distkeras.ps.simulation.timing import Communication, Gamma
 
 WORKERS = (1, 4, 8, 16, 32, 64)
 #: Clusters whose throughput is averaged: one draw of the machines' speeds says little.

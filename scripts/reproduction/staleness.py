@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reproduction import draw
-from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
 
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma, Memoryless, SlowWorkers, Timing
+from reproduction import draw
+from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
 
 TIMINGS: dict[str, Timing] = {
     "homogeneous": Gamma(),
