@@ -1,13 +1,50 @@
+"""README and docs as they stand in the repository: what is generated, what is linked, what must stay short."""
+
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from distkeras.ps.rules import table
+import pytest
+from docsite import generated
 
 ROOT = Path(__file__).parents[2]
+#: As a reader of the repository sees them; those of the site's own pages are checked when it is built.
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+LINES = 150
 
 
-def test_the_table_of_rules_is_the_generated_one() -> None:
-    text = (ROOT / "README.md").read_text()
-    between = text.partition("ps rules` -->\n")[2].partition("<!-- end of rules -->")[0]
-    assert between.strip() == table(), "put the output of `python -m distkeras.ps rules` between the marks in README.md"
+@pytest.mark.parametrize("path", generated.files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_generated_is_up_to_date(path: Path) -> None:
+    assert path.read_text() == generated.files()[path], "run `python scripts/docsite --no-build`"
+
+
+def test_a_text_without_its_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="marks of 'rules'"):
+        generated.filled("nothing", {"rules": str})
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LINES
+
+
+def test_the_readme_imports_from_the_public_face_only() -> None:
+    imported = re.findall(r"^\s*(?:from|import) (distkeras[\w.]*)", (ROOT / "README.md").read_text(), re.M)
+    assert set(imported) <= {"distkeras", "distkeras.transformers"}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_to_files_of_the_repository(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text):
+        target = "".join(link)
+        path, _, anchor = target.partition("#")
+        if not re.match(r"\w+:", target):
+            assert not path or (ROOT / path).exists(), target
+            there = (ROOT / path if path else ROOT / name).read_text() if anchor else ""
+            assert not anchor or anchor in {_anchor(head) for head in re.findall(r"^#+ (.*)$", there, re.M)}, target
+
+
+def _anchor(heading: str) -> str:
+    """What GitHub calls a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

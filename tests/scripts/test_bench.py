@@ -317,11 +317,3 @@ def test_no_rule_makes_temporaries_of_the_vector_s_size(name: str) -> None:
     payload = np.full(32 * BLOCK, 1e-3, np.float32)
     # A chunk or two at a time, in float64 where sums need it: far below the vector.
     assert Whole(make(name), payload).temporaries() < payload.nbytes / 4
-
-
-def test_the_readmes_table_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
-    root = Path(__file__).parents[2]
-    assert main(["--table", str(root / "docs" / "bench.json")]) == 0
-    text = (root / "README.md").read_text()
-    between = text.partition("docs/bench.json` -->\n")[2].partition("<!-- end of bench -->")[0]
-    assert between.strip() == capsys.readouterr().out.strip(), "put what it prints between the marks in README.md"

@@ -1,0 +1,146 @@
+"""The site's generated pages: one a rule, one a part of the public face, and the order of imports."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import distkeras
+import distkeras.ps
+import distkeras.transformers
+from distkeras.ps import rules
+from distkeras.ps.rules import Rule
+
+#: What a module's docstring lists: a name, two spaces or more, what it is.
+_LISTED = re.compile(r"^    (\w+) {2,}(\S.*)$", re.MULTILINE)
+
+#: A page's first line; an anchor of its own may follow the title.
+_TITLE = re.compile(r"# ([^{\n]+[^{\n ])")
+#: What fits in a block of code without scrolling.
+_CODE_WIDTH = 76
+
+
+def generated() -> Iterator[tuple[str, str]]:
+    """Path within the docs, and Markdown, of each page."""
+    yield "rules/index.md", _rules()
+    for name, kind in rules.all_rules().items():
+        yield f"rules/{name}.md", _rule(name, kind)
+    yield from reference().items()
+
+
+def navigation(folder: str) -> list[dict[str, str]]:
+    """The entries of a folder of generated pages: title to path."""
+    found = [(_TITLE.match(text), path) for path, text in generated() if path.startswith(folder)]
+    return [{"All" if path.endswith("index.md") else title[1]: path} for title, path in found if title]
+
+
+def _rules() -> str:
+    text = (Path(__file__).parent / "rules.md").read_text()
+    lines = ["| rule | name | source | family | a worker sends | replies |", "|---|---|---|---|---|---|"]
+    for name in rules.all_rules():
+        row = _facts(name)
+        lines.append(
+            f"| [`{name}`]({name}.md) | {row['name']} | {row['paper']}, {row['equations']} | {row['family']} | "
+            f"{row['sends']} | {row['scheduler']} |"
+        )
+    return text.replace("TABLE", "\n".join(lines))
+
+
+def _rule(name: str, kind: type[Rule]) -> str:
+    info = kind.info
+    facts = {key: value for key, value in _facts(name).items() if key not in ("rule", "name", "hyper-parameters")}
+    lines = [f"# {info.title}", "", f"| rule | `{name}` |", "|---|---|"]
+    lines += [f"| {key} | {value} |" for key, value in facts.items()]
+    lines += ["", f"::: {kind.__module__}.{kind.__qualname__}", "    options:", "      show_root_heading: false"]
+    lines += ["      show_root_toc_entry: false", "      show_bases: false", "      members: false", ""]
+    lines += ["With its defaults:", "", "```python", "from distkeras import rules", "", _made(name, kind), "```", ""]
+    if info.bibtex:
+        lines += ["```bibtex", info.bibtex, "```", ""]
+    return "\n".join(lines)
+
+
+def _made(name: str, kind: type[Rule]) -> str:
+    """The call that makes the rule; one argument a line where they are many."""
+    arguments = [f'"{name}"', *(f"{key}={value!r}" for key, value in kind().config().items())]
+    short = f"rule = rules.make({', '.join(arguments)})"
+    return (
+        short
+        if len(short) <= _CODE_WIDTH
+        else "\n    ".join(["rule = rules.make(", *(f"{a}," for a in arguments)]) + "\n)"
+    )
+
+
+def _facts(name: str) -> dict[str, str]:
+    """The rule's row in the table of rules, by the table's head."""
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in rules.table().splitlines())
+    return next(dict(zip(head, row, strict=True)) for row in rows if row[0] == f"`{name}`")
+
+
+def public() -> dict[str, object]:
+    """The names of ``from distkeras import ...``."""
+    return {name: getattr(distkeras, name) for name in distkeras.__all__ if not name.startswith("_")}
+
+
+def home(name: str, value: object) -> str:
+    """The full name under which a public name is documented."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    module = inspect.getmodule(value)
+    assert module is not None, name
+    return f"{module.__name__}.{getattr(value, '__qualname__', name)}"
+
+
+def reference() -> dict[str, str]:
+    """The API reference: classes by their module, and a page a public module."""
+    pages: dict[str, list[str]] = {}
+    for name, value in public().items():
+        if isinstance(value, ModuleType):
+            continue
+        full = home(name, value)
+        page = "trainer" if ".trainer" in full else "callbacks" if ".callbacks" in full else "more"
+        pages.setdefault(page, []).append(full)
+    titles = {"trainer": "Trainers", "callbacks": "Callbacks", "more": "Settings, gradients, simulation"}
+    found = {f"reference/{page}.md": _reference(titles[page], names) for page, names in pages.items()}
+    for name, value in public().items():
+        if isinstance(value, ModuleType):
+            found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value.__name__, _collected(value))
+    found["reference/transformers.md"] = _module(
+        "distkeras.transformers", "distkeras.transformers", _collected(distkeras.transformers)
+    )
+    return found
+
+
+def _collected(module: ModuleType) -> list[str]:
+    """Where the members of a package are at home that collects them from its modules; nothing for a plain module."""
+    if not hasattr(module, "__path__"):
+        return []
+    return [home(name, getattr(module, name)) for name in module.__all__]
+
+
+def _reference(title: str, names: list[str]) -> str:
+    lines = [f"# {title}", ""]
+    for name in names:
+        lines += [f"::: {name}", "    options:", "      show_root_heading: true", "      show_bases: false"]
+        lines += ["      inherited_members: true", ""] if name == "distkeras.trainer.Trainer" else [""]
+    return "\n".join(lines)
+
+
+def _module(title: str, name: str, members: list[str]) -> str:
+    """A page for a module; ``members`` where those that others define are its own too."""
+    lines = [f"# {title} {{#{name}}}", "", f"::: {name}", "    options:", "      show_root_heading: false"]
+    lines += ["      show_root_toc_entry: false"]
+    lines += ["      members: false", ""] if members else [""]
+    for member in members:
+        lines += [f"::: {member}", "    options:", "      show_root_heading: true", ""]
+    return "\n".join(lines)
+
+
+def layers(package: str) -> str:
+    """The folders of ``package`` in the order of imports, as a table, from its docstring."""
+    rows = _LISTED.findall(inspect.getdoc(importlib.import_module(package)) or "")
+    lines = [f"| {package} | what it is |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in rows)]
+    return "\n".join(lines)

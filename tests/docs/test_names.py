@@ -1,0 +1,74 @@
+"""Names that README, docs and CONTRIBUTING mention exist."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docsite.pictures import PICTURES
+
+import distkeras
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guide").glob("*.md")]
+)
+#: Roots of the repository that a path may begin with.
+FOLDERS = ("distkeras", "ps", "transformers", "scripts", "tests", "notebooks", "docs")
+
+
+def spans(path: Path) -> Iterator[str]:
+    """Inline code, outside of fenced blocks."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return bool(module) and hasattr(importlib.import_module(module), attribute)
+    return True
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_and_modules_exist(path: Path) -> None:
+    for span in spans(path):
+        word = span.split()[0]
+        shows_a_promise = re.search(r"/test_\w+$", word)
+        if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]*", word) and not shows_a_promise:
+            assert (ROOT / word).exists(), span
+        if re.fullmatch(r"distkeras(\.\w+)+", word):
+            assert resolves(word), span
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_arguments_and_attributes_of_the_trainer_exist(path: Path) -> None:
+    trainer = distkeras.Trainer
+    arguments = set(inspect.signature(trainer).parameters) | set(inspect.signature(trainer.train).parameters)
+    source = "".join(inspect.getsource(kind) for kind in trainer.__mro__[:-1])
+    for span in spans(path):
+        for name in re.findall(r"Trainer\((\w+)=", span):
+            assert name in arguments, span
+        for name in re.findall(r"^trainer\.(\w+)", span):
+            assert hasattr(trainer, name) or f"self.{name}" in source, span
+
+
+def test_tests_that_show_a_promise_exist() -> None:
+    shown = {span for span in spans(ROOT / "docs/promises.md") if re.fullmatch(r"[\w/]+/test_\w+", span)}
+    assert shown
+    for name in shown:
+        assert (ROOT / "tests" / f"{name}.py").exists(), name
+
+
+def test_modules_in_the_pictures_exist() -> None:
+    names = re.findall(r">([a-z_]+(?:\.[a-z_]+)+)<", PICTURES["dataframe.svg"]().svg())
+    assert names
+    for name in names:
+        assert resolves(f"distkeras.{name}"), name
