@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules.asgd import require_momentum
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.schedules import Constant, Schedule
+from distkeras.ps.simulation.daso_cluster import Cluster, Exchange
+from distkeras.ps.simulation.function_replica import Gradient
 from distkeras.ps.simulation.timing import Communication, Draw, Timing
-from distkeras.ps.validate import invalid, require_choice, require_number
+from distkeras.ps.validate import invalid, require_choice, require_integer, require_number
 
-Gradient = Callable[[Vector, int], Vector]
 Loss = Callable[[Vector], float]
 
 WARM_UP, CYCLING, COOL_DOWN = "warm_up", "cycling", "cool_down"
@@ -103,17 +102,13 @@ class Daso:
     patience: int = 5
 
     def __post_init__(self) -> None:
-        _require_count("interval", self.interval)
-        if self.wait is not None and not (type(self.wait) is int and 1 <= self.wait <= self.interval):
-            raise invalid("wait", self.wait, f"None or a positive integer of at most the interval, {self.interval}")
-        _require_count("warm_up", self.warm_up, 0)
-        _require_count("cool_down", self.cool_down, 0)
-        require_momentum(self.momentum)
+        for name, low in (("interval", 1), ("warm_up", 0), ("cool_down", 0), ("patience", 1)):
+            object.__setattr__(self, name, require_integer(name, getattr(self, name), low))
+        if self.wait is not None:
+            object.__setattr__(self, "wait", require_integer("wait", self.wait, 1, self.interval))
+        require_number("momentum", self.momentum, inclusive=True, below=1)
         require_choice("cast", self.cast, (True, False))
-        require_number("threshold", self.threshold, inclusive=True)
-        if self.threshold >= 1:
-            raise invalid("threshold", self.threshold, "below 1")
-        _require_count("patience", self.patience)
+        require_number("threshold", self.threshold, inclusive=True, below=1)
 
     @property
     def initial(self) -> tuple[int, int]:
@@ -177,7 +172,8 @@ class DasoTrace:
     @property
     def mean(self) -> Vector:
         """The nodes' mean parameters at the end, shape ``(size,)``."""
-        return self.theta.mean(axis=0)
+        mean: Vector = self.theta.mean(axis=0)
+        return mean
 
 
 def simulate_daso(
@@ -224,52 +220,44 @@ def simulate_daso(
     Raises:
         ConfigurationError: arguments that cannot work or do not go together.
     """
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise invalid("dtype", dtype, "float32 or float64")
-    theta0 = np.asarray(theta0, dtype)
-    if theta0.ndim != 1:
-        raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
-    for name, count in (("nodes", nodes), ("devices", devices), ("epochs", epochs), ("batches", batches)):
-        _require_count(name, count)
+    theta0 = _initial(theta0, dtype)
+    nodes, devices = require_integer("nodes", nodes), require_integer("devices", devices)
+    epochs, batches = require_integer("epochs", epochs), require_integer("batches", batches)
     if epochs < daso.warm_up + daso.cool_down:
         raise invalid("epochs", epochs, f"at least those of warm-up and cool-down, {daso.warm_up} + {daso.cool_down}")
     if not isinstance(learning_rate, Schedule):
-        require_number("learning_rate", learning_rate)
-        learning_rate = Constant(learning_rate)
+        learning_rate = Constant(require_number("learning_rate", learning_rate))
     communication = communication or Communication()
     if communication.service:
         raise invalid("service", communication.service, "0 where there is no server")
     draw: Draw = (lambda worker, steps: float(steps)) if timing is None else _sampler(timing, nodes * devices, seed)
-    cluster = _Cluster(daso, theta0, gradient, nodes, devices, draw, communication)
+    cluster = Cluster(
+        theta0,
+        gradient,
+        nodes,
+        devices,
+        momentum=daso.momentum,
+        cast=daso.cast,
+        draw=draw,
+        communication=communication,
+    )
+    synchronizer = _Synchronizer(daso, cluster, devices)
     rows, thetas = [], []
-    lowest, stable, since, syncs = math.inf, 0, 0, 0
-    interval, wait = daso.initial
-    sent: _Sent | None = None
     for batch in range(epochs * batches):
         epoch, left = divmod(batch, batches)
-        phase, ends = daso.phase(epoch, epochs), left == batches - 1
-        cycling, group, merged, value = phase == CYCLING, -1, -1, math.nan
+        phase = daso.phase(epoch, epochs)
+        cycling = phase == CYCLING
+        in_force = (synchronizer.interval, synchronizer.wait) if cycling else (1, 0)
         cluster.step(learning_rate(batch))
-        if nodes > 1 and not cycling:
-            cluster.block()
-            group, merged = syncs % devices, batch
-        elif nodes > 1:
-            since += 1
-            if sent is not None and batch == sent.batch + sent.wait:
-                cluster.merge(sent)
-                merged, sent = sent.batch, None
-            if since >= interval and sent is None:
-                sent, group, since = cluster.send(batch, wait), syncs % devices, 0
-        syncs += group >= 0
-        if ends and loss is not None:
+        group, merged = synchronizer.synchronize(batch, blocking=not cycling)
+        value = math.nan
+        if loss is not None and left == batches - 1:
             value = float(loss(cluster.theta.mean(axis=0)))
-        rows.append((phase, interval if cycling else 1, wait if cycling else 0, group, merged, cluster.now, value))
+            if cycling:
+                synchronizer.judge(value)
+        rows.append((phase, *in_force, group, merged, cluster.now, value))
         if keep_thetas:
             thetas.append(cluster.theta.copy())
-        if ends and loss is not None and cycling:
-            lowest, stable = daso.judge(lowest, stable, value)
-            if stable == daso.patience:
-                (interval, wait), stable = daso.after_plateau(interval, wait), 0
     columns = ("phase", "interval", "wait", "group", "merged", "time", "loss")
     return DasoTrace(
         theta=cluster.theta,
@@ -278,98 +266,56 @@ def simulate_daso(
     )
 
 
-def merge(local: np.ndarray, total: Vector, members: int, wait: int) -> np.ndarray:
-    """Equation 1.
+class _Synchronizer:
+    """Which group synchronizes after which batch: B and W in force, whose turn it is, the exchange on its way."""
 
-    Args:
-        local: parameters now, shape ``(..., size)``.
-        total: sum of what the members sent, shape ``(size,)``.
-        members: P.
-        wait: local steps since then, S; 0 gives the mean of what was sent.
-    """
-    return (2 * wait * local + total) / (2 * wait + members)
+    def __init__(self, daso: Daso, cluster: Cluster, devices: int) -> None:
+        self.interval, self.wait = daso.initial
+        self._daso, self._cluster, self._devices = daso, cluster, devices
+        self._synchronizations = 0
+        self._batches_since_send = 0
+        self._under_way: Exchange | None = None
+        self._lowest, self._stable = math.inf, 0
+
+    def synchronize(self, batch: int, *, blocking: bool) -> tuple[int, int]:
+        """What follows the local step of ``batch``: the group that sends, and the batch that is averaged in, or -1."""
+        if len(self._cluster.theta) == 1:
+            return -1, -1
+        if blocking:
+            self._cluster.block()
+            return self._next_group(), batch
+        group = merged = -1
+        self._batches_since_send += 1
+        exchange = self._under_way
+        if exchange is not None and batch == exchange.batch + exchange.wait:
+            self._cluster.merge(exchange)
+            merged, self._under_way = exchange.batch, None
+        if self._batches_since_send >= self.interval and self._under_way is None:
+            self._under_way = self._cluster.send(batch, self.wait)
+            group, self._batches_since_send = self._next_group(), 0
+        return group, merged
+
+    def _next_group(self) -> int:
+        group = self._synchronizations % self._devices
+        self._synchronizations += 1
+        return group
+
+    def judge(self, loss: float) -> None:
+        """Takes in the loss of an epoch of the cycling phase; a plateau changes B and W."""
+        self._lowest, self._stable = self._daso.judge(self._lowest, self._stable, loss)
+        if self._stable == self._daso.patience:
+            self.interval, self.wait = self._daso.after_plateau(self.interval, self.wait)
+            self._stable = 0
 
 
-def through_bfloat16(values: np.ndarray) -> np.ndarray:
-    """``values`` as they come out of a cast to float32, to bfloat16 and back: each to the nearest, ties to even."""
-    return values.astype(bfloat16).astype(values.dtype)
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """An exchange on its way: after which batch it was sent, to be merged how many later, and when it has arrived."""
-
-    batch: int
-    wait: int
-    total: Vector
-    arrival: float
-
-
-class _Cluster:
-    """The nodes: parameters, momenta, and what time it is on each."""
-
-    def __init__(
-        self,
-        daso: Daso,
-        theta0: Vector,
-        gradient: Gradient,
-        nodes: int,
-        devices: int,
-        draw: Draw,
-        communication: Communication,
-    ) -> None:
-        self.theta = np.tile(theta0, (nodes, 1))
-        self._velocity = np.zeros_like(self.theta)
-        self._times = np.zeros(nodes)
-        self._daso, self._gradient, self._draw = daso, gradient, draw
-        self._workers = [range(node * devices, (node + 1) * devices) for node in range(nodes)]
-
-        def seconds(itemsize: int) -> float:
-            return 2 * (nodes - 1) * communication.transfer(-(-theta0.size // nodes) * itemsize)
-
-        self._plain = seconds(theta0.itemsize)
-        self._blocking = seconds(np.dtype(bfloat16).itemsize) if daso.cast else self._plain
-
-    @property
-    def now(self) -> float:
-        """When the last node was through with what it has done so far."""
-        return float(self._times.max())
-
-    def step(self, learning_rate: float) -> None:
-        """Every node takes its batch: local synchronization, local step."""
-        for node, workers in enumerate(self._workers):
-            theta, velocity = self.theta[node], self._velocity[node]
-            total = np.zeros_like(theta)
-            for worker in workers:
-                value = self._gradient(theta, worker)
-                if value.shape != theta.shape:
-                    raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
-                total += value
-            velocity *= self._daso.momentum
-            velocity += total / len(workers)
-            theta -= learning_rate * velocity
-            self._times[node] += max([self._draw(worker, 1) for worker in workers])
-
-    def block(self) -> None:
-        """A blocking synchronization."""
-        payload = through_bfloat16(self.theta) if self._daso.cast else self.theta
-        self.theta[:] = payload.mean(axis=0)
-        self._times[:] = self.now + self._blocking
-
-    def send(self, batch: int, wait: int) -> _Sent:
-        """Begins a non-blocking synchronization."""
-        return _Sent(batch, wait, self.theta.sum(axis=0), self.now + self._plain)
-
-    def merge(self, sent: _Sent) -> None:
-        """Ends it; nodes that it has not reached yet wait."""
-        self.theta[:] = merge(self.theta, sent.total, len(self.theta), sent.wait)
-        np.maximum(self._times, sent.arrival, out=self._times)
+def _initial(theta0: Vector, dtype: Any) -> Vector:
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise invalid("dtype", dtype, "float32 or float64")
+    theta0 = np.asarray(theta0, dtype)
+    if theta0.ndim != 1:
+        raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
+    return theta0
 
 
 def _sampler(timing: Timing, workers: int, seed: int) -> Draw:
     return timing.sampler(workers, np.random.default_rng(seed))
-
-
-def _require_count(name: str, value: Any, low: int = 1) -> None:
-    if type(value) is not int or value < low:
-        raise invalid(name, value, "a positive integer" if low else "an integer of at least 0")

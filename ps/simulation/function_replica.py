@@ -15,7 +15,8 @@ from distkeras.ps.rules.base import MOST_STEPS_A_CALL, Vector
 #: ``gradient(theta, worker)``
 Gradient = Callable[[Vector, int], Vector]
 
-_NO_METRICS: np.ndarray = np.empty((MOST_STEPS_A_CALL, 0))
+_NO_METRICS = np.empty((MOST_STEPS_A_CALL, 0))  # of several steps, and of one
+_NO_METRICS_OF_ONE = np.empty(0)
 
 
 @dataclass(slots=True)
@@ -87,4 +88,4 @@ class FunctionReplica:
     def gradient(self, batch: Any, out: Vector) -> np.ndarray:
         """Writes the gradient into ``out``."""
         out[...] = self._gradient(self._theta)
-        return _NO_METRICS[0]
+        return _NO_METRICS_OF_ONE

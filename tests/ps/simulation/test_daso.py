@@ -18,7 +18,8 @@ from support.transcriptions import Problem
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import Constant, StepDecay, WarmUp
-from distkeras.ps.simulation.daso import Daso, DasoTrace, merge, simulate_daso, through_bfloat16
+from distkeras.ps.simulation.daso import Daso, DasoTrace, simulate_daso
+from distkeras.ps.simulation.daso_cluster import merge, through_bfloat16
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
 
 ETA = 0.05
