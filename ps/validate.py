@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distkeras.ps.errors import ConfigurationError
@@ -64,3 +64,8 @@ def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """
     if value not in choices:
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
+
+
+def check_field(holder: object, name: str, check: Callable[..., Any], *bounds: float, **options: Any) -> None:
+    """Puts in the field ``name`` of a frozen dataclass what ``check(name, value, *bounds, **options)`` makes of it."""
+    object.__setattr__(holder, name, check(name, getattr(holder, name), *bounds, **options))

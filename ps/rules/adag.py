@@ -20,7 +20,7 @@ from distkeras.ps.rules.base import (
     sum_of_squares,
 )
 from distkeras.ps.rules.papers import THESIS
-from distkeras.ps.validate import require_choice, require_number
+from distkeras.ps.validate import check_field, require_choice, require_number
 
 FORMS = ("4.1", "4.7", "4.10", "4.1norm", "4.7norm")
 
@@ -78,7 +78,7 @@ class ADAG(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("form", self.form, FORMS)
-        require_number("gamma", self.gamma)
+        check_field(self, "gamma", require_number)
         require_choice("algorithm", self.algorithm, (11, 12, 13))
         require_choice("normalize", self.normalize, (True, False))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, Vector, WorkerState
 from distkeras.ps.rules.papers import THESIS
-from distkeras.ps.validate import invalid, require_number
+from distkeras.ps.validate import check_field, invalid, require_number
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class AEASGD(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("rho", self.rho, inclusive=True)
+        check_field(self, "rho", require_number, inclusive=True)
         if self.learning_rate is not None:
-            require_number("learning_rate", self.learning_rate)
+            check_field(self, "learning_rate", require_number)
             if self.learning_rate * self.rho >= 1:
                 raise invalid("rho", self.rho, f"below 1 / learning_rate = {1 / self.learning_rate:g}")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.rules.base import Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
 from distkeras.ps.rules.papers import DANA
-from distkeras.ps.validate import invalid, require_number
+from distkeras.ps.validate import check_field, invalid, require_number
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class ASGD(Rule):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if type(self.window) is not int or self.window != 1:
+        super().__post_init__()
+        if self.window != 1:
             raise invalid("window", self.window, "1: a gradient rule commits every gradient")
-        require_number("weight_decay", self.weight_decay, inclusive=True)
+        check_field(self, "weight_decay", require_number, inclusive=True)
 
     @property
     def traits(self) -> Traits:
@@ -68,10 +69,3 @@ class ASGD(Rule):
         gradient *= learning_rate
         np.subtract(chunk.center, gradient, out=chunk.out)
         return None
-
-
-def require_momentum(momentum: float) -> None:
-    """In [0, 1)."""
-    require_number("momentum", momentum, inclusive=True)
-    if momentum >= 1:
-        raise invalid("momentum", momentum, "below 1")

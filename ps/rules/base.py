@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from distkeras.ps.validate import invalid
+from distkeras.ps.validate import check_field, require_integer
 
 Vector = np.ndarray
 Scalars = tuple[float, ...]
@@ -206,8 +206,8 @@ class Rule(ABC):
     window: int | None = 1
 
     def __post_init__(self) -> None:
-        if self.window is not None and not (type(self.window) is int and self.window >= 1):
-            raise invalid("window", self.window, "a positive integer, or None for a whole epoch")
+        if self.window is not None:
+            check_field(self, "window", require_integer)
 
     @property
     def traits(self) -> Traits:

@@ -8,7 +8,7 @@ from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.rules.dc_asgd import compensate
 from distkeras.ps.rules.papers import DANA
-from distkeras.ps.validate import require_number
+from distkeras.ps.validate import check_field, require_number
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DanaDC(DanaZero):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("compensation", self.compensation, inclusive=True)
+        check_field(self, "compensation", require_number, inclusive=True)
 
     @property
     def traits(self) -> Traits:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.asgd import ASGD, require_momentum
+from distkeras.ps.rules.asgd import ASGD
 from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.papers import DELAY_COMPENSATION
-from distkeras.ps.validate import invalid, require_choice, require_number
+from distkeras.ps.validate import check_field, require_choice, require_number
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,10 @@ class DCASGD(ASGD):
         super().__post_init__()
         require_choice("adaptive", self.adaptive, (True, False))
         if self.compensation is not None:
-            require_number("compensation", self.compensation, inclusive=True)
-        require_number("decay", self.decay, inclusive=True)
-        if self.decay >= 1:
-            raise invalid("decay", self.decay, "below 1")
-        require_number("epsilon", self.epsilon, inclusive=True)
-        require_momentum(self.momentum)
+            check_field(self, "compensation", require_number, inclusive=True)
+        check_field(self, "decay", require_number, inclusive=True, below=1)
+        check_field(self, "epsilon", require_number, inclusive=True)
+        check_field(self, "momentum", require_number, inclusive=True, below=1)
 
     @property
     def traits(self) -> Traits:

@@ -10,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.rules.aeasgd import AEASGD
 from distkeras.ps.rules.base import Replica, RuleInfo, Traits, Vector, WorkerState
-from distkeras.ps.validate import invalid, require_number
+from distkeras.ps.validate import check_field, require_number
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class EAMSGD(AEASGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("momentum", self.momentum, inclusive=True)
-        if self.momentum >= 1:
-            raise invalid("momentum", self.momentum, "below 1")
+        check_field(self, "momentum", require_number, inclusive=True, below=1)
 
     @property
     def traits(self) -> Traits:

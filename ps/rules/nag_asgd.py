@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.asgd import ASGD, require_momentum
+from distkeras.ps.rules.asgd import ASGD
 from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.papers import DANA
+from distkeras.ps.validate import check_field, require_number
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class NagASGD(ASGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_momentum(self.momentum)
+        check_field(self, "momentum", require_number, inclusive=True, below=1)
 
     @property
     def traits(self) -> Traits:

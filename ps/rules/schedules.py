@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.validate import invalid, require_number
+from distkeras.ps.validate import check_field, invalid, require_integer, require_number
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Schedule(ABC):
     rate: float
 
     def __post_init__(self) -> None:
-        require_number("rate", self.rate)
+        check_field(self, "rate", require_number)
 
     @abstractmethod
     def __call__(self, clock: int) -> float:
@@ -50,6 +51,14 @@ class Constant(Schedule):
         return self.rate
 
 
+def _require_clocks(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """Rising clocks, as a tuple: JSON brings a list."""
+    clocks = tuple(require_integer(name, value, 0) for value in values)
+    if list(clocks) != sorted(set(clocks)):
+        raise invalid(name, values, "rising clocks")
+    return clocks
+
+
 @dataclass(frozen=True)
 class StepDecay(Schedule):
     """Multiplied by ``factor`` at each boundary.
@@ -66,11 +75,8 @@ class StepDecay(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "boundaries", tuple(self.boundaries))  # JSON brings a list
-        whole = all(type(boundary) is int and boundary >= 0 for boundary in self.boundaries)
-        if not whole or list(self.boundaries) != sorted(set(self.boundaries)):
-            raise invalid("boundaries", self.boundaries, "rising clocks")
-        require_number("factor", self.factor)
+        check_field(self, "boundaries", _require_clocks)
+        check_field(self, "factor", require_number)
 
     def __call__(self, clock: int) -> float:
         return self.rate * self.factor ** sum(clock >= boundary for boundary in self.boundaries)
@@ -95,9 +101,8 @@ class WarmUp(StepDecay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.length) is not int or self.length < 1:
-            raise invalid("length", self.length, "a positive integer")
-        require_number("divisor", self.divisor, 1.0, inclusive=True)
+        check_field(self, "length", require_integer)
+        check_field(self, "divisor", require_number, 1.0, inclusive=True)
 
     def __call__(self, clock: int) -> float:
         start = 1 / self.divisor
@@ -120,9 +125,8 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.length) is not int or self.length < 1:
-            raise invalid("length", self.length, "a positive integer")
-        require_number("least", self.least, inclusive=True)
+        check_field(self, "length", require_integer)
+        check_field(self, "least", require_number, inclusive=True)
         if self.least > self.rate:
             raise invalid("least", self.least, f"at most the rate, {self.rate:g}")
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.asgd import ASGD, require_momentum
+from distkeras.ps.rules.asgd import ASGD
 from distkeras.ps.rules.base import Chunk, Context, Replica, RuleInfo, Scalars, Vector, WorkerState
 from distkeras.ps.rules.papers import ORMO
+from distkeras.ps.validate import check_field, require_number
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class ShiftedMomentum(ASGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_momentum(self.momentum)
+        check_field(self, "momentum", require_number, inclusive=True, below=1)
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         state = super().start(replica, sent)

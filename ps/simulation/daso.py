@@ -21,7 +21,7 @@ from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.simulation.daso_cluster import Cluster, Exchange
 from distkeras.ps.simulation.function_replica import Gradient
 from distkeras.ps.simulation.timing import Communication, Draw, Timing
-from distkeras.ps.validate import invalid, require_choice, require_integer, require_number
+from distkeras.ps.validate import check_field, invalid, require_choice, require_integer, require_number
 
 Loss = Callable[[Vector], float]
 
@@ -103,12 +103,12 @@ class Daso:
 
     def __post_init__(self) -> None:
         for name, low in (("interval", 1), ("warm_up", 0), ("cool_down", 0), ("patience", 1)):
-            object.__setattr__(self, name, require_integer(name, getattr(self, name), low))
+            check_field(self, name, require_integer, low)
         if self.wait is not None:
-            object.__setattr__(self, "wait", require_integer("wait", self.wait, 1, self.interval))
-        require_number("momentum", self.momentum, inclusive=True, below=1)
+            check_field(self, "wait", require_integer, 1, self.interval)
+        check_field(self, "momentum", require_number, inclusive=True, below=1)
         require_choice("cast", self.cast, (True, False))
-        require_number("threshold", self.threshold, inclusive=True, below=1)
+        check_field(self, "threshold", require_number, inclusive=True, below=1)
 
     @property
     def initial(self) -> tuple[int, int]:

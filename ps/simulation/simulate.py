@@ -23,7 +23,7 @@ from distkeras.ps.simulation.timing import Communication, Timing
 from distkeras.ps.simulation.trace import Trace
 from distkeras.ps.simulation.virtual_clock import VirtualClock
 from distkeras.ps.simulation.virtual_job import VirtualJob
-from distkeras.ps.validate import invalid
+from distkeras.ps.validate import invalid, require_integer
 
 #: ``occupied(worker, clock)``
 Occupied = Callable[[int, int], bool]
@@ -87,14 +87,13 @@ def simulate(
     theta0 = np.asarray(theta0, dtype)
     if theta0.ndim != 1:
         raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
-    if type(workers) is not int or workers < 1:
-        raise invalid("workers", workers, "a positive integer")
+    workers = require_integer("workers", workers)
     if rule.window is None:
         raise invalid("window", None, "a number of steps in a simulation, which has no epochs")
     if (schedule is None) == (timing is None):
         raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
-    if timing is not None and (type(steps) is not int or steps < 0):
-        raise invalid("steps", steps, "a number of commits, at least 0, with `timing`")
+    if steps is not None or timing is not None:
+        steps = require_integer("steps", steps, 0)
     if communication is not None and timing is None:
         raise ConfigurationError("`communication` must come with `timing`. Received: a schedule")
     if occupied is not None and schedule is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.validate import invalid, require_choice, require_number
+from distkeras.ps.validate import check_field, invalid, require_choice, require_number
 
 #: ``draw(worker, steps)``: seconds that ``worker`` takes for ``steps`` local steps, each drawn anew.
 Draw = Callable[[int, int], float]
@@ -25,7 +26,7 @@ class Timing(ABC):
     mean: float = 128.0
 
     def __post_init__(self) -> None:
-        require_number("mean", self.mean)
+        check_field(self, "mean", require_number)
 
     @abstractmethod
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
@@ -57,11 +58,12 @@ class Gamma(Timing):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("heterogeneous", self.heterogeneous, (True, False))
-        require_number("v_task", self.v_task)
+        check_field(self, "v_task", require_number)
         if self.v_machine is not None:
-            require_number("v_machine", self.v_machine)
+            check_field(self, "v_machine", require_number)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        """Draws the means now, one for all machines or one for each."""
         v_machine = (0.6 if self.heterogeneous else 0.1) if self.v_machine is None else self.v_machine
         once, each = (v_machine, self.v_task) if self.heterogeneous else (self.v_task, v_machine)
         alpha_once, alpha = once**-2, each**-2
@@ -74,6 +76,7 @@ class Memoryless(Timing):
     """Exponentially distributed times: who commits next does not depend on the past."""
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        """No worker differs from another."""
         return lambda worker, steps: float(rng.exponential(self.mean, steps).sum())
 
 
@@ -95,13 +98,14 @@ class SlowWorkers(Timing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("share", self.share, inclusive=True)
+        check_field(self, "share", require_number, inclusive=True)
         if self.share > 1:
             raise invalid("share", self.share, "at most 1")
-        require_number("factor", self.factor)
-        require_number("variation", self.variation)
+        check_field(self, "factor", require_number)
+        check_field(self, "variation", require_number)
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Draw:
+        """The first workers are the slow ones."""
         slow = int(np.ceil(self.share * workers))
         alpha = self.variation**-2
         means = np.where(np.arange(workers) < slow, self.factor, 1.0) * self.mean
@@ -131,14 +135,14 @@ class Communication:
     """
 
     latency: float = 0.0
-    bandwidth: float = float("inf")
+    bandwidth: float = math.inf
     service: float = 0.0
 
     def __post_init__(self) -> None:
-        require_number("latency", self.latency, inclusive=True)
-        require_number("service", self.service, inclusive=True)
-        if type(self.bandwidth) not in (int, float) or not self.bandwidth > 0:
-            raise invalid("bandwidth", self.bandwidth, "a number above 0")
+        check_field(self, "latency", require_number, inclusive=True)
+        check_field(self, "service", require_number, inclusive=True)
+        if self.bandwidth != math.inf:
+            check_field(self, "bandwidth", require_number)
 
     def transfer(self, size: int) -> float:
         """Seconds for ``size`` bytes one way."""

@@ -60,7 +60,7 @@ class VirtualJob:
         self.now = 0.0
         self.traits = rule.traits
         if not self.traits.gradient:
-            require_number("learning_rate", learning_rate)  # a schedule is the server's
+            learning_rate = require_number("learning_rate", learning_rate)  # a schedule is the server's
         self.center = Center(
             rule,
             theta0,

@@ -136,6 +136,22 @@ def test_configuration_round_trip_through_json(name: str) -> None:
     assert rules.make(rule.name.upper(), **json.loads(json.dumps(rule.config()))) == rule
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("agn", {"window": np.int64(3)}),
+        ("asgd", {"window": np.int32(1), "weight_decay": np.float32(0.5)}),
+        ("eamsgd", {"rho": np.float32(0.5), "momentum": np.float32(0.25), "learning_rate": np.float64(0.5)}),
+        ("dc_asgd", {"decay": np.float32(0.5), "compensation": np.int64(2)}),
+        ("adag", {"gamma": np.float32(0.5)}),
+    ],
+)
+def test_numbers_of_numpy_are_taken_as_python_has_them(name: str, given: dict[str, Any]) -> None:
+    config = rules.make(name, **given).config()
+    assert {key: config[key] for key in given} == given
+    assert json.loads(json.dumps(config)) == config
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_info_is_complete(name: str) -> None:
     info = rules.all_rules()[name].info
