@@ -1,4 +1,4 @@
-"""The center variable, the server half of its rule, and the ledger: a plain state machine.
+"""The center variable and the server half of its rule: a plain state machine.
 
 No threads, no sockets, no clocks of its own; whoever drives it holds one lock around every call. What it keeps true:
 
@@ -13,57 +13,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
+from distkeras.ps.center.chunks import Chunks
 from distkeras.ps.center.commit_log import CommitLog
+from distkeras.ps.center.leases import Leases, PartitionLease
+from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
-from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
-from distkeras.ps.rules.base import BLOCK, Chunk, Context, Rule, Scalars, Vector
+from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
-
-
-@dataclass
-class PartitionLease:
-    """A partition's standing: who holds its lease, and how far it has come."""
-
-    attempt: int
-    connected: bool = True
-    finished: bool = False
-    sequence: int = 0
-    epoch: int = 0
-    batch: int = 0
-    #: Of the rows behind what was committed; -1 before the first commit.
-    checksum: int = -1
-    #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
-    released: int | None = None
-    #: The same before its last commit: what a window started from that was computed while that commit travelled.
-    before: int | None = None
-    steps: int = 0
-    #: Whether its last commit was left out for its numbers.
-    skipped: bool = False
-    #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
-    since: float = 0.0
-    sent: Buffer | None = None
-    vectors: tuple[Vector, ...] = ()
-
-
-@dataclass
-class Round:
-    """A synchronous rule's round: what has been contributed, and when it and the one before it began."""
-
-    moving_statistics: np.ndarray
-    total: Buffer | None = None
-    steps: int = 0
-    #: Contributions that were left out for their numbers: their workers have arrived.
-    skipped: int = 0
-    began: int = 0
-    previous_began: int = 0
 
 
 class Released(NamedTuple):
@@ -87,7 +51,7 @@ class Center:
         scheduler: when replies are released; None: what the rule needs.
         moving_statistics: the initial ones (BatchNormalization), averaged by step count, never through the rule.
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit, for one more pass over the vector.
-        incarnation: which life of the server this is.
+        incarnation: of the server: rises with each restart.
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
 
@@ -116,8 +80,7 @@ class Center:
             raise ConfigurationError(
                 f"`learning_rate` must be given: rule {rule.name!r} takes its steps at the server. Received: None"
             )
-        if scheduler is None:
-            scheduler = scheduler_for(rule, workers)
+        scheduler = scheduler_for(rule, workers) if scheduler is None else scheduler
         if self.traits.synchronous and not isinstance(scheduler, Synchronous):
             raise ConfigurationError(
                 f"rule {rule.name!r} must run in rounds. Received: scheduler={type(scheduler).__name__}"
@@ -129,22 +92,21 @@ class Center:
         self.moving_statistics = np.array(moving_statistics)
         self.incarnation = incarnation
         self.clock = 0
+        #: Names of the history's columns, as `messages.Records` has them; empty before a worker has told them.
+        self.metrics = ""
         #: Why the job ends early, if it does; then everybody who asks is told to leave.
         self.stopping: str | None = None
         self.counters: dict[str, int] = {}
         self.log = CommitLog()
-        self.members: dict[int, PartitionLease] = {}
+        self.leases = Leases(workers, self._make_worker_vectors, now)
         self.pool = Pool(vector.size, vector.dtype)
         self.current = self.pool.take()
         self.current.array[...] = vector
         self.model = tuple(np.zeros_like(vector) for _ in self.traits.model_vectors)
         self._now = now
-        # Each call of numpy gives another thread its turn at the interpreter's lock: not for what fits a cache whole.
-        self._block = block if vector.size > 2 * block else max(block, vector.size)
+        self._chunks = Chunks(vector.size, vector.dtype, block)
         self._measure_gap = measure_gap
         self._keeps_sent = self.traits.keeps_sent or measure_gap
-        self._chunk = Chunk()
-        self._scratch = np.empty(min(max(self._block, BLOCK), vector.size), vector.dtype)
         self.round = Round(np.zeros_like(self.moving_statistics))
 
     def rate(self, clock: int) -> float:
@@ -156,76 +118,40 @@ class Center:
         """Elements of the center."""
         return self.pool.size
 
+    def _make_worker_vectors(self) -> tuple[Vector, ...]:
+        return tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
+
     # ---- leases -----------------------------------------------------------------------------------------------
 
-    def new_member(self, attempt: int) -> PartitionLease:
-        """A member at the beginning of its data, not yet one of `members`."""
-        vectors = tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
-        return PartitionLease(attempt, since=self._now(), vectors=vectors)
-
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
-        """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait for it.
-
-        A later attempt takes over once the holder's connection is gone: Spark started it because it gave the holder up,
-        or to race it. Any attempt takes over once the lease has expired, an earlier one too: Spark may still count on
-        it. A partition whose data has ended has no holder any more, and everybody is told.
-
-        Args:
-            worker: the partition.
-            attempt: Spark's task attempt id, at least 0.
-            expired: the holder has given no sign of life for as long as a lease lasts.
+        """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait: see `Leases.join`.
 
         Raises:
             RemoteProtocolError: no such worker.
         """
-        if not 0 <= worker < self.workers:
-            raise RemoteProtocolError(f"`worker` must be in [0, {self.workers}). Received: worker={worker}")
-        member = self.members.get(worker)
-        if member is None:
-            member = self.members[worker] = self.new_member(attempt)
-        elif member.finished:
-            return member
-        elif attempt != member.attempt:
-            if not expired and (attempt < member.attempt or member.connected):
-                return None
-            member.attempt, member.since = attempt, self._now()
-            member.released = member.before = None
-        member.connected = True
-        self.scheduler.joined(worker)
-        return member
-
-    def disconnected(self, worker: int, attempt: int) -> None:
-        """The connection of ``attempt`` is gone: a waiting newcomer may take over."""
-        member = self.members.get(worker)
-        if member is not None and member.attempt == attempt:
-            member.connected = False
+        lease = self.leases.join(worker, attempt, expired=expired)
+        if lease is not None and not lease.finished:
+            self.scheduler.joined(worker)
+        return lease
 
     def leave(self, worker: int, attempt: int) -> None:
-        """The partition's data has ended."""
-        member = self.members.get(worker)
-        if member is None or not member.finished:
-            member = self.held(worker, attempt)
-            member.finished = True
-            self.rule.leave(self.model, member.vectors)
-            self.scheduler.left(worker)
+        """The partition's data has ended.
+
+        Raises:
+            LeaseLostError: ``attempt`` does not hold the lease of a partition that has data left.
+        """
+        lease = self.leases.get(worker)
+        if lease is None or not lease.finished:
+            lease = self.leases.held(worker, attempt)
+            lease.finished = True
+            self.rule.leave(self.model, lease.vectors)
+            self.scheduler.finished(worker)
         self._end_round_if_complete()
 
-    def finish(self, reason: str) -> None:
+    def end_early(self, reason: str) -> None:
         """Ends the job early: nobody waits for those who have not joined, and everybody is told to leave."""
         self.stopping = self.stopping or reason
         self.scheduler.gather = False  # those who have joined are all there will be
-
-    def held(self, worker: int, attempt: int) -> PartitionLease:
-        """The member, if ``attempt`` holds its lease.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
-        member = self.members.get(worker)
-        if member is None or member.attempt != attempt:
-            holder = "nobody" if member is None else f"attempt {member.attempt}"
-            raise LeaseLostError(f"{holder} holds the lease. Received: attempt {attempt}", worker=worker)
-        return member
 
     # ---- commits ----------------------------------------------------------------------------------------------
 
@@ -233,37 +159,32 @@ class Center:
         """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
 
         Returns:
-            False if this commit had been applied before (its reply was lost), and nothing was done.
+            False if this commit had been applied before (its reply was lost), and nothing was done: the parts are the
+            caller's.
 
         Raises:
             LeaseLostError: the sender does not hold the lease.
             LedgerError: the mini-batches do not continue where the partition's last commit ended.
             RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
         """
-        member = self._due(commit, len(parts))
-        if member is None:
+        lease = self._due(commit, len(parts))
+        if lease is None:
             return False
-        staleness = self._staleness(member, commit)
-        rounds = self.scheduler if isinstance(self.scheduler, Synchronous) else None
-        context = Context(
-            workers=self.workers,
-            worker=commit.worker,
-            clock=self.clock,
-            staleness=staleness,
-            steps=commit.steps,
-            learning_rate=self.rate(self.clock) if self.traits.gradient else commit.learning_rate,
-            previous_learning_rate=self.rate(self.clock - 1) if self.traits.gradient else commit.learning_rate,
-            waiting=len(rounds.arrived) - self.round.skipped if rounds else 0,
-        )
+        staleness = self._staleness(lease, commit)
+        context = self._commit_context(commit, staleness)
         scalars = self.rule.accept(context, self.counters)
-        gap = self._gap(member) if self._measure_gap else math.nan
-        total: float | None = None
+        gap = math.nan
+        if self._measure_gap and lease.sent is not None:
+            gap = self._chunks.gap(self.current.array, lease.sent.array)
+        scale = commit.scale
         if self.traits.synchronous:
-            self._contribute(parts[0])
+            self.round.contribute(parts[0])
         else:
-            total = self._apply(member, parts, scalars)
-        self._blend_moving_statistics(commit, member)
-        scale = commit.scale if total is None else total / self.size
+            total = self._apply(lease, parts, scalars)
+            if total is not None:
+                scale = total / self.size
+        if self.moving_statistics.size:
+            self._blend_moving_statistics(commit, lease)
         now = self._now()
         self.log.add(
             commit,
@@ -275,16 +196,16 @@ class Center:
             scale=scale,
         )
         self.clock += 1
-        member.steps = commit.steps
-        self._advance(member, commit, now)
+        lease.steps = commit.steps
+        lease.advance(commit, now)
         if not commit.wants_center:
-            member.released = self.clock
+            lease.released = self.clock
         self.scheduler.committed(commit.worker)
         self._end_round_if_complete()
         return True
 
     def skip(self, commit: Commit) -> bool:
-        """Leaves ``commit`` out, for its numbers: its mini-batches are done with, and nothing else has changed.
+        """Leaves ``commit`` out, for its NaN or infinity: its mini-batches are done with, nothing else has changed.
 
         Its worker must pull before it goes on. A round counts it as arrived, with nothing contributed.
 
@@ -294,22 +215,23 @@ class Center:
         Raises:
             LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
         """
-        member = self._due(commit, len(commit.parts))
-        if member is None:
+        lease = self._due(commit, len(commit.parts or commit.packed))
+        if lease is None:
             return False
         now = self._now()
         self.log.add(
             commit,
             clock=self.clock,
-            staleness=self._staleness(member, commit),
+            staleness=self._staleness(lease, commit),
             timestamp=now,
             eta=commit.learning_rate,
             gap=math.nan,
             scale=0.0,
             skipped=True,
         )
-        self._advance(member, commit, now)
-        member.skipped, member.released, member.before = True, None, None
+        lease.advance(commit, now)
+        lease.skipped = True
+        lease.require_pull()
         self.scheduler.committed(commit.worker)
         if isinstance(self.scheduler, Synchronous):
             self.round.skipped += 1
@@ -317,59 +239,64 @@ class Center:
         return True
 
     def _due(self, commit: Commit, parts: int) -> PartitionLease | None:
-        """The member that ``commit`` is the next one of; None where it is the last one, sent again."""
-        member = self.held(commit.worker, commit.attempt)
-        if commit.incarnation != self.incarnation:
-            raise RemoteProtocolError(
-                f"`incarnation` must be {self.incarnation}. Received: incarnation={commit.incarnation}",
-                worker=commit.worker,
-            )
-        if commit.sequence == member.sequence and commit.sequence > 0:
+        """The lease that ``commit`` is the next one of; None where it is the last one, sent again."""
+        lease = self.leases.held(commit.worker, commit.attempt)
+        self.require_incarnation(commit.worker, commit.incarnation)
+        if commit.sequence == lease.sequence and commit.sequence > 0:
             return None
-        self._check(commit, member, parts)
-        if member.released is None:
+        if parts != self.traits.parts:
+            raise RemoteProtocolError(
+                f"a commit must have {self.traits.parts} parts. Received: {parts}", worker=commit.worker
+            )
+        lease.require_next(commit)
+        if lease.released is None:
             raise RemoteProtocolError("a worker must pull before it commits. Received: a commit", worker=commit.worker)
-        return member
+        return lease
 
-    def _staleness(self, member: PartitionLease, commit: Commit) -> int:
+    def require_incarnation(self, worker: int, incarnation: int) -> None:
+        """Whether ``worker`` speaks to this very server, and to none before its restart.
+
+        Raises:
+            RemoteProtocolError: it does not.
+        """
+        if incarnation != self.incarnation:
+            raise RemoteProtocolError(
+                f"`incarnation` must be {self.incarnation}. Received: incarnation={incarnation}", worker=worker
+            )
+
+    def _staleness(self, lease: PartitionLease, commit: Commit) -> int:
         """Of an overlapped commit, the one before it counts as well: what its sender was sent lacked it."""
-        since = member.before if commit.overlapped and member.before is not None else member.released
+        overlapped = commit.overlapped and lease.previous_released is not None
+        since = lease.previous_released if overlapped else lease.released
         assert since is not None
         return 0 if self.traits.synchronous else self.clock - since
 
-    @staticmethod
-    def _advance(member: PartitionLease, commit: Commit, now: float) -> None:
-        member.sequence, member.checksum = commit.sequence, commit.checksum
-        member.epoch, member.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
-        member.skipped, member.since, member.before = False, now, member.released
+    def _commit_context(self, commit: Commit, staleness: int) -> Context:
+        at_server = self.traits.gradient
+        rounds = self.scheduler if isinstance(self.scheduler, Synchronous) else None
+        return Context(
+            workers=self.workers,
+            worker=commit.worker,
+            clock=self.clock,
+            staleness=staleness,
+            steps=commit.steps,
+            learning_rate=self.rate(self.clock) if at_server else commit.learning_rate,
+            previous_learning_rate=self.rate(self.clock - 1) if at_server else commit.learning_rate,
+            waiting=len(rounds.arrived) - self.round.skipped if rounds else 0,
+        )
 
-    def _check(self, commit: Commit, member: PartitionLease, parts: int) -> None:
-        if parts != self.traits.parts or commit.sequence != member.sequence + 1:
-            raise RemoteProtocolError(
-                f"commit must have {self.traits.parts} parts and sequence {member.sequence + 1}. "
-                f"Received: {parts} parts, sequence {commit.sequence}",
-                worker=commit.worker,
-            )
-        if (commit.epoch, commit.first) != (member.epoch, member.batch) or commit.last < commit.first:
-            raise LedgerError(
-                f"commit must begin at mini-batch {member.batch} of epoch {member.epoch}. "
-                f"Received: mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}",
-                worker=commit.worker,
-                step=commit.first,
-            )
-
-    def _apply(self, member: PartitionLease, parts: Sequence[Buffer], scalars: Scalars) -> float | None:
+    def _apply(self, lease: PartitionLease, parts: Sequence[Buffer], scalars: Scalars) -> float | None:
         payload = tuple(part.array for part in parts)
         center = self.current.array
         in_place = self.traits.view
         out = center if in_place else payload[0]
-        sent = member.sent.array if self.traits.keeps_sent and member.sent else center
-        vectors = (out, center, payload, self.model, member.vectors, sent)
+        sent = lease.sent.array if self.traits.keeps_sent and lease.sent else center
+        vectors = (out, center, payload, self.model, lease.vectors, sent)
         if self.traits.reduction:
-            total = math.fsum(self.rule.partial(chunk, scalars) for chunk in self._chunks(BLOCK, *vectors))
+            total = math.fsum(self.rule.partial(chunk, scalars) for chunk in self._chunks.over(*vectors, block=BLOCK))
             scalars = self.rule.reduced(scalars, total)
         scale: float | None = None
-        for chunk in self._chunks(self._block, *vectors):
+        for chunk in self._chunks.over(*vectors):
             share = self.rule.apply(chunk, scalars)
             if share is not None:
                 scale = share if scale is None else scale + share
@@ -385,85 +312,34 @@ class Center:
         self.current.drop()
         self.current = version
 
-    def _chunks(
-        self,
-        block: int,
-        out: Vector,
-        center: Vector,
-        payload: tuple[Vector, ...],
-        model: tuple[Vector, ...],
-        worker: tuple[Vector, ...],
-        sent: Vector,
-    ) -> Iterator[Chunk]:
-        """The same `Chunk` object, moved over consecutive stretches of the vectors."""
-        chunk, size = self._chunk, self.size
-        if 0 < size <= block:
-            chunk.out, chunk.center, chunk.payload, chunk.model = out, center, payload, model
-            chunk.worker, chunk.sent, chunk.scratch = worker, sent, self._scratch[:size]
-            yield chunk
-            return
-        for start in range(0, size, block):
-            stretch = slice(start, min(start + block, size))
-            chunk.out = out[stretch]
-            chunk.center = center[stretch]
-            chunk.payload = tuple([vector[stretch] for vector in payload])
-            chunk.model = tuple([vector[stretch] for vector in model])
-            chunk.worker = tuple([vector[stretch] for vector in worker])
-            chunk.sent = sent[stretch]
-            chunk.scratch = self._scratch[: stretch.stop - start]
-            yield chunk
-
-    def _gap(self, member: PartitionLease) -> float:
-        if member.sent is None:
-            return math.nan
-        total, center, sent = 0.0, self.current.array, member.sent.array
-        for start in range(0, self.size, BLOCK):
-            stretch = slice(start, min(start + BLOCK, self.size))
-            moved = np.subtract(center[stretch], sent[stretch], out=self._scratch[: stretch.stop - start])
-            total += float(np.square(moved, dtype=np.float64).sum())
-        return math.sqrt(total / self.size)
-
     # ---- rounds -----------------------------------------------------------------------------------------------
-
-    def _contribute(self, part: Buffer) -> None:
-        if self.round.total is None:
-            self.round.total = part
-        else:
-            self.round.total.array += part.array
-            part.drop()
 
     def _end_round_if_complete(self) -> None:
         """A rule without rounds of its own has moved the center at each arrival; its workers are only let go."""
         if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete():
             return
         if self.round.total is not None:
-            self._take_round(self.round.total, len(self.scheduler.arrived) - self.round.skipped)
+            self._end_round(self.round.total, len(self.scheduler.arrived) - self.round.skipped)
         self.round.skipped = 0
         self.scheduler.next_round()
 
-    def _take_round(self, total: Buffer, contributions: int) -> None:
+    def _end_round(self, total: Buffer, contributions: int) -> None:
         scalars = self.rule.release(self._view_context(-1, self.round.began, self.round.previous_began), self.counters)
         center = self.current.array
-        for chunk in self._chunks(self._block, total.array, center, (total.array,), self.model, (), center):
+        for chunk in self._chunks.over(total.array, center, (total.array,), self.model):
             self.rule.round_end(chunk, contributions, scalars)
         self._publish(total)
-        self.round.total = None
         if self.moving_statistics.size:
-            self.moving_statistics = self.round.moving_statistics / self.round.steps
-            self.round.moving_statistics = np.zeros_like(self.moving_statistics)
-            self.round.steps = 0
-        self.round.previous_began, self.round.began = self.round.began, self.clock
+            self.moving_statistics = self.round.take_moving_statistics()
+        self.round.end(self.clock)
 
-    def _blend_moving_statistics(self, commit: Commit, member: PartitionLease) -> None:
-        if not self.moving_statistics.size:
-            return
+    def _blend_moving_statistics(self, commit: Commit, lease: PartitionLease) -> None:
         if self.traits.synchronous:
-            self.round.moving_statistics += commit.moving_statistics * commit.steps
-            self.round.steps += commit.steps
+            self.round.contribute_moving_statistics(commit)
             return
         # Each active worker's share of the average is its share of the latest steps; one worker's is all of it.
-        others = (self.members[other] for other in self.scheduler.active)
-        steps = commit.steps + sum(other.steps for other in others if other is not member)
+        others = (self.leases[other] for other in self.scheduler.active)
+        steps = commit.steps + sum(other.steps for other in others if other is not lease)
         self.moving_statistics = self.moving_statistics + (commit.moving_statistics - self.moving_statistics) * (
             commit.steps / steps
         )
@@ -480,23 +356,23 @@ class Center:
         Raises:
             LeaseLostError: ``attempt`` does not hold the lease.
         """
-        member = self.held(worker, attempt)
+        lease = self.leases.held(worker, attempt)
         if self.traits.view:
             version = self.pool.take()
             # A view uses the eta of the commit that it follows.
             scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
             center = self.current.array
-            for chunk in self._chunks(self._block, version.array, center, (), self.model, member.vectors, center):
+            for chunk in self._chunks.over(version.array, center, (), self.model, lease.vectors):
                 self.rule.view(chunk, scalars)
         else:
             version = self.current.hold()
         if self._keeps_sent:
-            if member.sent is not None:
-                member.sent.drop()
-            member.sent = version.hold()
-        if not self.traits.pull_first or member.released is None:
-            member.released = self.clock
-        return Released(version, self.clock, member.sequence, self.rate(self.clock), self.moving_statistics)
+            if lease.sent is not None:
+                lease.sent.drop()
+            lease.sent = version.hold()
+        if not self.traits.pull_first or lease.released is None:
+            lease.released = self.clock
+        return Released(version, self.clock, lease.sequence, self.rate(self.clock), self.moving_statistics)
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""

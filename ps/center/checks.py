@@ -1,4 +1,7 @@
-"""What a commit must be before anything is done with it; outside of the center's lock, for it reads every number."""
+"""What a worker's messages must be before anything is done with them.
+
+The checks of a commit are made outside of the center's lock, for they read every number.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,30 @@ from collections.abc import Sequence
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.errors import NonFiniteError, ShapeError
-from distkeras.ps.protocol.compression import Codec
+from distkeras.ps.errors import NonFiniteError, RemoteProtocolError, ShapeError
+from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.protocol.messages import Commit, Hello
+
+
+def check_hello(center: Center, message: Hello) -> None:
+    """Whether the worker's model is the center's, and its wire format one that the rule goes with.
+
+    Raises:
+        ShapeError, RemoteProtocolError, ConfigurationError: it is not.
+    """
+    if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
+        raise ShapeError(
+            f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "
+            f"Received: {message.size} and {message.moving_statistics}",
+            worker=message.worker,
+        )
+    if message.wire_format not in FORMATS:
+        raise RemoteProtocolError(
+            f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
+            worker=message.worker,
+        )
+    require_format(message.wire_format, center.rule)
 
 
 def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
@@ -45,14 +68,15 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
         )
 
 
-def not_finite(commit: Commit, layouts: Sequence[Layout] = ()) -> NonFiniteError | None:
+def not_finite(commit: Commit, parts: Sequence[np.ndarray], layouts: Sequence[Layout] = ()) -> NonFiniteError | None:
     """What is wrong with the numbers; None if each is finite.
 
     Args:
         commit: of the right shapes.
+        parts: its parts as vectors.
         layouts: of the center and the statistics; none: no name is told.
     """
-    for part in (*commit.parts, commit.moving_statistics):
+    for part in (*parts, commit.moving_statistics):
         # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.
         with np.errstate(over="ignore"):
             suspicious = part.size > 0 and not math.isfinite(float(np.dot(part, part)))

@@ -29,7 +29,7 @@ class Scheduler:
         self.active.add(worker)
         self._seen.add(worker)
 
-    def left(self, worker: int) -> None:
+    def finished(self, worker: int) -> None:
         """``worker`` has no more data and will not come back."""
         self.active.discard(worker)
 
@@ -50,6 +50,17 @@ class Scheduler:
     def waiting_for(self, worker: int) -> set[int]:
         """Whom ``worker`` waits for: names for a deadline's error."""
         return self.missing()
+
+    def awaited(self, worker: int) -> str:
+        """What ``worker`` waits for, for a deadline's error."""
+        missing = self.missing()
+        if not missing:
+            return f"workers {sorted(self.waiting_for(worker))} to commit"
+        running = self.workers - len(missing)
+        return (
+            f"all workers to run at once, as this rule needs: {running} of {self.workers} got a slot; "
+            f"missing: {sorted(missing)}"
+        )
 
     def progress(self) -> dict[int, int]:
         """What a snapshot must keep beside who is active: a number for some workers."""
@@ -72,6 +83,7 @@ class Synchronous(Scheduler):
         self.arrived: set[int] = set()
 
     def committed(self, worker: int) -> None:
+        """``worker`` has arrived in this round."""
         self.arrived.add(worker)
 
     def round_complete(self) -> bool:
@@ -83,15 +95,19 @@ class Synchronous(Scheduler):
         self.arrived.clear()
 
     def ready(self, worker: int) -> bool:
+        """Whether the round that ``worker`` arrived in has ended."""
         return worker not in self.arrived and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
+        """Who has not joined; else, who has not arrived in this round."""
         return self.missing() or self.active - self.arrived
 
     def progress(self) -> dict[int, int]:
+        """A 1 for each worker that has arrived."""
         return dict.fromkeys(self.arrived, 1)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
+        """Likewise, with the unfinished round."""
         super().restore(progress, seen=seen, active=active)
         self.arrived = set(progress)
 
@@ -113,14 +129,17 @@ class BoundedStaleness(Scheduler):
         self._slowest = 0  # iterations of the slowest active worker: `ready` is asked for everyone who waits
 
     def joined(self, worker: int) -> None:
+        """``worker`` counts among those that the others wait for."""
         super().joined(worker)
         self._find_slowest()
 
-    def left(self, worker: int) -> None:
-        super().left(worker)
+    def finished(self, worker: int) -> None:
+        """Nobody waits for ``worker`` any more."""
+        super().finished(worker)
         self._find_slowest()
 
     def committed(self, worker: int) -> None:
+        """``worker`` has ended an iteration."""
         self.iterations[worker] += 1
         if self.iterations[worker] == self._slowest + 1:
             self._find_slowest()
@@ -130,16 +149,20 @@ class BoundedStaleness(Scheduler):
         self._slowest = min((self.iterations[other] for other in self.active), default=max(everyone))
 
     def ready(self, worker: int) -> bool:
+        """Whether ``worker`` is not too far ahead."""
         return self.iterations[worker] - self._slowest <= self.bound and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
+        """Who has not joined; else, who is too far behind ``worker``."""
         limit = self.iterations[worker] - self.bound
         return self.missing() or {other for other in self.active if self.iterations[other] < limit}
 
     def progress(self) -> dict[int, int]:
+        """The iterations of each worker."""
         return dict(self.iterations)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
+        """Likewise, with the iterations."""
         super().restore(progress, seen=seen, active=active)
         self.iterations |= progress
         self._find_slowest()

@@ -1,7 +1,7 @@
 """A center's whole state as JSON and arrays, and back.
 
 What a worker was last sent is left out: after a restart every worker begins again with a pull, which sets it anew.
-The log is left out too, for it only ever grows; `saver` writes its new part beside each snapshot.
+The log is left out too, for it only ever grows; `directory` writes its new part beside each snapshot.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.errors import SnapshotError
 
 #: What of a `PartitionLease` is kept as it is.
 _KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped")
+#: Likewise, of a `Round`.
+_KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,22 @@ def capture(center: Center) -> State:
         "moving_statistics": center.moving_statistics,
     }
     arrays |= {f"model/{number}": vector.copy() for number, vector in enumerate(center.model)}
-    members = {}
-    for worker, member in center.members.items():
-        members[str(worker)] = {name: getattr(member, name) for name in _KEPT}
-        arrays |= {f"worker/{worker}/{number}": vector.copy() for number, vector in enumerate(member.vectors)}
+    leases = {}
+    for worker, lease in center.leases.items():
+        leases[str(worker)] = {name: getattr(lease, name) for name in _KEPT}
+        arrays |= {f"worker/{worker}/{number}": vector.copy() for number, vector in enumerate(lease.vectors)}
     current = center.round
     if current.total is not None:
         arrays["round"] = current.total.array.copy()
-    arrays["round/statistics"] = current.moving_statistics.copy()
-    rounds = ("steps", "skipped", "began", "previous_began")
+    arrays["round/moving_statistics"] = current.moving_statistics.copy()
     header = {
         "rule": {"name": center.rule.name, "hyper_parameters": center.rule.config()},
         "workers": center.workers,
         "incarnation": center.incarnation,
         "clock": center.clock,
         "counters": dict(center.counters),
-        "members": members,
-        "round": {name: getattr(current, name) for name in rounds},
+        "leases": leases,
+        "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
         "progress": {str(worker): number for worker, number in center.scheduler.progress().items()},
     }
     return State(header, arrays, held)
@@ -77,7 +79,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     Args:
         center: as yet untouched, of the same rule and size.
         state: from `capture`.
-        same_attempts, epochs: see `saver.StartMode`.
+        same_attempts, epochs: see `checkpointer.StartMode`.
 
     Returns:
         Whether every partition goes on exactly where it was: False with another number of workers.
@@ -95,50 +97,58 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     center.current.array[...] = arrays["center"]
     center.moving_statistics = np.array(arrays["moving_statistics"])
     center.clock = header["clock"]
-    members = {int(worker): values for worker, values in header["members"].items()}
+    leases = {int(worker): values for worker, values in header["leases"].items()}
     if header["workers"] != center.workers:
-        _begin_epoch(center, _first_open_epoch(members, header["workers"]))
+        _begin_epoch(center, _first_open_epoch(leases, header["workers"]))
         return False
     center.counters = dict(header["counters"])
     for number, vector in enumerate(center.model):
         vector[...] = arrays[f"model/{number}"]
-    for worker, values in members.items():
-        member = center.members[worker] = center.new_member(values["attempt"])
-        vars(member).update(values, connected=False)
-        if not same_attempts:
-            member.attempt = -1
-        if member.finished and epochs is not None and member.epoch < epochs:
-            member.finished = False  # and what its rule kept for it was given up when it left
+    for worker, values in leases.items():
+        lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
+        _set(lease, values)
+        if lease.finished and epochs is not None and lease.epoch < epochs:
+            lease.finished = False  # and what its rule kept for it was given up when it left
             continue
-        for number, vector in enumerate(member.vectors):
+        for number, vector in enumerate(lease.vectors):
             vector[...] = arrays[f"worker/{worker}/{number}"]
     _restore_round(center, header["round"], arrays)
-    active = {worker for worker, member in center.members.items() if not member.finished}
+    active = {worker for worker, lease in center.leases.items() if not lease.finished}
     center.scheduler.restore(
         {int(worker): number for worker, number in header["progress"].items()},
-        seen=set(center.members) if same_attempts else set(center.members) - active,
+        seen=set(center.leases) if same_attempts else set(center.leases) - active,
         active=active,
     )
     return True
 
 
-def _first_open_epoch(members: dict[int, dict[str, Any]], workers: int) -> int:
-    if len(members) < workers:
+def _set(lease: PartitionLease, values: dict[str, Any]) -> None:
+    """``values`` are what `_KEPT` names, but for the attempt, who is not connected."""
+    lease.connected = False
+    for name in _KEPT:
+        if name != "attempt":
+            setattr(lease, name, values[name])
+
+
+def _first_open_epoch(leases: dict[int, dict[str, Any]], workers: int) -> int:
+    if len(leases) < workers:
         return 0
     # A partition without rows has ended in epoch 0.
-    unfinished = [values["epoch"] for values in members.values() if not values["finished"]]
-    return min(unfinished) if unfinished else max(values["epoch"] for values in members.values())
+    unfinished = [values["epoch"] for values in leases.values() if not values["finished"]]
+    return min(unfinished) if unfinished else max(values["epoch"] for values in leases.values())
 
 
 def _begin_epoch(center: Center, epoch: int) -> None:
     for worker in range(center.workers):
-        center.members[worker] = center.new_member(-1)
-        vars(center.members[worker]).update(epoch=epoch, connected=False)
+        lease = center.leases.add(worker, NO_ATTEMPT)
+        lease.epoch, lease.connected = epoch, False
 
 
 def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
     current = center.round
-    vars(current).update(values, moving_statistics=np.array(arrays["round/statistics"]))
+    for name in _KEPT_OF_ROUND:
+        setattr(current, name, values[name])
+    current.moving_statistics = np.array(arrays["round/moving_statistics"])
     if "round" in arrays:
         current.total = center.pool.take()
         current.total.array[...] = arrays["round"]

@@ -6,7 +6,7 @@ vector the worker has, of which it sends the changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -90,15 +90,11 @@ class PeerFormat:
         #: What the peer has, to the bit, with a format that needs error feedback; None: nothing yet.
         self._known: Vector | None = None
 
-    def decode(self, commit: Commit, take: Callable[[], Vector]) -> Commit:
-        """``commit``, whose shapes are right, with vectors that ``take`` gives as its parts."""
-        codec = self.codec
-        if codec is None:
-            return commit
-        parts = tuple(take() for _ in commit.packed)
-        for data, part in zip(commit.packed, parts, strict=True):
-            codec.decode(data, part)
-        return replace(commit, parts=parts)
+    def decode(self, commit: Commit, out: Sequence[Vector]) -> None:
+        """Writes the parts of an encoded ``commit``, whose shapes are right, into ``out``."""
+        if self.codec is not None:
+            for data, part in zip(commit.packed, out, strict=True):
+                self.codec.decode(data, part)
 
     def encode(self, reply: CenterReply, take: Callable[[], np.ndarray], *, whole: bool) -> CenterReply:
         """``reply`` as it is sent.

@@ -39,18 +39,23 @@ class Refusal(NamedTuple):
 
 
 class PendingConnection:
-    """One connection at the gate."""
+    """One connection, as admission control knows it.
 
-    __slots__ = ("address", "arrived", "dropped", "hang_up", "known")
+    Args:
+        address: its host.
+        hang_up: ends it, from any thread.
+    """
+
+    __slots__ = ("address", "admitted", "arrived", "evicted", "hang_up")
 
     def __init__(self, address: str, hang_up: Callable[[], None]) -> None:
         self.address = address
         self.hang_up = hang_up
         self.arrived = time.monotonic()
         #: When it was hung up on, to make room.
-        self.dropped: float | None = None
-        #: Whether it is a peer.
-        self.known = False
+        self.evicted: float | None = None
+        #: Whether it has become a peer.
+        self.admitted = False
 
 
 class AdmissionControl:
@@ -84,42 +89,42 @@ class AdmissionControl:
             address: its host.
             hang_up: ends its connection, from any thread; its own thread then calls `leave`.
         """
-        visit = PendingConnection(address, hang_up)
+        pending = PendingConnection(address, hang_up)
         with self._changed:
             while len(self._strangers) >= self.strangers:
-                self._changed.wait(self._make_room())
-            self._strangers[visit] = None
-        return visit
+                self._changed.wait(self._evict_one())
+            self._strangers[pending] = None
+        return pending
 
-    def _make_room(self) -> float:
+    def _evict_one(self) -> float:
         """Hangs up on a stranger, if it is time to; returns the seconds after which to look again."""
         now = time.monotonic()
-        if any(visit.dropped is not None and now - visit.dropped < _ENDING for visit in self._strangers):
+        if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._strangers):
             return _ENDING
-        staying = [visit for visit in self._strangers if visit.dropped is None]
+        staying = [pending for pending in self._strangers if pending.evicted is None]
         if not staying:
             return _ENDING
-        crowds = Counter(visit.address for visit in staying)
+        crowds = Counter(pending.address for pending in staying)
         most = max(crowds.values())
-        oldest = next(visit for visit in staying if crowds[visit.address] == most)
+        oldest = next(pending for pending in staying if crowds[pending.address] == most)
         if now - oldest.arrived < _GRACE:
             return oldest.arrived + _GRACE - now
-        self._drop(oldest, now)
+        self._evict(oldest, now)
         return _ENDING
 
-    def _drop(self, visit: PendingConnection, now: float) -> None:
-        visit.dropped = now
-        visit.hang_up()
+    def _evict(self, pending: PendingConnection, now: float) -> None:
+        pending.evicted = now
+        pending.hang_up()
 
-    def relieve(self) -> None:
+    def evict_oldest(self) -> None:
         """The system has no room for a connection: hangs up on the oldest stranger and waits a moment for its end."""
         with self._changed:
-            oldest = next((visit for visit in self._strangers if visit.dropped is None), None)
+            oldest = next((pending for pending in self._strangers if pending.evicted is None), None)
             if oldest is not None:
-                self._drop(oldest, time.monotonic())
+                self._evict(oldest, time.monotonic())
             self._changed.wait(_GRACE)
 
-    def admit(self, visit: PendingConnection) -> None:
+    def admit(self, pending: PendingConnection) -> None:
         """The stranger proved the key.
 
         Raises:
@@ -128,31 +133,31 @@ class AdmissionControl:
         with self._changed:
             if self._peers >= self.peers:
                 raise RemoteProtocolError(f"a server must have at most {self.peers} peers. Received: one more")
-            if visit.dropped is not None:
+            if pending.evicted is not None:
                 raise RemoteProtocolError("the connection must still be there. Received: its end")
-            del self._strangers[visit]
-            visit.known = True
+            del self._strangers[pending]
+            pending.admitted = True
             self._peers += 1
             self._changed.notify_all()
 
-    def leave(self, visit: PendingConnection) -> None:
+    def leave(self, pending: PendingConnection) -> None:
         """The connection has ended."""
         with self._changed:
-            if visit.known:
+            if pending.admitted:
                 self._peers -= 1
             else:
-                self._strangers.pop(visit, None)
+                self._strangers.pop(pending, None)
             self._changed.notify_all()
 
-    def refuse(self, visit: PendingConnection, error: Exception) -> None:
+    def refuse(self, pending: PendingConnection, error: Exception) -> None:
         """Writes down that the connection was ended because of ``error``."""
-        reason = str(error) if visit.dropped is None else "it made room for newer connections"
-        key = (visit.address, visit.known)
+        reason = str(error) if pending.evicted is None else "it made room for newer connections"
+        key = (pending.address, pending.admitted)
         with self._changed:
             self.refused += 1
             if key in self._first or len(self._first) > self.addresses:
                 return
             full = len(self._first) == self.addresses
-            address = "further addresses" if full else visit.address
+            address = "further addresses" if full else pending.address
             self._first[("", False) if full else key] = Refusal(time.time(), address, reason)
         report(log, "refused", "refused %s: %s; this is said once", address, reason)

@@ -6,37 +6,24 @@ Called from the sessions' threads, which do the receiving and the sending. The f
 from __future__ import annotations
 
 import logging
-import math
-import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.center.buffers import Buffer
+from distkeras.ps.center.buffers import Pool
 from distkeras.ps.center.center import Center, Released
-from distkeras.ps.center.checks import check_shapes, not_finite
-from distkeras.ps.center.schedulers import scheduler_for
-from distkeras.ps.checkpoint.checkpointer import Checkpointer
-from distkeras.ps.errors import (
-    ERRORS,
-    DeadlineError,
-    JobStoppedError,
-    NonFiniteError,
-    RemoteProtocolError,
-    ServerLostError,
-    ShapeError,
-)
+from distkeras.ps.center.checks import check_hello, check_shapes, not_finite
+from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
+from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError
 from distkeras.ps.events import report
-from distkeras.ps.protocol.compression import FORMATS, Codec, codec_of, require_format
+from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
     Abort,
-    Ack,
-    CenterReply,
     Commit,
     Drain,
     EndEarly,
@@ -54,55 +41,36 @@ from distkeras.ps.protocol.messages import (
     Probe,
     Publish,
     Pull,
-    Records,
-    Status,
-    Welcome,
-    WorkerTable,
 )
+from distkeras.ps.server import replies
+from distkeras.ps.server.peer_vectors import PeerVectors
+from distkeras.ps.server.published_center import PublishedCenter
+from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.channel import Channel
 
 log = logging.getLogger(__name__)
 
 #: Room in a commit for its history: a row a step, far below this.
 _HISTORY_BYTES = 16 * 1024 * 1024
-#: How often a waiting thread looks whether its peer is still there, in seconds.
-_LIVENESS = 1.0
 #: How long one answer to somebody who waits for a lease may take, in seconds; then it asks again.
 _PARKED = 10.0
-
-
-def make_center(
-    settings: ServerSettings, vector: np.ndarray, moving_statistics: np.ndarray, incarnation: int
-) -> Center:
-    """The center that ``settings`` ask for, from its initial parameters (float32) and moving statistics."""
-    return Center(
-        settings.rule,
-        vector,
-        workers=settings.workers,
-        learning_rate=settings.learning_rate,
-        scheduler=scheduler_for(settings.rule, settings.workers, settings.staleness_bound),
-        moving_statistics=moving_statistics,
-        measure_gap=settings.measure_gap,
-        incarnation=incarnation,
-    )
 
 
 class Peer(Protocol):
     """A session, as far as its answers need it."""
 
-    channel: Channel
+    #: Worker and attempt whose lease was given over this connection.
     lease: tuple[int, int] | None
-    heard: float
+    #: When the peer last gave a sign of life (`time.monotonic`), and whether it is owed an answer now.
+    heard_at: float
     asking: bool
-    sending: Buffer | None
 
     @property
-    def codec(self) -> Codec | None: ...
-    def take_received(self, commit: Commit) -> list[Buffer]: ...
-    def agree(self, codec: Codec | None) -> None: ...
-    def unpack(self, commit: Commit) -> Commit: ...
-    def pack(self, reply: CenterReply, *, whole: bool) -> CenterReply: ...
+    def vectors(self) -> PeerVectors:
+        """Of its requests and their replies."""
+
+    def hung_up(self) -> bool:
+        """Whether the peer has closed its end."""
 
 
 class Dispatcher:
@@ -110,9 +78,9 @@ class Dispatcher:
 
     Args:
         settings: the server's.
-        incarnation: of this server.
-        saver: saves the center; None: the job ends with this process.
-        restored: the center that a snapshot was taken of, from ``saver``; None: it is made when it is published.
+        incarnation: of this server: rises with each restart.
+        snapshots: where the center is saved; None: the job ends with this process.
+        restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
     """
 
     def __init__(
@@ -120,33 +88,62 @@ class Dispatcher:
         settings: ServerSettings,
         *,
         incarnation: int = 1,
-        saver: Checkpointer | None = None,
-        restored: Center | None = None,
+        snapshots: SnapshotDirectory | None = None,
+        restored: tuple[Center, Saved] | None = None,
     ) -> None:
         self._settings = settings
-        self._incarnation = incarnation
-        self.deadlines = settings.deadlines
-        self.saver = saver
-        self.center = restored
-        #: The lock, and the news that somebody may wait for.
-        self.changed = threading.Condition()
-        self.fault: Fault | None = None
-        self.closing = False
-        self._published_once = False
+        self._deadlines = settings.deadlines
+        #: The lock, the news that somebody may wait for, and whether the job goes on.
+        self.changed = JobCondition()
+        self._host = PublishedCenter(
+            settings, self.changed, incarnation=incarnation, snapshots=snapshots, restored=restored
+        )
+        self._published = False
         self._began = time.monotonic()
         #: Who holds each partition's lease, or held it last.
         self._holders: dict[int, Peer] = {}
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
         self._committing: set[Peer] = set()
         self._model = np.empty(0, np.uint8)
-        #: What the vectors consist of, center and statistics, where the driver told.
+        #: What the vectors consist of, center and moving statistics, where the driver told.
         self._layouts: list[Layout] = []
-        self._metrics = saver.metrics if saver else ""
+        self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
+            Commit: self._on_commit,
+            Pull: self._on_pull,
+            Probe: self._on_probe,
+            Hello: self._on_hello,
+            Leave: self._on_leave,
+            Fault: self._on_fault,
+            FetchModel: self._on_fetch_model,
+            Publish: self._on_publish,
+            Observe: self._on_observe,
+            Inspect: self._on_inspect,
+            Drain: self._on_drain,
+            EndEarly: self._on_end_early,
+            ListWorkers: self._on_list_workers,
+            Abort: self._on_abort,
+        }
 
     def start(self) -> None:
         """Begins to save a restored center."""
-        if self.saver is not None and self.center is not None:
-            self.saver.start(self.center, self.changed)
+        self._host.start()
+
+    def close(self, timeout: float) -> None:
+        """Takes a last snapshot; nobody asks any more.
+
+        Raises:
+            DeadlineError: it was not written in ``timeout`` seconds.
+        """
+        self._host.close(timeout)
+
+    @property
+    def center(self) -> Center | None:
+        """None before it is published."""
+        return self._host.center
+
+    def center_pool(self) -> Pool | None:
+        """Vectors of the center's size; None before there is a center."""
+        return self._host.pool()
 
     def limits(self) -> Limits:
         """Bounds on a frame: the exact need once the center is published.
@@ -156,387 +153,227 @@ class Dispatcher:
         its commit, and between two requests a packed commit and a packed reply; with int8 the vector that it has.
         A stranger: a thread, and less than a kilobyte.
         """
-        center = self.center
-        if center is None or not self._published_once:
+        center = self._host.center
+        if center is None or not self._published:
             return Limits(body=self._settings.max_body)
         vectors = center.traits.parts * center.current.array.nbytes
         return Limits(body=vectors + center.moving_statistics.nbytes + _HISTORY_BYTES)
 
-    def fail(self, fault: Fault) -> None:
-        """Ends the job; the first fault is the one that is told."""
-        with self.changed:
-            if self.fault is None:
-                self.fault = fault
-                text = f"job ends: {ERRORS[fault.code].__name__}: {fault.message}"
-                report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        """From now on nobody is kept waiting."""
-        with self.changed:
-            self.closing = True
-            self.changed.notify_all()
-
-    def gone(self, session: Peer) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """A session ended."""
-        if session.lease is None:
+        if peer.lease is None:
             return  # strangers come and go without waking everybody
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
-            if self._holders.get(session.lease[0]) is session:
-                self._existing().disconnected(*session.lease)
+            if self._holders.get(peer.lease[0]) is peer:
+                self._host.require().leases.disconnected(*peer.lease)
             self.changed.notify_all()
 
-    # ---- answers, one a message type; called from the sessions' threads
-
-    def answer(self, session: Peer, message: Message) -> Message:
+    def answer(self, peer: Peer, message: Message) -> Message:
         """The reply to ``message``.
 
         Raises:
             DistkerasError: it cannot be answered; the peer is told.
         """
-        match message:
-            case Commit():
-                return self._on_commit(session, message)
-            case Pull():
-                return self._on_pull(session, message)
-            case Probe():
-                self._going_on()
-                # A session asks one thing at a time: whoever is in the set is another one.
-                return Occupancy(bool(self._committing))
-            case Hello():
-                return self._on_hello(session, message)
-            case Leave():
-                return self._on_leave(session, message)
-            case Fault():
-                self.fail(message)
-                return self._ack()
-            case FetchModel():
-                self._published(session)
-                return ModelFile(self._model)
-            case Publish():
-                return self._on_publish(message)
-            case Observe():
-                return self._on_observe(session, message)
-            case Inspect():
-                with self.changed:
-                    released = self._existing().inspect()
-                return self._reply(session, released)
-            case Drain():
-                with self.changed:
-                    commit_log = self._existing().log
-                    commits = commit_log.commits(message.start, message.count)
-                    history = commit_log.history(message.start, message.count)
-                    total = len(commit_log)
-                return Records(total, self._metrics, commits.view(np.uint8), history)
-            case EndEarly():
-                with self.changed:
-                    self._existing().finish(message.reason)
-                    self.changed.notify_all()
-                return self._ack()
-            case ListWorkers():
-                return self._on_list_workers()
-            case Abort():
-                self.fail(fault_of(JobStoppedError(message.reason)))
-                return self._ack()
-            case _:
-                raise RemoteProtocolError(f"a server must be asked. Received: {type(message).__name__}")
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise RemoteProtocolError(f"a server must be asked. Received: {type(message).__name__}")
+        return handler(peer, message)
 
-    def _on_publish(self, message: Publish) -> Message:
+    # ---- workers: one method a message type, called from the sessions' threads
+
+    def _on_hello(self, peer: Peer, message: Hello) -> Message:
+        self._wait_for_publish(peer)
         with self.changed:
-            if self._published_once:
+            center = self._host.require()
+            check_hello(center, message)
+            peer.vectors.agree(codec_of(message.wire_format, center.size))
+            center.metrics = center.metrics or message.metrics
+            worker, attempt = message.worker, message.attempt
+            known = center.leases.get(worker)
+            former = attempt if known is None else known.attempt
+            held = known is not None and former == attempt
+
+            def joins() -> bool:
+                expired = self._silence(worker) >= self._deadlines.lease
+                return center.join(worker, attempt, expired=expired) is not None
+
+            if not self.changed.wait_while_running(joins, _PARKED, peer.hung_up):
+                return Parked()
+            lease = center.leases[worker]
+            if lease.finished:
+                self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)
+            else:
+                peer.lease = (worker, attempt)
+                self._holders[worker] = peer
+            self.changed.notify_all()
+            welcome = replies.welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
+        if former not in (attempt, -1) and not welcome.finished:
+            text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
+            where = (attempt, worker, former, welcome.batch, welcome.epoch)
+            report(log, "takeover", text, *where, worker=worker, attempt=attempt)
+        return welcome
+
+    def _on_pull(self, peer: Peer, message: Pull) -> Message:
+        with self.changed:
+            self._host.require().require_incarnation(message.worker, message.incarnation)
+            released = self._release(peer, message.worker, message.attempt)
+        return peer.vectors.encode(self._center_reply(peer, released), whole=True)
+
+    def _on_commit(self, peer: Peer, commit: Commit) -> Message:
+        center = self._host.require()
+        center.leases.held(commit.worker, commit.attempt)  # the mistakes of who has no lease do not end the job
+        check_shapes(center, commit, peer.vectors.codec)
+        parts = peer.vectors.take_parts(commit, center.pool)
+        error = not_finite(commit, [part.array for part in parts], self._layouts)
+        if error is not None:
+            for part in parts:
+                part.drop()
+            return self._skip(center, commit, error)
+        self._committing.add(peer)
+        with self.changed:
+            try:
+                self.changed.require_running()
+                if not center.commit(commit, parts):
+                    for part in parts:
+                        part.drop()
+                self._host.committed()
+            finally:
+                self._committing.discard(peer)
+            # Rounds and bounded staleness release others here; an observer may be waiting for news.
+            self.changed.notify_all()
+            if not commit.wants_center:
+                return replies.ack(center, commit.sequence, self._host.durable(commit.worker, commit.sequence))
+            released = self._release(peer, commit.worker, commit.attempt)
+        return peer.vectors.encode(self._center_reply(peer, released), whole=False)
+
+    def _skip(self, center: Center, commit: Commit, error: NonFiniteError) -> Message:
+        with self.changed:
+            self.changed.require_running()
+            skipped, most = center.log.skipped, self._settings.max_skipped
+            if skipped >= most:
+                if skipped:
+                    error.message += f", after {skipped} commits that were skipped"
+                raise error
+            news = center.skip(commit)
+            self._host.committed()
+            self.changed.notify_all()
+            durable = self._host.durable(commit.worker, commit.sequence)
+            answer = replies.ack(center, commit.sequence, durable, skipped=True)
+        if news:
+            count = f"{skipped + 1} of at most {most}"
+            text = "a commit is skipped (%s): %s"
+            report(log, "skipped", text, count, error.message, worker=commit.worker, attempt=commit.attempt)
+        return answer
+
+    def _on_probe(self, peer: Peer, message: Probe) -> Message:
+        self.changed.require_running()
+        # A session asks one thing at a time: whoever is in the set is another one.
+        return Occupancy(bool(self._committing))
+
+    def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
+        self._wait_for_publish(peer)
+        return ModelFile(self._model)
+
+    def _on_leave(self, peer: Peer, message: Leave) -> Message:
+        with self.changed:
+            center = self._host.require()
+            center.require_incarnation(message.worker, message.incarnation)
+            center.leave(message.worker, message.attempt)
+            self.changed.notify_all()
+            self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, message.worker)
+        return self._ack()
+
+    def _on_fault(self, peer: Peer, message: Fault) -> Message:
+        self.changed.fail(message)
+        return self._ack()
+
+    # ---- the driver, likewise
+
+    def _on_publish(self, peer: Peer, message: Publish) -> Message:
+        with self.changed:
+            if self._published:
                 raise RemoteProtocolError("the center must be published once. Received: a second Publish")
-            self._model, self._published_once = message.model, True
-            if self.center is None:
-                self.center = make_center(self._settings, message.center, message.moving_statistics, self._incarnation)
-                if self.saver is not None:
-                    self.saver.start(self.center, self.changed)
+            self._model, self._published = message.model, True
+            center = self._host.publish(message.center, message.moving_statistics)
             if message.names.size:
-                sizes = self.center.size, self.center.moving_statistics.size
-                self._layouts = decode(message.names.tobytes(), sizes)
+                self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
             self.changed.notify_all()
         return self._ack()
 
-    def _on_hello(self, session: Peer, message: Hello) -> Message:
-        self._published(session)
+    def _on_observe(self, peer: Peer, message: Observe) -> Message:
+        deadline = time.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN
         with self.changed:
-            center = self._existing()
-            if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
-                raise ShapeError(
-                    f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "
-                    f"Received: {message.size} and {message.moving_statistics}",
-                    worker=message.worker,
-                )
-            if message.wire_format not in FORMATS:
-                raise RemoteProtocolError(
-                    f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
-                    worker=message.worker,
-                )
-            require_format(message.wire_format, center.rule)
-            session.agree(codec_of(message.wire_format, center.size))
-            if not self._metrics:
-                self._metrics = message.metrics
-                if self.saver is not None:
-                    self.saver.metrics = message.metrics
-            worker, attempt = message.worker, message.attempt
-            before = center.members.get(worker)
-            holder = attempt if before is None else before.attempt
-            held = before is not None and holder == attempt
+            while not (self.changed.fault or self.changed.closing or self._host.clock > message.clock):
+                if not self.changed.wait_for_news(deadline, peer.hung_up):
+                    break
+            return self.changed.fault or replies.status(self._host.center)
 
-            def joins() -> bool:
-                return center.join(worker, attempt, expired=self._silence(worker) >= self.deadlines.lease) is not None
+    def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
+        with self.changed:
+            released = self._host.require().inspect()
+        return self._center_reply(peer, released)
 
-            if not self._until(session, joins, _PARKED):
-                return Parked()
-            member = center.members[worker]
-            if member.finished:
-                self._until_saved(session, worker)
-            else:
-                session.lease = (worker, attempt)
-                self._holders[worker] = session
+    def _on_drain(self, peer: Peer, message: Drain) -> Message:
+        with self.changed:
+            return replies.records(self._host.require(), message)
+
+    def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
+        with self.changed:
+            waiting = {worker for worker, holder in self._holders.items() if holder.asking}
+            return replies.worker_table(self._host.require().leases, waiting)
+
+    def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
+        with self.changed:
+            self._host.require().end_early(message.reason)
             self.changed.notify_all()
-            welcome = Welcome(
-                incarnation=center.incarnation,
-                clock=center.clock,
-                sequence=member.sequence,
-                durable=self._durable(worker, member.sequence),
-                epoch=member.epoch,
-                batch=member.batch,
-                finished=member.finished,
-                held=held,
-                checksum=member.checksum,
-                skipped=member.skipped,
-                stopping=center.stopping is not None,
-            )
-        if holder not in (attempt, -1) and not welcome.finished:
-            text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
-            where = (attempt, worker, holder, welcome.batch, welcome.epoch)
-            report(log, "takeover", text, *where, worker=worker, attempt=attempt)
-        return welcome
+        return self._ack()
+
+    def _on_abort(self, peer: Peer, message: Abort) -> Message:
+        self.changed.fail(fault_of(JobStoppedError(message.reason)))
+        return self._ack()
+
+    # ---- what the answers share; the lock is held unless said otherwise
 
     def _silence(self, worker: int) -> float:
         """Seconds since the holder of a partition gave a sign of life; none while it is owed an answer."""
         holder = self._holders.get(worker)
         if holder is not None and holder.asking:
             return 0.0
-        return time.monotonic() - (self._began if holder is None else holder.heard)
+        return time.monotonic() - (self._began if holder is None else holder.heard_at)
 
-    def _durable(self, worker: int, sequence: int) -> int:
-        """The last commit of ``worker`` that outlives this process; without snapshots the last one is as good."""
-        return sequence if self.saver is None else self.saver.durable.get(worker, 0)
+    def _ack(self) -> Message:
+        """Not of a commit."""
+        return replies.ack(self._host.center, 0, self._host.durable(-1, 0))
 
-    def _on_pull(self, session: Peer, message: Pull) -> Message:
-        with self.changed:
-            self._same_life(message)
-            released = self._release(session, message.worker, message.attempt)
-        return session.pack(self._reply(session, released), whole=True)
-
-    def _on_commit(self, session: Peer, commit: Commit) -> Message:
-        center = self._existing()
-        center.held(commit.worker, commit.attempt)  # the mistakes of who has no lease do not end the job
-        check_shapes(center, commit, session.codec)
-        commit = session.unpack(commit)
-        bad = not_finite(commit, self._layouts)
-        if bad is not None:
-            return self._skip(center, commit, bad)
-        parts = session.take_received(commit)
-        self._committing.add(session)
-        with self.changed:
-            try:
-                self._going_on()
-                center.commit(commit, parts)
-                if self.saver is not None:
-                    self.saver.committed(center.clock)
-            finally:
-                self._committing.discard(session)
-            # Rounds and bounded staleness release others here; an observer may be waiting for news.
-            self.changed.notify_all()
-            if not commit.wants_center:
-                return self._ack(commit.worker, commit.sequence)
-            released = self._release(session, commit.worker, commit.attempt)
-        return session.pack(self._reply(session, released), whole=False)
-
-    def _skip(self, center: Center, commit: Commit, error: NonFiniteError) -> Message:
-        with self.changed:
-            self._going_on()
-            skipped = center.log.skipped
-            if skipped >= self._settings.max_skipped:
-                if skipped:
-                    error.message += f", after {skipped} commits that were skipped"
-                raise error
-            news = center.skip(commit)
-            if self.saver is not None:
-                self.saver.committed(center.clock)
-            self.changed.notify_all()
-            answer = self._ack(commit.worker, commit.sequence, skipped=True)
-        if news:
-            count = f"{skipped + 1} of at most {self._settings.max_skipped}"
-            text = "a commit is skipped (%s): %s"
-            report(log, "skipped", text, count, error.message, worker=commit.worker, attempt=commit.attempt)
-        return answer
-
-    def _on_leave(self, session: Peer, message: Leave) -> Message:
-        with self.changed:
-            self._same_life(message)
-            self._existing().leave(message.worker, message.attempt)
-            self.changed.notify_all()
-            self._until_saved(session, message.worker)
-        return self._ack()
-
-    def _until_saved(self, session: Peer, worker: int) -> None:
-        """Waits for a snapshot of all that was done: who is let go can repeat nothing any more."""
-        if self.saver is not None:
-            saver, mark = self.saver, self.saver.mark()
-            self._wait(
-                session,
-                lambda: saver.covers(mark),
-                self.deadlines.reply,
-                lambda: f"a snapshot; {saver.failure.message if saver.failure else 'it is being written'}",
-                worker,
-            )
-
-    def _on_observe(self, session: Peer, message: Observe) -> Message:
-        deadline = time.monotonic() + min(self.deadlines.reply, message.patience)  # this way round for a NaN
-        with self.changed:
-            while not (self.fault or self.closing or self._clock() > message.clock):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self.changed.wait(min(left, _LIVENESS))
-                if session.channel.hung_up():
-                    raise ServerLostError("the waiting observer hung up")
-            if self.fault is not None:
-                return self.fault
-            center = self.center
-            if center is None:
-                return Status(0, 0, 0, 0, 0, math.nan, math.nan)
-            members = center.members.values()
-            # Of partitions that have no rows nothing is to come.
-            empty = sum(member.finished and not member.sequence for member in members)
-            return Status(
-                clock=center.clock,
-                joined=len(members),
-                finished=sum(member.finished for member in members),
-                batches=center.log.batches,
-                samples=center.log.samples,
-                loss=center.log.loss,
-                staleness=center.log.staleness,
-                epochs=sum(member.epoch for member in members) / max(1, center.workers - empty),
-            )
-
-    def _on_list_workers(self) -> Message:
-        now = time.time()
-        rows = []
-        with self.changed:
-            for worker, member in self._existing().members.items():
-                if not member.finished and member.attempt >= 0:
-                    holder = self._holders.get(worker)
-                    silent = 0.0 if holder is not None and holder.asking else now - member.since
-                    rows.append((worker, member.attempt, member.sequence, silent))
-        return WorkerTable(np.array(rows, np.float64).ravel())
-
-    # ---- what the answers share; the lock is held unless said otherwise
-
-    def _clock(self) -> int:
-        return -1 if self.center is None else self.center.clock
-
-    def _existing(self) -> Center:
-        if self.center is None:
-            raise RemoteProtocolError("the center must be published first. Received: a request for it")
-        return self.center
-
-    def _going_on(self) -> None:
-        if self.fault is not None:
-            raise JobStoppedError(f"the job was ended: {self.fault.message}")
-        if self.closing:
-            raise JobStoppedError("the server is closing")
-
-    def _same_life(self, message: Pull | Leave) -> None:
-        incarnation = self._existing().incarnation
-        if message.incarnation != incarnation:
-            raise RemoteProtocolError(
-                f"`incarnation` must be {incarnation}. Received: incarnation={message.incarnation}",
-                worker=message.worker,
-            )
-
-    def _published(self, session: Peer) -> None:
+    def _wait_for_publish(self, peer: Peer) -> None:
         """Not under the lock: waits for the driver's `Publish`."""
         with self.changed:
-            self._wait(
-                session,
-                lambda: self._published_once,
-                self.deadlines.publish,
+            self.changed.require(
+                lambda: self._published,
+                self._deadlines.publish,
+                peer.hung_up,
                 lambda: "the driver to publish the center",
             )
 
-    def _release(self, session: Peer, worker: int, attempt: int) -> Released:
-        center = self._existing()
-        center.held(worker, attempt)
+    def _release(self, peer: Peer, worker: int, attempt: int) -> Released:
+        """What ``worker`` is sent, as soon as it may be."""
+        center = self._host.require()
+        center.leases.held(worker, attempt)
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
-            self._wait(
-                session,
+            self.changed.require(
                 lambda: center.ready(worker),
-                self.deadlines.gather if gathering else self.deadlines.reply,
-                lambda: self._whom(center, worker),
+                self._deadlines.gather if gathering else self._deadlines.reply,
+                peer.hung_up,
+                lambda: center.scheduler.awaited(worker),
                 worker,
             )
-        self._going_on()
+        self.changed.require_running()
         return center.release(worker, attempt)
 
-    def _whom(self, center: Center, worker: int) -> str:
-        missing = center.scheduler.missing()
-        if missing:
-            running = center.workers - len(missing)
-            return (
-                f"all workers to run at once, as this rule needs: {running} of {center.workers} got a slot; "
-                f"missing: {sorted(missing)}"
-            )
-        return f"workers {sorted(center.scheduler.waiting_for(worker))} to commit"
-
-    def _wait(
-        self,
-        session: Peer,
-        condition: Callable[[], bool],
-        timeout: float,
-        what: Callable[[], str],
-        worker: int | None = None,
-    ) -> None:
-        if not self._until(session, condition, timeout):
-            raise DeadlineError(f"waited {timeout:g} s for {what()}", worker=worker)
-
-    def _until(self, session: Peer, condition: Callable[[], bool], timeout: float) -> bool:
-        """Waits for ``condition``; False if it did not come true in time."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            self._going_on()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self.changed.wait(min(left, _LIVENESS))
-            if session.channel.hung_up():
-                raise ServerLostError("the waiting peer hung up")
-        return True
-
-    def _ack(self, worker: int = -1, sequence: int = 0, *, skipped: bool = False) -> Ack:
-        center = self.center
-        if center is None:
-            return Ack(0, 0, sequence, self._durable(worker, sequence))
-        stopping = center.stopping is not None
-        durable = self._durable(worker, sequence)
-        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping)
-
-    def _reply(self, session: Peer, released: Released) -> CenterReply:
-        session.sending = released.buffer
-        worker = -1 if session.lease is None else session.lease[0]
-        center = self._existing()
-        return CenterReply(
-            incarnation=center.incarnation,
-            clock=released.clock,
-            sequence=released.sequence,
-            durable=self._durable(worker, released.sequence),
-            learning_rate=released.learning_rate,
-            center=released.buffer.array,
-            moving_statistics=released.moving_statistics,
-            stopping=center.stopping is not None,
-        )
+    def _center_reply(self, peer: Peer, released: Released) -> replies.CenterReply:
+        """Not under the lock."""
+        peer.vectors.hold_until_sent(released.buffer)
+        worker = -1 if peer.lease is None else peer.lease[0]
+        return replies.center_reply(self._host.require(), released, self._host.durable(worker, released.sequence))

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.checkpointer import Checkpointer, StartMode
+from distkeras.ps.checkpoint.checkpointer import StartMode
+from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.server.dispatcher import make_center
+from distkeras.ps.server.published_center import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, server_context
@@ -117,25 +118,26 @@ def build_server(request: StartRequest) -> tuple[ParameterServer, StartReport]:
         SnapshotError: the snapshots cannot be read, or are another job's.
         OSError: the port cannot be bound.
     """
-    settings, saver, incarnation = request.settings, None, 1
-    restored: Center | None = None
+    settings, mode, incarnation = request.settings, request.mode, 1
+    snapshots: SnapshotDirectory | None = None
+    restored: tuple[Center, Saved] | None = None
     resumed: ResumePoint | None = None
     if settings.checkpoint is not None:
-        saver = Checkpointer(settings.checkpoint, dict(request.job))
-        saved = saver.load(request.mode)
-        incarnation = 1 + max(saver.lives(), request.mode.after)
+        snapshots = SnapshotDirectory(settings.checkpoint.uri, request.job)
+        saved = snapshots.latest(fresh=mode.fresh)
+        incarnation = 1 + max(snapshots.highest_incarnation(), mode.after)
         if saved is not None:
             arrays = saved.state.arrays
-            restored = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation)
-            exact = saver.resume(restored, saved, request.mode)
-            epoch = 0 if exact else restored.members[0].epoch
-            resumed = ResumePoint(restored.clock, incarnation, exact, epoch)
+            center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation)
+            exact = snapshots.restore(center, saved, same_attempts=mode.same_attempts, epochs=mode.epochs)
+            resumed = ResumePoint(center.clock, incarnation, exact, 0 if exact else center.leases[0].epoch)
+            restored = (center, saved)
     server = ParameterServer(
         settings,
         request.key,
         context=None if request.certificate is None else server_context(request.certificate),
         incarnation=incarnation,
-        saver=saver,
+        snapshots=snapshots,
         restored=restored,
     )
     return server, StartReport(*server.address, resumed)

@@ -134,7 +134,7 @@ class VirtualJob:
             worker=worker,
             attempt=0,
             incarnation=1,
-            sequence=self.center.members[worker].sequence + 1,
+            sequence=self.center.leases[worker].sequence + 1,
             epoch=0,
             first=request.first,
             last=request.last,

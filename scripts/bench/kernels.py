@@ -82,7 +82,7 @@ class Whole:
         buffers = [self.center.pool.take() for _ in range(self._parts)]
         for buffer in buffers:
             buffer.array[...] = self._payload
-        member = self.center.members[worker]
+        member = self.center.leases[worker]
         commit = Commit(
             worker=worker,
             attempt=0,

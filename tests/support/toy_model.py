@@ -168,7 +168,7 @@ class ToyJob:
             worker=worker,
             attempt=0,
             incarnation=1,
-            sequence=self.center.members[worker].sequence + 1,
+            sequence=self.center.leases[worker].sequence + 1,
             waited=0.0,
             **request._asdict(),
         )

@@ -81,7 +81,7 @@ class TestLedger:
         with pytest.raises(LedgerError, match="must begin at mini-batch 5 of epoch 0"):
             send(center, commit_of(sequence=2, **wrong))
         np.testing.assert_array_equal(center.current.array, before)
-        assert (center.clock, center.members[0].sequence) == (1, 1)
+        assert (center.clock, center.leases[0].sequence) == (1, 1)
 
     @pytest.mark.parametrize("wrong", [{"sequence": 3}, {"incarnation": 2}])
     def test_a_sequence_gap_or_another_incarnation_is_refused(self, wrong: dict[str, int]) -> None:
@@ -102,13 +102,13 @@ class TestLease:
         center = center_of()
         joined(center, attempt=3)
         assert center.join(0, 7) is None
-        center.disconnected(0, 3)
+        center.leases.disconnected(0, 3)
         assert center.join(0, 7).attempt == 7
 
     def test_the_older_attempt_is_fenced_off(self) -> None:
         center = center_of()
         joined(center, attempt=3)
-        center.disconnected(0, 3)
+        center.leases.disconnected(0, 3)
         center.join(0, 7)
         with pytest.raises(LeaseLostError, match="attempt 7 holds the lease"):
             send(center, commit_of(attempt=3))
@@ -122,16 +122,16 @@ class TestLease:
     def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self) -> None:
         center = center_of()
         joined(center, attempt=3)
-        center.disconnected(0, 3)
+        center.leases.disconnected(0, 3)
         center.join(0, 7)
-        center.disconnected(0, 3)
-        assert center.members[0].connected
+        center.leases.disconnected(0, 3)
+        assert center.leases[0].connected
 
     def test_the_successor_is_told_where_to_continue(self) -> None:
         center = center_of()
         joined(center, attempt=1)
         send(center, commit_of(attempt=1, first=0, last=4))
-        center.disconnected(0, 1)
+        center.leases.disconnected(0, 1)
         member = center.join(0, 2)
         assert (member.sequence, member.epoch, member.batch) == (1, 0, 5)
 
@@ -196,7 +196,7 @@ class TestSynchronous:
         for worker in (0, 1):
             center.release(worker, worker)
         send(center, commit_of(0, 0, value=2.0))
-        center.disconnected(1, 1)
+        center.leases.disconnected(1, 1)
         assert not center.ready(0)
         center.join(1, 5)
         center.release(1, 5)
@@ -212,7 +212,7 @@ class TestSynchronous:
         for worker in (0, 1):
             center.release(worker, worker)
         send(center, commit_of(0, 0, value=2.0))
-        center.disconnected(0, 0)
+        center.leases.disconnected(0, 0)
         center.join(0, 9)
         assert not center.ready(0)
         send(center, commit_of(1, 1, value=4.0))
@@ -249,7 +249,7 @@ class TestBoundedStaleness:
             scheduler.joined(worker)
         scheduler.committed(0)
         assert not scheduler.ready(0)
-        scheduler.left(1)
+        scheduler.finished(1)
         assert scheduler.ready(0)
 
 

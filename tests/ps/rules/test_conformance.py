@@ -85,7 +85,7 @@ def go_on(center: Center) -> Iterator[tuple[np.ndarray, float]]:
             continue
         released = center.release(worker, 0)
         yield released.buffer.array.copy(), released.learning_rate
-        member = center.members[worker]
+        member = center.leases[worker]
         commit = Commit(
             worker=worker,
             attempt=0,
@@ -112,7 +112,7 @@ def test_state_round_trip_through_a_snapshot(name: str, tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("state", state.header, state.arrays)
     again = job(name).center
-    again.members.clear()
+    again.leases.clear()
     restore(again, State(*store.load("state")), same_attempts=True)
 
     copy = capture(again)

@@ -189,7 +189,7 @@ def test_danas_running_sum_is_the_sum_of_the_momenta(schedule: list[int]) -> Non
     for name in ("dana_zero", "dana_dc"):
         toy = ToyJob(make(name, momentum=GAMMA), np.ones(4), data)
         toy.run(schedule)
-        assert_close(toy.center.model[0], sum(member.vectors[0] for member in toy.center.members.values()))
+        assert_close(toy.center.model[0], sum(member.vectors[0] for member in toy.center.leases.values()))
 
 
 def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum() -> None:
@@ -197,7 +197,7 @@ def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum() -> None:
     data.append(np.ones((6, 4)))
     toy = ToyJob(make("dana_zero", momentum=GAMMA), np.ones(4), data)
     toy.run([0, 1, 2, 1, 0, 2])  # workers 0 and 1 have no more data
-    assert_close(toy.center.model[0], toy.center.members[2].vectors[0])
+    assert_close(toy.center.model[0], toy.center.leases[2].vectors[0])
 
 
 @fast

@@ -46,7 +46,7 @@ def joined(buffers: list[Any]) -> bytes:
 def session_of(running: Running, peer: Keyholder) -> Any:
     """The server's end of the connection."""
     host, port = peer.sock.getsockname()
-    return next(session for session in list(running.server._sessions) if session.peer == f"{host}:{port}")
+    return next(session for session in running.server.sessions if session.name == f"{host}:{port}")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def honest(running: Running) -> Iterator[Honest]:
     worker = Honest(running.address, SIZE, running.deadlines)
     yield worker
     assert_unharmed(worker, running.driver)
-    until(lambda: len(running.server._sessions) == 1)  # the driver's
+    until(lambda: len(running.server.sessions) == 1)  # the driver's
     assert not running.server.admission._strangers
 
 
@@ -366,7 +366,7 @@ class TestGate:
         visits.append(gate.arrive("a", self.hang_up(gate, visits, dropped, "a")))
         gate.arrive("b", lambda: None)
         assert dropped == ["a"]
-        assert visits[0].dropped - visits[0].arrived >= 0.1
+        assert visits[0].evicted - visits[0].arrived >= 0.1
 
     def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(
         self, caplog: pytest.LogCaptureFixture
@@ -389,7 +389,7 @@ class TestGate:
     def test_who_was_dropped_is_not_admitted(self) -> None:
         gate = AdmissionControl()
         visit = gate.arrive("a", lambda: None)
-        gate.relieve()
+        gate.evict_oldest()
         with pytest.raises(RemoteProtocolError, match="its end"):
             gate.admit(visit)
 

@@ -337,7 +337,7 @@ class TestRefused:
             with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32': rule"):
                 joined(running, wire_format=wire_format)
             assert running.server.fault is None
-            assert running.server.center.members == {}
+            assert running.server.center.leases == {}
 
     def test_names_that_are_none(self) -> None:
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of"):
@@ -345,7 +345,7 @@ class TestRefused:
         with Running(make("downpour")) as running:
             with pytest.raises(RemoteProtocolError, match=r"`wire_format` must be one of .*'int4'"):
                 running.driver.request(Hello(0, 0, SIZE, 0, "loss", "int4"), Welcome)
-            assert running.server.center.members == {}
+            assert running.server.center.leases == {}
 
     @pytest.mark.parametrize(
         ("agreed", "plain", "packed"),
@@ -383,10 +383,10 @@ def test_a_server_keeps_no_more_than_one_request_of_a_peer() -> None:
     with Running(make("downpour")) as running:
         client = joined(running, wire_format="int8")
         client.pull()
-        running.server.dispatcher.fail(fault_of(JobStoppedError("enough")))
+        running.server.dispatcher.changed.fail(fault_of(JobStoppedError("enough")))
         for _ in range(5):
             with pytest.raises(JobStoppedError, match="the job was ended"):
                 client.commit(request(0, np.ones(SIZE, np.float32)))
-        (session,) = [session for session in running.server._sessions if session.lease]
-        assert session._in_use == []
+        (session,) = [session for session in running.server.sessions if session.lease]
+        assert session.vectors.in_use == 0
         client.close()

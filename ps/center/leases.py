@@ -1,0 +1,145 @@
+"""Who holds each partition, and how far it has come: leases and the ledger of mini-batches.
+
+Rules:
+
+1. A partition's lease has one holder, an attempt of Spark's; what any other one sends is refused.
+2. A commit is the next one of its partition: sequence numbers rise by one, and its mini-batches begin where those of
+   the commit before ended. So no mini-batch is left out, and none counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distkeras.ps.center.buffers import Buffer
+from distkeras.ps.errors import LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.rules.base import Vector
+
+#: Holds a lease that the first attempt to come may take.
+NO_ATTEMPT = -1
+
+
+@dataclass
+class PartitionLease:
+    """A partition's standing: who holds its lease, and how far it has come."""
+
+    attempt: int
+    connected: bool = True
+    finished: bool = False
+    sequence: int = 0
+    epoch: int = 0
+    batch: int = 0
+    #: Of the rows behind what was committed; -1 before the first commit.
+    checksum: int = -1
+    #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
+    released: int | None = None
+    #: The same before its last commit: what a window started from that was computed while that commit travelled.
+    previous_released: int | None = None
+    steps: int = 0
+    #: Whether its last commit was left out for its NaN or infinity.
+    skipped: bool = False
+    #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
+    active_at: float = 0.0
+    sent: Buffer | None = None
+    vectors: tuple[Vector, ...] = ()
+
+    def require_next(self, commit: Commit) -> None:
+        """Whether ``commit`` continues where the partition stands.
+
+        Raises:
+            RemoteProtocolError: a gap in the sequence.
+            LedgerError: its mini-batches do not continue where the last commit ended.
+        """
+        if commit.sequence != self.sequence + 1:
+            raise RemoteProtocolError(
+                f"a commit must have sequence {self.sequence + 1}. Received: sequence {commit.sequence}",
+                worker=commit.worker,
+            )
+        if (commit.epoch, commit.first) != (self.epoch, self.batch) or commit.last < commit.first:
+            raise LedgerError(
+                f"commit must begin at mini-batch {self.batch} of epoch {self.epoch}. "
+                f"Received: mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}",
+                worker=commit.worker,
+                step=commit.first,
+            )
+
+    def advance(self, commit: Commit, now: float) -> None:
+        """The partition stands behind ``commit``; it was applied at ``now``, seconds since the epoch."""
+        self.sequence, self.checksum = commit.sequence, commit.checksum
+        self.epoch, self.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
+        self.skipped, self.active_at, self.previous_released = False, now, self.released
+
+    def require_pull(self) -> None:
+        """The worker must pull before it commits again."""
+        self.released = self.previous_released = None
+
+
+class Leases(dict[int, PartitionLease]):
+    """The lease of each partition that a worker has joined, by its number.
+
+    Args:
+        workers: number of workers of the job, n.
+        make_vectors: makes what the rule keeps for a worker.
+        now: clock, seconds since the epoch.
+    """
+
+    def __init__(self, workers: int, make_vectors: Callable[[], tuple[Vector, ...]], now: Callable[[], float]) -> None:
+        super().__init__()
+        self._workers = workers
+        self._make_vectors = make_vectors
+        self._now = now
+
+    def add(self, worker: int, attempt: int) -> PartitionLease:
+        """Puts ``worker``'s partition at the beginning of its data."""
+        lease = self[worker] = PartitionLease(attempt, active_at=self._now(), vectors=self._make_vectors())
+        return lease
+
+    def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
+        """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait for it.
+
+        A later attempt takes over once the holder's connection is lost: Spark started it because it gave the holder up,
+        or to race it. Any attempt takes over once the lease has expired, an earlier one too: Spark may still count on
+        it. A partition whose data has ended has no holder any more, and everybody is told.
+
+        Args:
+            worker: the partition.
+            attempt: Spark's task attempt id, at least 0.
+            expired: the holder has given no sign of life for as long as a lease lasts.
+
+        Raises:
+            RemoteProtocolError: no such worker.
+        """
+        if not 0 <= worker < self._workers:
+            raise RemoteProtocolError(f"`worker` must be in [0, {self._workers}). Received: worker={worker}")
+        lease = self.get(worker)
+        if lease is None:
+            lease = self.add(worker, attempt)
+        elif lease.finished:
+            return lease
+        elif attempt != lease.attempt:
+            if not expired and (attempt < lease.attempt or lease.connected):
+                return None
+            lease.attempt, lease.active_at = attempt, self._now()
+            lease.require_pull()
+        lease.connected = True
+        return lease
+
+    def disconnected(self, worker: int, attempt: int) -> None:
+        """The connection of ``attempt`` is lost: a waiting newcomer may take over."""
+        lease = self.get(worker)
+        if lease is not None and lease.attempt == attempt:
+            lease.connected = False
+
+    def held(self, worker: int, attempt: int) -> PartitionLease:
+        """The lease, if ``attempt`` holds it.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        lease = self.get(worker)
+        if lease is None or lease.attempt != attempt:
+            holder = "nobody" if lease is None else f"attempt {lease.attempt}"
+            raise LeaseLostError(f"{holder} holds the lease. Received: attempt {attempt}", worker=worker)
+        return lease

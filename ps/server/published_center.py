@@ -1,0 +1,140 @@
+"""The job's center from its publication on, and the snapshots of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from distkeras.ps.center.buffers import Pool
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.checkpoint.checkpointer import Checkpointer
+from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
+from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.server.waiting import JobCondition
+from distkeras.ps.settings import ServerSettings
+
+
+def make_center(
+    settings: ServerSettings, vector: np.ndarray, moving_statistics: np.ndarray, incarnation: int
+) -> Center:
+    """The center that ``settings`` ask for, from its initial parameters (float32) and moving statistics."""
+    return Center(
+        settings.rule,
+        vector,
+        workers=settings.workers,
+        learning_rate=settings.learning_rate,
+        scheduler=scheduler_for(settings.rule, settings.workers, settings.staleness_bound),
+        moving_statistics=moving_statistics,
+        measure_gap=settings.measure_gap,
+        incarnation=incarnation,
+    )
+
+
+class PublishedCenter:
+    """Holds the center, and the checkpointer that saves it; the job's lock guards both.
+
+    Args:
+        settings: the server's.
+        changed: the job's lock.
+        incarnation: of this server: rises with each restart.
+        snapshots: where the center is saved; None: the job ends with this process.
+        restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        changed: JobCondition,
+        *,
+        incarnation: int,
+        snapshots: SnapshotDirectory | None,
+        restored: tuple[Center, Saved] | None,
+    ) -> None:
+        self._settings = settings
+        self._changed = changed
+        self._incarnation = incarnation
+        self._snapshots = snapshots
+        #: None before it is published.
+        self.center: Center | None = None
+        self._checkpointer: Checkpointer | None = None
+        if restored is not None:
+            self.center, saved = restored
+            self._checkpointer = self._make_checkpointer(self.center, saved)
+
+    def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:
+        if self._snapshots is None or self._settings.checkpoint is None:
+            return None
+        return Checkpointer(self._settings.checkpoint, self._snapshots, center, self._changed, saved)
+
+    def start(self) -> None:
+        """Begins to save the center, if there is one and a place for it."""
+        if self._checkpointer is not None:
+            self._checkpointer.start()
+
+    def publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
+        """The center: made of these, unless it was restored."""
+        if self.center is None:
+            self.center = make_center(self._settings, vector, moving_statistics, self._incarnation)
+            self._checkpointer = self._make_checkpointer(self.center)
+            self.start()
+        return self.center
+
+    def close(self, timeout: float) -> None:
+        """Takes a last snapshot; not under the lock.
+
+        Raises:
+            DeadlineError: it was not written in ``timeout`` seconds.
+        """
+        if self._checkpointer is not None:
+            self._checkpointer.close(timeout)
+
+    def require(self) -> Center:
+        """The center.
+
+        Raises:
+            RemoteProtocolError: it is not published yet.
+        """
+        if self.center is None:
+            raise RemoteProtocolError("the center must be published first. Received: a request for it")
+        return self.center
+
+    def pool(self) -> Pool | None:
+        """Vectors of the center's size; None before there is a center."""
+        return None if self.center is None else self.center.pool
+
+    @property
+    def clock(self) -> int:
+        """Commits applied; -1 before there is a center."""
+        return -1 if self.center is None else self.center.clock
+
+    def durable(self, worker: int, sequence: int) -> int:
+        """The last commit of ``worker`` that outlives this process; without snapshots the last one is as good."""
+        return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)
+
+    def committed(self) -> None:
+        """A commit was applied or skipped."""
+        if self._checkpointer is not None and self.center is not None:
+            self._checkpointer.committed(self.center.clock)
+
+    def wait_until_saved(self, timeout: float, hung_up: Callable[[], bool], worker: int) -> None:
+        """Waits for a snapshot of all that was done: who is let go can repeat nothing any more.
+
+        Args:
+            timeout: seconds.
+            hung_up: whether the waiting peer is not there any more.
+            worker: who waits.
+
+        Raises:
+            DeadlineError, JobStoppedError, ServerLostError: see `JobCondition.require`.
+        """
+        if self._checkpointer is not None:
+            checkpointer, mark = self._checkpointer, self._checkpointer.mark()
+            self._changed.require(
+                lambda: checkpointer.covers(mark),
+                timeout,
+                hung_up,
+                lambda: f"a snapshot; {checkpointer.failure or 'it is being written'}",
+                worker,
+            )

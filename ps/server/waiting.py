@@ -1,0 +1,109 @@
+"""The job's lock, whether the job goes on, and waits under that lock that have a deadline."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from distkeras.ps.errors import ERRORS, DeadlineError, JobStoppedError, ServerLostError
+from distkeras.ps.events import report
+from distkeras.ps.protocol.messages import Fault
+
+log = logging.getLogger(__name__)
+
+#: How often a waiting thread looks whether its peer is still there, in seconds.
+_LIVENESS = 1.0
+
+
+class JobCondition(threading.Condition):
+    """The lock around a job's state, and the news that others wait for; knows whether the job goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: What ended the job; None while nothing has.
+        self.fault: Fault | None = None
+        #: Whether the server ends: nobody is kept waiting.
+        self.closing = False
+
+    def fail(self, fault: Fault) -> None:
+        """Ends the job; the first fault is the one that is told. Takes the lock."""
+        with self:
+            if self.fault is None:
+                self.fault = fault
+                text = f"job ends: {ERRORS[fault.code].__name__}: {fault.message}"
+                report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
+            self.notify_all()
+
+    def close(self) -> None:
+        """From now on nobody is kept waiting. Takes the lock."""
+        with self:
+            self.closing = True
+            self.notify_all()
+
+    def require_running(self) -> None:
+        """Whether the job goes on.
+
+        Raises:
+            JobStoppedError: it does not.
+        """
+        if self.fault is not None:
+            raise JobStoppedError(f"the job was ended: {self.fault.message}")
+        if self.closing:
+            raise JobStoppedError("the server is closing")
+
+    def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
+        """Waits for ``condition``, under the lock; False if it did not come true in time.
+
+        Args:
+            condition: asked after each piece of news.
+            timeout: seconds.
+            hung_up: whether the peer that waits is not there any more.
+
+        Raises:
+            JobStoppedError: the job ended meanwhile.
+            ServerLostError: the peer hung up; nobody reads this.
+        """
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.require_running()
+            if not self.wait_for_news(deadline, hung_up):
+                return False
+        return True
+
+    def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
+        """Waits until something changes, or for a moment; False if the deadline (`time.monotonic`) has passed.
+
+        Raises:
+            ServerLostError: the peer hung up; nobody reads this.
+        """
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return False
+        self.wait(min(remaining, _LIVENESS))
+        if hung_up():
+            raise ServerLostError("the waiting peer hung up")
+        return True
+
+    def require(
+        self,
+        condition: Callable[[], bool],
+        timeout: float,
+        hung_up: Callable[[], bool],
+        what: Callable[[], str],
+        worker: int | None = None,
+    ) -> None:
+        """`wait_while_running`, where ``condition`` must come true.
+
+        Args:
+            condition, timeout, hung_up: see there.
+            what: names it, for the error.
+            worker: who waits.
+
+        Raises:
+            DeadlineError: it did not come true in time.
+            JobStoppedError, ServerLostError: see `wait_while_running`.
+        """
+        if not self.wait_while_running(condition, timeout, hung_up):
+            raise DeadlineError(f"waited {timeout:g} s for {what()}", worker=worker)
