@@ -23,7 +23,7 @@ from distkeras.ps.validate import require_number
 
 
 @dataclass(frozen=True)
-class Momentum:
+class MomentumEstimate:
     """A measured implicit momentum.
 
     Args:
@@ -53,7 +53,7 @@ def measured_momentum(
     theta0: np.ndarray,
     gradient: Callable[[np.ndarray], np.ndarray],
     learning_rate: float,
-) -> Momentum:
+) -> MomentumEstimate:
     r"""Estimates mu from how the center moved in several runs.
 
     Fits :math:`\bar\delta_{t+1} = \mu\bar\delta_t + b\,(-\eta\bar g_t)` by least squares over all times t and all
@@ -109,7 +109,7 @@ def measured_momentum(
     without = np.stack([_solve(all_xx - xx - xx.T, all_xy - xy) for xx, xy in zip(cross_xx, cross_xy, strict=True)])
     runs = len(traces)
     errors = np.sqrt((runs - 1) / runs * np.square(without - without.mean(axis=0)).sum(axis=0))
-    return Momentum(float(fit[0]), float(errors[0]), float(fit[1]), float(errors[1]), runs)
+    return MomentumEstimate(float(fit[0]), float(errors[0]), float(fit[1]), float(errors[1]), runs)
 
 
 def _solve(xx: np.ndarray, xy: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-Arrays = np.ndarray | Sequence[np.ndarray]
+ModelArrays = np.ndarray | Sequence[np.ndarray]
 
 #: Rows that `KerasGradient.from_dataframe` reads, and `evaluate` predicts, at a time.
 _ROWS = 2000
@@ -63,11 +63,11 @@ class KerasGradient:
         BadValueError: a NaN or infinity in ``x``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the arguments of `compile` and of a job, by their keywords
         self,
         model: keras.Model,
-        x: Arrays,
-        y: Arrays,
+        x: ModelArrays,
+        y: ModelArrays,
         *,
         loss: Any = None,
         metrics: Sequence[Any] | None = None,
@@ -81,10 +81,10 @@ class KerasGradient:
         for name, value, least in (("batch_size", batch_size, 1), ("workers", workers, 1), ("seed", seed, 0)):
             if type(value) is not int or value < least:
                 raise ConfigurationError(f"`{name}` must be an integer of at least {least}. Received: {name}={value!r}")
-        self.x, self.y = _floats(x), _floats(y)
+        self.x, self.y = _as_float32(x), _as_float32(y)
         self.sample_weight = None if sample_weight is None else np.asarray(sample_weight, np.float32)
         self.batch_size, self.workers, self.seed, self.split = batch_size, workers, seed, split
-        self.rows = _rows(self.x, self.y, self.sample_weight)
+        self.rows = _count_rows(self.x, self.y, self.sample_weight)
         if split and workers > self.rows:
             raise ConfigurationError(f"`workers` must be at most the rows. Received: {workers} for {self.rows} rows")
         for number, array in enumerate(self.x):
@@ -99,7 +99,8 @@ class KerasGradient:
         self.theta0 = self._replica.layout.empty()
         """The model's weights, float32 of shape ``(size,)``."""
         self._replica.read(self.theta0)
-        self._others = [self._first_value(*v) for v in enumerate(self._replica.model.non_trainable_variables)]
+        self._initial_states = [self._initial_state(*v) for v in enumerate(self._replica.model.non_trainable_variables)]
+        self._batches_taken = [0] * workers
         self.restart()
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
         try:
@@ -113,7 +114,7 @@ class KerasGradient:
             ) from error
 
     @classmethod
-    def from_dataframe(
+    def from_dataframe(  # noqa: PLR0913 - as for the class
         cls,
         model: keras.Model,
         df: DataFrame,
@@ -199,8 +200,8 @@ class KerasGradient:
         if not 0 <= worker < self.workers:
             raise ConfigurationError(f"`worker` must be in [0, {self.workers}). Received: worker={worker}")
         self._load(theta)
-        self._replica.gradient(self.batch(worker, self._taken[worker]), self._gradient)
-        self._taken[worker] += 1
+        self._replica.gradient(self.batch(worker, self._batches_taken[worker]), self._gradient)
+        self._batches_taken[worker] += 1
         return self._gradient.astype(theta.dtype)
 
     def batch(self, worker: int, number: int) -> Batch:
@@ -224,8 +225,8 @@ class KerasGradient:
 
     def restart(self) -> None:
         """Back to every worker's first mini-batch, and to the random states and moving statistics of the start."""
-        self._taken = [0] * self.workers
-        for variable, value in zip(self._replica.model.non_trainable_variables, self._others, strict=True):
+        self._batches_taken = [0] * self.workers
+        for variable, value in zip(self._replica.model.non_trainable_variables, self._initial_states, strict=True):
             variable.assign(value)
 
     def model_with(self, theta: np.ndarray) -> keras.Model:
@@ -245,8 +246,8 @@ class KerasGradient:
     def evaluate(
         self,
         theta: np.ndarray,
-        x: Arrays | None = None,
-        y: Arrays | None = None,
+        x: ModelArrays | None = None,
+        y: ModelArrays | None = None,
         sample_weight: np.ndarray | None = None,
     ) -> dict[str, float]:
         """Loss and metrics at ``theta`` in inference mode, by name.
@@ -261,8 +262,8 @@ class KerasGradient:
             x, y, sample_weight = self.x, self.y, self.sample_weight
         self._load(theta)
         values = self._replica.model.evaluate(
-            _bare(_floats(x)),
-            _bare(_floats(y)),
+            _single_or_list(_as_float32(x)),
+            _single_or_list(_as_float32(y)),
             sample_weight=sample_weight,
             batch_size=_ROWS,
             verbose=0,
@@ -270,7 +271,7 @@ class KerasGradient:
         )
         return {name: float(value) for name, value in values.items()}
 
-    def _first_value(self, number: int, variable: Any) -> np.ndarray:
+    def _initial_state(self, number: int, variable: Any) -> np.ndarray:
         value = np.array(variable)
         if variable.name == "seed_generator_state":  # files of models do not hold it
             value[...] = np.random.default_rng((self.seed, number)).integers(0, 2**31, value.shape)
@@ -302,20 +303,20 @@ def _recipe(model: keras.Model, model_file: bytes, loss: Any, metrics: Any, obje
     )
 
 
-def _floats(arrays: Arrays) -> tuple[np.ndarray, ...]:
+def _as_float32(arrays: ModelArrays) -> tuple[np.ndarray, ...]:
     """As a tuple; doubles as float32, in which models compute."""
     several = (arrays,) if isinstance(arrays, np.ndarray) else tuple(map(np.asarray, arrays))
     return tuple(array.astype(np.float32) if array.dtype == np.float64 else array for array in several)
 
 
-def _bare(arrays: tuple[np.ndarray, ...]) -> Any:
+def _single_or_list(arrays: tuple[np.ndarray, ...]) -> Any:
     return arrays[0] if len(arrays) == 1 else list(arrays)
 
 
-def _rows(x: Sequence[np.ndarray], y: Sequence[np.ndarray], weight: np.ndarray | None) -> int:
+def _count_rows(x: Sequence[np.ndarray], y: Sequence[np.ndarray], weight: np.ndarray | None) -> int:
     shapes = [array.shape for array in (*x, *y, *(() if weight is None else (weight,)))]
     if not x or not all(shapes) or len({shape[0] for shape in shapes}) != 1:
         raise ShapeError(f"`x`, `y` and `sample_weight` must have equally many rows. Received: shapes {shapes}")
     if not shapes[0][0]:
         raise EmptyDataError("`x` must have rows. Received: none")
-    return shapes[0][0]
+    return int(shapes[0][0])

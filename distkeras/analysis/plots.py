@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from distkeras.analysis import metrics
-from distkeras.analysis.implicit_momentum import Momentum, implicit_momentum
+from distkeras.analysis.implicit_momentum import MomentumEstimate, implicit_momentum
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -60,7 +60,7 @@ def curves(
         ConfigurationError: there is no history, ``every`` is not positive, or matplotlib is not installed.
         EmptyDataError, MissingColumnError: a history has no row, or not this metric.
     """
-    _some(histories, "histories")
+    _check_not_empty(histories, "histories")
     frames = {name: metrics.per_worker(history) for name, history in histories.items()}
     for name, frame in frames.items():
         if metric not in frame.columns:
@@ -108,7 +108,9 @@ def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
     """
     counts = metrics.staleness_histogram(commits)
     shares = counts / counts.sum() * 100
-    return _save(_panels(counts, shares) if len(counts.columns) <= MOST_PANELS else _map(shares), path)
+    return _save(
+        _staleness_panels(counts, shares) if len(counts.columns) <= MOST_PANELS else _staleness_map(shares), path
+    )
 
 
 def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.PathLike[str]) -> str:
@@ -127,7 +129,7 @@ def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.Pa
         ConfigurationError: no run, another measure or one that was not measured, or matplotlib is not installed.
         EmptyDataError, MissingColumnError: a run has no commit, or not this column.
     """
-    _some(runs, "runs")
+    _check_not_empty(runs, "runs")
     lines = {name: metrics.over_commits(commits, measure) for name, commits in runs.items()}
     figure, ((axes,),) = _figure(8, 5)
     for place, (name, line) in enumerate(lines.items()):
@@ -165,7 +167,7 @@ def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
         ConfigurationError: no run, or matplotlib is not installed.
         EmptyDataError, MissingColumnError: a run has no commit, or no scale factors.
     """
-    _some(runs, "runs")
+    _check_not_empty(runs, "runs")
     series = {name: metrics.values(commits, "scale") for name, commits in runs.items()}
     edges = np.linspace(0, max(1.0, *(each.max() for each in series.values())), 21)
     wide = min(3, len(series))
@@ -187,7 +189,7 @@ def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     return _save(figure, path)
 
 
-def momentum(measured: Mapping[int, Momentum], path: str | os.PathLike[str]) -> str:
+def momentum(measured: Mapping[int, MomentumEstimate], path: str | os.PathLike[str]) -> str:
     """Draws implicit momentum as measured, with bars of two standard errors, on the curve 1 - 1/n.
 
     Args:
@@ -200,7 +202,7 @@ def momentum(measured: Mapping[int, Momentum], path: str | os.PathLike[str]) -> 
     Raises:
         ConfigurationError: nothing measured, or matplotlib is not installed.
     """
-    _some(measured, "measured")
+    _check_not_empty(measured, "measured")
     workers = sorted(measured)
     every = range(1, workers[-1] + 1)
     figure, ((axes,),) = _figure(7, 4.5)
@@ -278,12 +280,12 @@ def efficiencies(table: pd.DataFrame, path: str | os.PathLike[str]) -> str:
     return _save(figure, path)
 
 
-def _some(runs: Mapping[Any, Any], name: str) -> None:
+def _check_not_empty(runs: Mapping[Any, Any], name: str) -> None:
     if not runs:
         raise ConfigurationError(f"`{name}` must hold at least one run. Received: none")
 
 
-def _panels(counts: pd.DataFrame, shares: pd.DataFrame) -> Any:
+def _staleness_panels(counts: pd.DataFrame, shares: pd.DataFrame) -> Any:
     workers = list(counts.columns)
     wide = min(4, len(workers))
     high = math.ceil(len(workers) / wide)
@@ -306,7 +308,7 @@ def _panels(counts: pd.DataFrame, shares: pd.DataFrame) -> Any:
     return figure
 
 
-def _map(shares: pd.DataFrame) -> Any:
+def _staleness_map(shares: pd.DataFrame) -> Any:
     figure, ((axes,),) = _figure(8, max(4, 1.5 + 0.18 * len(shares.columns)))
     edges = [-0.5, len(shares) - 0.5, len(shares.columns) - 0.5, -0.5]
     image = axes.imshow(shares.T, aspect="auto", cmap="cividis", interpolation="nearest", extent=edges)

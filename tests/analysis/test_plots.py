@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from distkeras.analysis import plots
-from distkeras.analysis.implicit_momentum import Momentum
+from distkeras.analysis.implicit_momentum import MomentumEstimate
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Memoryless
@@ -129,7 +129,9 @@ def test_scales(tmp_path: Path, rules: list[str]) -> None:
 
 def test_momentum(tmp_path: Path) -> None:
     path = tmp_path / "momentum.png"
-    plots.momentum({8: Momentum(0.87, 0.01, 0.12, 0.01, 100), 2: Momentum(0.49, 0.02, 0.51, 0.02, 100)}, path)
+    plots.momentum(
+        {8: MomentumEstimate(0.87, 0.01, 0.12, 0.01, 100), 2: MomentumEstimate(0.49, 0.02, 0.51, 0.02, 100)}, path
+    )
     assert png_size(path) == (7 * plots.DPI, 4.5 * plots.DPI)
     with pytest.raises(ConfigurationError, match="`measured`"):
         plots.momentum({}, path)
