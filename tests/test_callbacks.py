@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -27,17 +27,20 @@ def replica() -> KerasReplica:
     return KerasReplica(model)
 
 
+#: Where no test asks for rows: `Fed` gives them.
+NO_FRAME: Any = None
 ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)
 
 
 class Fed:
     """A callback, begun, and what it asks for."""
 
-    def __init__(self, callback: Callback, replica: KerasReplica, rows: Batch | None = ROWS) -> None:
-        self.callback, self.replica, self.stopped = callback, replica, None
+    def __init__(self, callback: Any, replica: KerasReplica, rows: Batch | None = ROWS) -> None:
+        self.callback, self.replica = callback, replica
+        self.stopped: str | None = None
         callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: rows))
 
-    def context(self, weight: Any, clock: Any, **options: Any) -> Any:
+    def context(self, weight: float, clock: int, **options: Any) -> CallbackContext:
         center = CenterWeights(clock, np.array([weight], np.float32), np.empty(0, np.float32))
         return CallbackContext(STATUS, 1.5, lambda: center, lambda: self.replica, self.stop, **options)
 
@@ -52,7 +55,7 @@ class Fed:
                 return number
         return None
 
-    def end(self, weight: float, clock: int) -> float:
+    def end(self, weight: float, clock: int) -> float | None:
         """The weight that it wants restored; None for the last one."""
         context = self.context(weight, clock, final=True)
         self.callback.on_end(context)
@@ -61,54 +64,56 @@ class Fed:
 
 class TestEarlyStopping:
     def test_target(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(None, target=0.25), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, target=0.25), replica)
         assert fed.feed(2.0, 1.0, 0.5, 0.1) == 3
         assert fed.stopped == "loss 0.25 has reached 0.25"
         assert fed.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
 
     def test_target_of_what_is_to_be_large(self, replica: KerasReplica) -> None:
-        assert Fed(EarlyStopping(None, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0) == 3
+        assert Fed(EarlyStopping(NO_FRAME, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0) == 3
 
     @pytest.mark.parametrize(("patience", "stops"), [(1, 3), (2, 6), (3, None)])
     def test_patience(self, replica: KerasReplica, patience: int, stops: int | None) -> None:
-        fed = Fed(EarlyStopping(None, patience=patience), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, patience=patience), replica)
         assert fed.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
 
     def test_it_says_what_it_has_waited_for(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(None, patience=2), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, patience=2), replica)
         fed.feed(2.0, 3.0, 3.0)
         assert fed.stopped == "loss has not become better than 4 in 2 evaluations in a row"
 
     def test_min_delta(self, replica: KerasReplica) -> None:
-        assert Fed(EarlyStopping(None, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4) == 3
-        assert Fed(EarlyStopping(None, "mae", patience=2, min_delta=0.25), replica).feed(2.0, 1.6, 1.5, 1.25) is None
+        assert Fed(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4) == 3
+        assert (
+            Fed(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.25), replica).feed(2.0, 1.6, 1.5, 1.25) is None
+        )
 
     def test_nan_is_no_better_than_anything(self, replica: KerasReplica) -> None:
-        assert Fed(EarlyStopping(None, patience=2), replica).feed(math.nan, math.nan) == 2
-        fed = Fed(EarlyStopping(None, patience=2), replica)
+        assert Fed(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, math.nan) == 2
+        fed = Fed(EarlyStopping(NO_FRAME, patience=2), replica)
         assert fed.feed(1.0, math.nan, math.nan) == 3
         assert fed.callback.best == 1.0
-        fed = Fed(EarlyStopping(None, patience=2, target=1.0), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, patience=2, target=1.0), replica)
         assert fed.feed(math.nan, 2.0, math.nan, 1.0) == 4
 
     def test_the_best_center_is_restored(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(None, restore_best_weights=True), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
         fed.feed(2.0, 0.5, 1.0)
         assert fed.end(0.75, 9) == 0.5
         assert (fed.callback.best, fed.callback.best_clock) == (0.25, 2)
 
     def test_the_last_one_may_be_the_best(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(None, restore_best_weights=True), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
         fed.feed(2.0, 0.5)
         assert fed.end(0.25, 9) is None
 
     def test_without_it_the_last_one_stays(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(None), replica)
+        fed = Fed(EarlyStopping(NO_FRAME), replica)
         fed.feed(2.0, 0.5)
         assert fed.end(2.0, 9) is None
 
     def test_a_center_is_evaluated_once(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(None, patience=1), replica)
+        fed = Fed(EarlyStopping(NO_FRAME, patience=1), replica)
         for _ in range(3):
             fed.callback.on_center(fed.context(1.0, 5))
         fed.end(1.0, 5)
@@ -116,30 +121,30 @@ class TestEarlyStopping:
         assert fed.stopped is None
 
     def test_another_job_begins_anew(self, replica: KerasReplica) -> None:
-        callback = EarlyStopping(None, patience=1, restore_best_weights=True)
+        callback = EarlyStopping(NO_FRAME, patience=1, restore_best_weights=True)
         Fed(callback, replica).feed(0.1, 1.0)
         assert Fed(callback, replica).feed(3.0, 2.0) is None
         assert len(callback.evaluations) == 2
 
     def test_an_unknown_metric(self, replica: KerasReplica) -> None:
         with pytest.raises(ConfigurationError, match=r"one of \['loss', 'mae'\].*'accuracy'"):
-            Fed(EarlyStopping(None, "val_accuracy"), replica)
+            Fed(EarlyStopping(NO_FRAME, "val_accuracy"), replica)
 
     def test_no_rows(self, replica: KerasReplica) -> None:
         with pytest.raises(EmptyDataError):
-            Fed(EarlyStopping(None), replica, rows=None)
+            Fed(EarlyStopping(NO_FRAME), replica, rows=None)
 
     @pytest.mark.parametrize(
         ("name", "sign"),
         [("loss", 1), ("accuracy", -1), ("val_sparse_categorical_accuracy", -1), ("mae", 1), ("auc", -1)],
     )
     def test_which_way_is_better(self, name: str, sign: int) -> None:
-        assert EarlyStopping(None, name).sign == sign
+        assert EarlyStopping(NO_FRAME, name).sign == sign
 
     def test_where_the_name_does_not_say(self) -> None:
         with pytest.raises(ConfigurationError, match="`mode` must be given"):
-            EarlyStopping(None, "surprise")
-        assert EarlyStopping(None, "surprise", mode="max").sign == -1
+            EarlyStopping(NO_FRAME, "surprise")
+        assert EarlyStopping(NO_FRAME, "surprise", mode="max").sign == -1
 
     @pytest.mark.parametrize(
         "options",
@@ -148,7 +153,7 @@ class TestEarlyStopping:
     )
     def test_arguments(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}` must be"):
-            EarlyStopping(None, **options)
+            EarlyStopping(NO_FRAME, **options)
 
 
 def test_a_time_budget_is_due_once_and_stops(replica: KerasReplica) -> None:
@@ -182,4 +187,4 @@ def test_how_often() -> None:
 
 def test_what_is_no_callback() -> None:
     with pytest.raises(ConfigurationError, match="`callbacks` must be"):
-        begin_callbacks([lambda context: None], TrainingSetup((), None, None))
+        begin_callbacks(cast(Any, [lambda context: None]), TrainingSetup((), None, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ def slope(theta: np.ndarray) -> np.ndarray:
     return CURVES * theta
 
 
+def noisy(noise: float, draw: np.random.Generator) -> Callable[[np.ndarray, int], np.ndarray]:
+    return lambda theta, worker: slope(theta) + noise * draw.normal(size=theta.size)
+
+
 def runs(workers: int, *, count: int = 3, eta: float = 0.1, noise: float = 0.0, **options: Any) -> list[Trace]:
     options = {"keep_centers": True} | options
     if "schedule" not in options:
@@ -32,7 +37,7 @@ def runs(workers: int, *, count: int = 3, eta: float = 0.1, noise: float = 0.0, 
             simulate(
                 "asgd",
                 START,
-                lambda theta, worker, draw=draw: slope(theta) + noise * draw.normal(size=theta.size),
+                noisy(noise, draw),
                 workers=workers,
                 learning_rate=eta,
                 seed=seed,

@@ -79,7 +79,7 @@ def test_one_simulated_worker_is_train_on_batch(rule: str) -> None:
 
 
 def run(function: KerasGradient) -> np.ndarray:
-    options = {"workers": 3, "learning_rate": 0.05, "timing": Gamma(), "steps": 30, "dtype": np.float32}
+    options: dict[str, Any] = {"workers": 3, "learning_rate": 0.05, "timing": Gamma(), "steps": 30, "dtype": np.float32}
     return simulate("dana_zero", function.theta0, function, **options).theta
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -34,7 +36,7 @@ def rows(function: KerasGradient) -> np.ndarray:
 
 def test_a_dataframe_is_its_rows(clouds: DataFrame) -> None:
     x, y = blobs()
-    options = {"loss": SPARSE, "seed": 3, "workers": 2}
+    options: dict[str, Any] = {"loss": SPARSE, "seed": 3, "workers": 2}
     columns = KerasGradient.from_dataframe(wrong_model(), clouds, batch_size=len(x), **options)
     arrays = KerasGradient(wrong_model(), x, y, batch_size=len(x), **options)
     np.testing.assert_array_equal(rows(columns), rows(arrays))
@@ -54,7 +56,7 @@ def test_sample_weights_come_along(spark: SparkSession) -> None:
     df = spark.createDataFrame(
         list(zip(x.tolist(), y.tolist(), weight.tolist(), strict=True)), "v array<float>, c int, w float"
     )
-    options = {"loss": SPARSE, "batch_size": 40}
+    options: dict[str, Any] = {"loss": SPARSE, "batch_size": 40}
     columns = KerasGradient.from_dataframe(
         wrong_model(), df, features_col="v", label_col="c", sample_weight_col="w", **options
     )
@@ -77,7 +79,7 @@ def test_what_cannot_work_is_refused(spark: SparkSession, clouds: DataFrame) -> 
         read(wrong_model(), spark.createDataFrame([([1.0, 2.0], 2)], "features array<float>, label int"), loss=SPARSE)
 
 
-def meeting(port: int) -> list[int]:
+def meeting(port: int) -> Callable[[int], None]:
     """An action for `hook_layer`: each worker's first step waits for those of all."""
 
     def action(step: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -83,7 +83,7 @@ def test_temporal_efficiency_refuses_what_has_no_area() -> None:
     with pytest.raises(ConfigurationError, match="span"):
         metrics.temporal_efficiency(a, history((0, 0, 0.5)))
     with pytest.raises(ConfigurationError, match="how"):
-        metrics.temporal_efficiency(a, a, how="spline")
+        metrics.temporal_efficiency(a, a, how=cast(Any, "spline"))
     with pytest.raises(MissingColumnError) as caught:
         metrics.temporal_efficiency(a, a, "precision")
     assert caught.value.column == "precision"
@@ -155,8 +155,13 @@ def test_efficiencies_are_ratios_to_the_baseline() -> None:
 
 def trace(name: str = "asgd", **options: Any) -> Trace:
     """Two workers in turn on a slope of 1 for each of four parameters, eta = .5: each gradient's norm is 2."""
-    options = {"workers": 2, "learning_rate": 0.5, "schedule": [0, 1, 0, 1], "measure_gap": True} | options
-    return simulate(make(name, window=1), np.zeros(4), lambda theta, worker: np.ones(4), **options)
+    defaults: dict[str, Any] = {
+        "workers": 2,
+        "learning_rate": 0.5,
+        "schedule": [0, 1, 0, 1],
+        "measure_gap": True,
+    } | options
+    return simulate(make(name, window=1), np.zeros(4), lambda theta, worker: np.ones(4), **defaults)
 
 
 def test_values_of_a_trace() -> None:
@@ -183,7 +188,7 @@ def test_values_of_commits_go_by_clock() -> None:
     with pytest.raises(MissingColumnError, match="normalized_gap"):
         metrics.values(log, "normalized_gap")
     with pytest.raises(ConfigurationError, match="`measure` must be one of staleness"):
-        metrics.values(log, "wait")
+        metrics.values(log, cast(Any, "wait"))
     with pytest.raises(ConfigurationError, match="measure_gap=True"):
         metrics.values(log.assign(gap=None), "gap")
     with pytest.raises(ConfigurationError, match="measure_gap=True"):

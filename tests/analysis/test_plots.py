@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,7 +96,7 @@ def trace(rule: str, steps: int = 200, measure_gap: bool = True) -> Trace:
 
 
 @pytest.mark.parametrize("measure", ["staleness", "gap", "normalized_gap", "scale"])
-def test_measure(tmp_path: Path, measure: str) -> None:
+def test_measure(tmp_path: Path, measure: Any) -> None:
     path = tmp_path / "measure.png"
     runs = {name: trace(name) for name in ("asgd", "dana_zero", "adag")}
     assert plots.measure(runs, measure, path) == str(path)

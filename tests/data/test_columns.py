@@ -18,7 +18,7 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumn
 F32 = pa.float32()
 
 
-def fixed(rows: list, size: int) -> pa.Array:
+def fixed(rows: list[Any], size: int) -> pa.Array:
     return pa.array(rows, pa.list_(F32, size))
 
 

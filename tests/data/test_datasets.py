@@ -47,7 +47,7 @@ def test_fashion_mnist_from_a_folder(tmp_path: Path) -> None:
         (tmp_path / pictures).write_bytes(gzip.compress(idx(np.full((rows, 28, 28), rows, "u1"), 0x08)))
         (tmp_path / labels).write_bytes(gzip.compress(idx(np.arange(rows, dtype="u1"), 0x08)))
     (x_train, y_train), (x_test, y_test) = datasets.fashion_mnist(tmp_path)
-    assert (x_train.shape, x_train.dtype, x_test.shape) == ((5, 784), np.uint8, (3, 784))
+    assert (x_train.shape, x_train.dtype, x_test.shape) == ((5, 784), np.dtype(np.uint8), (3, 784))
     assert y_train.dtype == np.int64
     np.testing.assert_array_equal(y_test, [0, 1, 2])
 

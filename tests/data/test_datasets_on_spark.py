@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -14,7 +15,7 @@ def test_to_dataframe_and_parquet_agree(spark: SparkSession, tmp_path: Path) -> 
     y = np.arange(4100) % 10
     frame = datasets.to_dataframe(spark, x, y)
     assert frame.dtypes == [("features", "array<float>"), ("label", "int")]
-    rows = frame.toPandas()
+    rows: Any = frame.toPandas()
     np.testing.assert_allclose(np.stack(rows["features"]), x / 255.0, rtol=1e-6)
     np.testing.assert_array_equal(rows["label"], y)
     stored = spark.read.parquet(datasets.write_parquet(tmp_path / "set", x, y, files=3))

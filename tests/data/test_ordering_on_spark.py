@@ -40,7 +40,7 @@ def parquet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> st
     return path
 
 
-def seen(df: DataFrame) -> dict[int, list[tuple]]:
+def seen(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
     """What each partition's task sees, in the order in which it sees it."""
 
     def label(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -52,13 +52,13 @@ def seen(df: DataFrame) -> dict[int, list[tuple]]:
             yield record.drop_columns([ROW_HASH]).append_column("partition", partitions)
 
     rows = df.mapInArrow(label, "x array<float>, y long, partition int").toArrow().to_pylist()
-    partitions: dict[int, list[tuple]] = {}
+    partitions: dict[int, list[tuple[Any, ...]]] = {}
     for row in rows:
         partitions.setdefault(row["partition"], []).append((*row["x"], row["y"]))
     return partitions
 
 
-def read(df: DataFrame, spec: DataSpec) -> list:
+def read(df: DataFrame, spec: DataSpec) -> list[Any]:
     with BatchSource(iter(partitioned(df, spec, 1).toArrow().to_batches()), spec, worker=0) as source:
         return list(source)
 

@@ -145,7 +145,7 @@ class TestFeatures:
             ({"labels": ["x", "y"]}, "`label_col` must name a column for each of the 1 outputs"),
         ],
     )
-    def test_another_number_of_columns(self, columns: dict[str, list[str]], text: str) -> None:
+    def test_another_number_of_columns(self, columns: dict[str, Any], text: str) -> None:
         with pytest.raises(ConfigurationError, match=text):
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType()), **columns)
 

@@ -25,6 +25,7 @@ from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import (
     BadValueError,
     ConfigurationError,
+    DistkerasError,
     JobStoppedError,
     LedgerError,
     LocalProtocolError,
@@ -55,12 +56,12 @@ def read(arrow: Iterator[Any] | list[pa.RecordBatch], spec: DataSpec = SPEC, **a
         return list(source)
 
 
-def contents(got: list[Batch]) -> list[tuple]:
+def contents(got: list[Batch]) -> list[tuple[Any, ...]]:
     return [(b.epoch, b.index, b.last, b.y[0].tolist()) for b in got]
 
 
 def in_epochs(got: list[Batch]) -> dict[int, list[int]]:
-    epochs = defaultdict(list)
+    epochs: dict[int, list[int]] = defaultdict(list)
     for batch in got:
         epochs[batch.epoch] += batch.y[0].tolist()
     return dict(epochs)
@@ -251,7 +252,7 @@ VECTORS = [[0.0, 1.0]] * 20
 )
 @pytest.mark.parametrize("start", [(0, 0), (1, 0)])
 def test_bad_rows_raise_one_typed_error_that_says_where(
-    changed: dict[str, Any], error: type[Exception], name: str, text: str, start: tuple[int, int]
+    changed: dict[str, Any], error: type[DistkerasError], name: str, text: str, start: tuple[int, int]
 ) -> None:
     spec = replace(SPEC, classes=10, epochs=2, batch_size=5)
     with pytest.raises(error, match=text) as caught:
@@ -283,7 +284,7 @@ def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(mon
         yield from records(10)
         raise OSError("the stream broke")
 
-    got = []
+    got: list[Batch] = []
     with (
         pytest.raises(OSError, match="the stream broke") as caught,
         BatchSource(broken_input(), SPEC, worker=0) as source,

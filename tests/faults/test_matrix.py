@@ -51,9 +51,9 @@ def strike(plan: Faults, rule: Rule, worker: int, fault: str, phase: str) -> Non
             getattr(spot, fault)()
 
 
-def outcome(folder: Path, rule: str, strikes: list[tuple[int, str, str]]) -> None:
+def outcome(folder: Path, name: str, strikes: list[tuple[int, str, str]]) -> None:
     """Runs the job under these faults, checks it, and returns it."""
-    rule, each = RULES[rule]
+    rule, each = RULES[name]
     plan = Faults()
     for one in strikes:
         strike(plan, rule, *one)

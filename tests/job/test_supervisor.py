@@ -68,7 +68,8 @@ def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> No
     with process, Supervisor(process, publish) as server:
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(patience(10))
-        first, killed, over = process.pid, [], threading.Event()
+        killed: list[int] = []
+        first, over = process.pid, threading.Event()
 
         def kill_the_next_at_once() -> None:
             while not killed and not over.is_set():
@@ -89,7 +90,8 @@ def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> No
 
 
 def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) -> None:
-    killed, over = [], threading.Event()
+    killed: list[int] = []
+    over = threading.Event()
 
     def kill_the_first_at_once() -> None:
         while not killed and not over.is_set():

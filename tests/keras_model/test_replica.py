@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
+from distkeras.data.batches import Batch
 from distkeras.keras_model.archive import to_bytes
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -21,23 +23,14 @@ needs_compiled_steps = pytest.mark.skipif(
 )
 
 
-class Mini(NamedTuple):
-    x: tuple[np.ndarray, ...]
-    y: tuple[np.ndarray, ...]
-    weight: np.ndarray | None = None
-    epoch: int = 0
-    index: int = 0
-    last: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.x[0])
+def mini(x: tuple[np.ndarray, ...], y: tuple[np.ndarray, ...], weight: np.ndarray | None = None) -> Batch:
+    return Batch(0, 0, False, x, y, weight)
 
 
-def batches(count: int, rows: int = ROWS, weighted: bool = False, seed: int = 0) -> list[Mini]:
+def batches(count: int, rows: int = ROWS, weighted: bool = False, seed: int = 0) -> list[Batch]:
     draw = np.random.default_rng(seed)
     return [
-        Mini(
+        mini(
             (draw.normal(size=(rows, 6)).astype(np.float32),),
             (draw.integers(0, 3, rows),),
             draw.uniform(0.5, 2, rows).astype(np.float32) if weighted else None,
@@ -67,7 +60,7 @@ def classifier(
     return model
 
 
-def plain(model: keras.Model, data: list[Mini]) -> list[dict[str, float]]:
+def plain(model: keras.Model, data: list[Batch]) -> list[dict[str, float]]:
     """What Keras itself does with the same batches: the logs of each."""
     rows = []
     for batch in data:
@@ -95,7 +88,7 @@ def test_the_movement_is_the_difference_to_the_bit(precision: str) -> None:
     np.testing.assert_array_equal(moved, weights(replica) - since)
 
 
-def assert_same_training(build: Callable[..., Any], data: list[Mini]) -> KerasReplica:
+def assert_same_training(build: Callable[..., Any], data: list[Batch]) -> KerasReplica:
     model = build()
     expected = plain(model, data)
     replica = KerasReplica(build())
@@ -135,12 +128,12 @@ def test_many_steps_are_cut_to_their_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sample_weights() -> None:
     data = batches(4, weighted=True)
     replica = assert_same_training(lambda: classifier(weighted_metrics=["accuracy"], metrics=None), data)
-    unweighted = KerasReplica(classifier()).train([batch._replace(weight=None) for batch in data])
+    unweighted = KerasReplica(classifier()).train([dataclasses.replace(batch, weight=None) for batch in data])
     assert not np.allclose(replica.train(data)[:, 0], unweighted[:, 0])
 
 
 def test_one_hot_labels_are_told_from_integers() -> None:
-    data = [b._replace(y=(np.eye(3, dtype=np.float32)[b.y[0]],)) for b in batches(3)]
+    data = [dataclasses.replace(b, y=(np.eye(3, dtype=np.float32)[b.y[0]],)) for b in batches(3)]
     assert_same_training(lambda: classifier(loss="categorical_crossentropy"), data)
 
 
@@ -157,10 +150,10 @@ def two_by_two(as_dict: bool = False) -> keras.Model:
     return model
 
 
-def two_by_two_data(weighted: bool) -> list[Mini]:
+def two_by_two_data(weighted: bool) -> list[Batch]:
     draw = np.random.default_rng(5)
     return [
-        Mini(
+        mini(
             (draw.normal(size=(ROWS, 3)).astype("float32"), draw.normal(size=(ROWS, 2, 2)).astype("float32")),
             (draw.normal(size=(ROWS, 1)).astype("float32"), draw.integers(0, 3, ROWS)),
             draw.uniform(0.5, 2, ROWS).astype("float32") if weighted else None,
@@ -186,7 +179,7 @@ def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
         expected.append(model.train_on_batch(x, y, return_dict=True)["loss"])
     twin = two_by_two(as_dict=True)
     order_in, order_out = [i.name for i in twin.inputs], list(twin.output_names)
-    ordered = [Mini(tuple(named[n] for n in order_in), tuple(named[n] for n in order_out)) for named in by_name]
+    ordered = [mini(tuple(named[n] for n in order_in), tuple(named[n] for n in order_out)) for named in by_name]
     replica = KerasReplica(twin)
     np.testing.assert_allclose(replica.train(ordered)[:, 0], expected, rtol=2e-6)
 
@@ -295,7 +288,7 @@ def test_gradient_of_embedding_and_of_unused_weights_is_dense() -> None:
     model = keras.Model([ids, spare], [layers.Dense(1)(pooled), layers.Dense(1)(spare)])
     model.compile("sgd", loss=["mse", None])
     rows = np.array([[1, 1, 2, 0], [1, 3, 3, 3]], np.int32)
-    batch = Mini((rows, np.ones((2, 2), np.float32)), (np.ones((2, 1), np.float32),) * 2)
+    batch = mini((rows, np.ones((2, 2), np.float32)), (np.ones((2, 1), np.float32),) * 2)
     replica = KerasReplica(model)
     out = np.full(replica.size, np.nan, np.float32)
     start = weights(replica)
@@ -470,7 +463,7 @@ def test_prepare_settles_the_names_and_moves_nothing() -> None:
     with pytest.raises(LocalProtocolError, match="metric_names"):
         _ = replica.metric_names
     before = weights(replica)
-    zeros = Mini((np.zeros((2, 6), np.float32),), (np.zeros(2, np.int64),))
+    zeros = mini((np.zeros((2, 6), np.float32),), (np.zeros(2, np.int64),))
     replica.prepare(zeros)
     assert replica.metric_names == ("loss", "accuracy")
     np.testing.assert_array_equal(weights(replica), before)
@@ -480,10 +473,10 @@ def test_prepare_settles_the_names_and_moves_nothing() -> None:
 
 
 def test_labels_that_do_not_fit_are_refused_before_training() -> None:
-    wrong = Mini((np.zeros((2, 6), np.float32),), (np.zeros((2, 5), np.float32),))
+    wrong = mini((np.zeros((2, 6), np.float32),), (np.zeros((2, 5), np.float32),))
     with pytest.raises(ConfigurationError, match="fit the data"):
         KerasReplica(classifier(loss="categorical_crossentropy")).prepare(wrong)
-    one_hot = Mini((np.zeros((2, 6), np.float32),), (np.eye(3, dtype=np.float32)[:2],))
+    one_hot = mini((np.zeros((2, 6), np.float32),), (np.eye(3, dtype=np.float32)[:2],))
     with pytest.raises(ConfigurationError, match="scalars"):
         KerasReplica(classifier(loss="mse", metrics=[keras.metrics.F1Score()])).prepare(one_hot)
 

@@ -10,7 +10,7 @@ from distkeras.ps.protocol.error_codes import error_of, fault_of
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_an_error_survives_pickling_and_the_wire(kind: type[Exception]) -> None:
+def test_an_error_survives_pickling_and_the_wire(kind: type[DistkerasError]) -> None:
     error = kind("text", worker=1, column="c", step=3, remote_traceback="Traceback …")
     for copy in (pickle.loads(pickle.dumps(error)), error_of(fault_of(error))):
         assert type(copy) is kind

@@ -25,7 +25,7 @@ def test_a_record_survives_the_way_through_a_line(caplog: pytest.LogCaptureFixtu
     again = record_from_json(line)
     assert (again.name, again.levelno, again.levelname) == ("distkeras.tests", logging.INFO, "INFO")
     assert (again.getMessage(), again.created) == ("attempt 3\ntook over", record.created)
-    assert (again.event, again.worker, again.attempt) == ("takeover", 1, 3)
+    assert (vars(again)["event"], vars(again)["worker"], vars(again)["attempt"]) == ("takeover", 1, 3)
 
 
 def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixture) -> None:

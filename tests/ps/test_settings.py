@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def worker(rule: str = "downpour", **options: Any) -> WorkerSettings:
         ("downpour", {"max_body": 0}, "`max_body` must be"),
     ],
 )
-def test_a_server_setting_that_cannot_work_is_named(rule, options, text):
+def test_a_server_setting_that_cannot_work_is_named(rule: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         server(rule, **options)
 
@@ -66,18 +67,18 @@ def test_a_server_setting_that_cannot_work_is_named(rule, options, text):
         ("downpour", {"threads": 0}, "`threads` must be a positive integer"),
     ],
 )
-def test_a_worker_setting_that_cannot_work_is_named(rule, options, text):
+def test_a_worker_setting_that_cannot_work_is_named(rule: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         worker(rule, **options)
 
 
-def test_a_rule_is_no_name_here():
+def test_a_rule_is_no_name_here() -> None:
     for kind in (ServerSettings, WorkerSettings):
         with pytest.raises(ConfigurationError, match="`rule` must be a `Rule`"):
             kind("downpour", workers=1)  # type: ignore[arg-type]  # the mistake
 
 
-def test_numbers_of_numpy_become_those_of_python():
+def test_numbers_of_numpy_become_those_of_python() -> None:
     settings = server(workers=np.int32(3), staleness_bound=np.int64(1), port=np.uint16(7))
     for number in (settings.workers, settings.staleness_bound, settings.port):
         assert type(number) is int
@@ -106,16 +107,16 @@ def test_numbers_of_numpy_become_those_of_python():
     ],
     ids=lambda settings: settings.rule.name,
 )
-def test_server_settings_survive_json(settings):
+def test_server_settings_survive_json(settings: ServerSettings) -> None:
     assert ServerSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
-def test_worker_settings_travel_in_a_closure():
+def test_worker_settings_travel_in_a_closure() -> None:
     settings = worker(overlap=True, communication_share=0.2)
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
-def test_a_request_survives_json_and_keeps_its_secrets_to_itself():
+def test_a_request_survives_json_and_keeps_its_secrets_to_itself() -> None:
     request = StartRequest(
         server(),
         KEY,
@@ -129,7 +130,7 @@ def test_a_request_survives_json_and_keeps_its_secrets_to_itself():
         assert secret not in repr(request)
 
 
-def test_a_report_survives_json():
+def test_a_report_survives_json() -> None:
     for report in (
         StartReport("127.0.0.1", 7),
         StartReport("127.0.0.1", 7, ResumePoint(5, 2, False, 1)),
@@ -138,7 +139,7 @@ def test_a_report_survives_json():
         assert StartReport.from_json(report.to_json()) == report
 
 
-def test_the_command_line_has_a_flag_for_each_field(tmp_path):
+def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY.hex() + "\n")
     words = ["serve", "--rule", "adag", "--set", "window=3", "--workers", "4", "--key-file", str(tmp_path / "key")]
     assert request_from(parser().parse_args(words)) == StartRequest(ServerSettings(make("adag", window=3), 4), KEY)
@@ -167,7 +168,7 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path):
     assert same == {"rule", "workers", "learning_rate", "deadlines"}
 
 
-def test_a_learning_rate_is_a_number_on_the_command_line(tmp_path):
+def test_a_learning_rate_is_a_number_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY.hex())
     words = ["serve", "--rule", "asgd", "--workers", "1", "--learning-rate", "0.5"]
     request = request_from(parser().parse_args([*words, "--key-file", str(tmp_path / "key")]))

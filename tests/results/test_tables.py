@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -27,7 +29,7 @@ def records(
 ) -> Records:
     """Commits ``(worker, epoch, first, last)`` in clock order; each step's loss is its number, overall."""
     commits = np.zeros(len(ranges), COMMIT)
-    steps = []
+    steps: list[Any] = []
     for clock, (worker, epoch, first, last) in enumerate(ranges):
         commits[clock]["clock"] = clock
         for name, value in (("worker", worker), ("epoch", epoch), ("first_batch", first), ("last_batch", last)):

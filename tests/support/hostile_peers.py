@@ -14,7 +14,7 @@ import numpy as np
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.handshake import Connection
-from distkeras.ps.protocol.requests import Compute, PullRequest, Reply, Request
+from distkeras.ps.protocol.requests import Compute, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
@@ -72,7 +72,7 @@ class Honest(threading.Thread):
 def drive(client: WorkerClient, batches: Iterator[ToyBatch], *, cut: bool) -> None:
     replica = ToyReplica(client.size, 0.1, gradient, np.float32)
     loop = work(RULE, replica, batches, lambda: client.payload(1))
-    request: Request = next(loop)
+    request: Any = next(loop)
     reply: Reply | None
     commits = 0
     with contextlib.suppress(StopIteration):

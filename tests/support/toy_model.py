@@ -27,6 +27,8 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import work
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
+#: What a worker trains on, one value a batch.
+Values = Sequence[Any] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ToyBatch:
     checksum: int = 0
 
 
-def batches(values: Sequence[Any], *, epochs: int = 1, start: tuple[int, int] = (0, 0)) -> Iterator[ToyBatch]:
+def batches(values: Values, *, epochs: int = 1, start: tuple[int, int] = (0, 0)) -> Iterator[ToyBatch]:
     """One batch a value, ``epochs`` times over, from ``start`` on."""
     for epoch in range(epochs):
         for index, value in enumerate(values):
@@ -92,10 +94,10 @@ class ToyJob:
     def __init__(
         self,
         rule: Rule,
-        theta0: Sequence[float],
-        data: Sequence[Sequence[Any]],
+        theta0: Sequence[float] | np.ndarray,
+        data: Sequence[Values],
         *,
-        eta: float = 0.1,
+        eta: Any = 0.1,
         gradient: Gradient | None = None,
         epochs: int = 1,
         dtype: Any = np.float64,
@@ -194,12 +196,12 @@ class ToyJob:
 def toy_client(
     address: Address,
     rule: Rule,
-    values: Sequence[Any],
+    values: Values,
     *,
     worker: int,
     attempt: int = 0,
     size: int,
-    eta: float = 0.1,
+    eta: Any = 0.1,
     gradient: Gradient | None = None,
     epochs: int = 1,
     deadlines: Any = None,
@@ -218,7 +220,7 @@ def toy_client(
     return client, client.join(), begin
 
 
-def toy_worker(address: Address, rule: Rule, values: Sequence[Any], **options: Any) -> tuple[WorkerClient, Loop]:
+def toy_worker(address: Address, rule: Rule, values: Values, **options: Any) -> tuple[WorkerClient, Loop]:
     """A real client with a toy replica, joined, and its loop."""
     client, welcome, begin = toy_client(address, rule, values, **options)
     return client, begin(welcome)

@@ -144,7 +144,7 @@ def adag(
     for k in job.schedule:
         delta = _window(job, k, origin[k], window) / (window if normalize else 1)
         d = center - origin[k]
-        s = {
+        s: Any = {
             "4.1": 1 / (d**2 / job.eta(0) + 1),
             "4.7": 1 / (d**2 / gamma + 1),
             "4.10": 1 / ((d / gamma) ** 2 + 1),
@@ -161,7 +161,8 @@ def aeasgd(job: Problem, window: int, rho: float) -> Centers:
 
 
 def eamsgd(job: Problem, window: int, rho: float, momentum: float) -> Centers:
-    center, theta, v, eta = job.start, [job.start] * job.n, [0.0] * job.n, job.eta(0)
+    v: list[Any] = [0.0] * job.n
+    center, theta, eta = job.start, [job.start] * job.n, job.eta(0)
     for k in job.schedule:
         for _ in range(window):
             v[k] = momentum * v[k] - eta * job.g(k, theta[k] + momentum * v[k])

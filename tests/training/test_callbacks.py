@@ -71,7 +71,9 @@ class At(Callback):
     def __init__(self, clock: float, when: Callable[[], bool] = lambda: True) -> None:
         super().__init__(every_commits=1)
         self.at, self.when = clock, when
-        self.seen, self.ends, self.threads = [], [], set()
+        self.seen: list[tuple[int, float, int]] = []
+        self.ends: list[tuple[int, bool]] = []
+        self.threads: set[threading.Thread] = set()
 
     def on_center(self, context: CallbackContext) -> None:
         self.threads.add(threading.current_thread())
@@ -193,7 +195,7 @@ class TestErrors:
 
 class TestBadNumbers:
     @pytest.fixture(scope="class")
-    def rows(self, spark: SparkSession) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, spark: SparkSession) -> DataFrame:
         """One-hot rows; the first one's label poisons every batch that it is in."""
         return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.patience import patience
@@ -80,7 +81,7 @@ spark.stop()
 """
 
 
-def run(directory: Path, *names: str) -> list[dict]:
+def run(directory: Path, *names: str) -> list[dict[str, Any]]:
     script = directory / "driver.py"
     script.write_text(DRIVER)
     support = str(Path(__file__).parents[1])

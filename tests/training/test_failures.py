@@ -34,8 +34,8 @@ from support.spark_jobs import (
     wrong_model,
 )
 
-import distkeras.job.spark_job
 from distkeras import Trainer
+from distkeras.job.progress import Progress
 from distkeras.ps.errors import (
     BadValueError,
     ConfigurationError,
@@ -67,8 +67,8 @@ def nothing_left(spark: SparkSession) -> Iterator[None]:
 
 
 def train(df: DataFrame, model: keras.Model | None = None, rule: str = "downpour", **options: Any) -> keras.Model:
-    options = {"loss": SPARSE, "num_workers": 2, "batch_size": BATCH} | options
-    return Trainer(model or wrong_model(), rule, **options).train(df)
+    defaults: dict[str, Any] = {"loss": SPARSE, "num_workers": 2, "batch_size": BATCH}
+    return Trainer(model or wrong_model(), rule, **defaults | options).train(df)
 
 
 def frame(spark: SparkSession, rows: list[Any], schema: str = SCHEMA) -> Any:
@@ -127,8 +127,9 @@ class TestBeforeAnyWork:
 
     @pytest.mark.parametrize(("name", "bad"), [("batch_size", 0), ("num_epoch", 0), ("seed", -1)])
     def test_numbers(self, spark: SparkSession, name: str, bad: int) -> None:
+        options: dict[str, Any] = {name: bad}
         with pytest.raises(ConfigurationError, match="Received"):
-            train(frame(spark, GOOD), **{name: bad})
+            train(frame(spark, GOOD), **options)
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])
@@ -282,18 +283,18 @@ class TestInsideATask:
         started: list[ServerProcess] = []
 
         class Kept(ServerProcess):
-            def __init__(self, *args: object, **options: Any) -> None:
+            def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
                 started.append(self)
 
         monkeypatch.setattr("distkeras.trainer.ServerProcess", Kept)
-        real = distkeras.job.spark_job.Progress.update
+        real = Progress.update
 
         def update(self: Any, status: Any) -> None:
             os.kill(started[0].pid, signal.SIGKILL)
             real(self, status)
 
-        monkeypatch.setattr("distkeras.job.spark_job.Progress.update", update)
+        monkeypatch.setattr(Progress, "update", update)
         with pytest.raises(ServerLostError, match="must live as long as the job"):
             train(counting_rows(spark, 41), counting_model(41), loss=total, num_epoch=10_000)
 

@@ -39,7 +39,7 @@ def until_there(path: Path | str) -> Callable[..., None]:
 
     def wait(*_: object) -> None:
         pause = threading.Event()
-        for _ in range(2000):
+        for _attempt in range(2000):
             if Path(path).exists():
                 return
             pause.wait(patience(0.1))

@@ -60,7 +60,7 @@ def sgd(rate: float = 1.0, **options: Any) -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(rate, **options)
 
 
-def counter(rule: str = "downpour", *, workers: int = 2, rows: int = ROWS, **options: Any) -> Trainer:
+def counter(rule: str | Rule = "downpour", *, workers: int | None = 2, rows: int = ROWS, **options: Any) -> Trainer:
     options = {"batch_size": BATCH, "num_epoch": EPOCHS} | options
     return Trainer(counting_model(rows), rule, worker_optimizer=sgd(), loss=total, num_workers=workers, **options)
 
@@ -236,11 +236,11 @@ def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(ones:
 
 class TestRecords:
     @pytest.fixture(scope="class")
-    def began(self) -> datetime.datetime:
+    def began(self) -> float:
         return datetime.datetime.now(datetime.UTC).timestamp()
 
     @pytest.fixture(scope="class")
-    def trainer(self, began: datetime.datetime, spark: SparkSession, clouds: DataFrame) -> Trainer:
+    def trainer(self, began: float, spark: SparkSession, clouds: DataFrame) -> Trainer:
         trainer = Trainer(
             wrong_model(),
             make("dynsgd", window=3),
@@ -289,7 +289,7 @@ class TestRecords:
             "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation", "applied",
         }  # fmt: skip
 
-    def test_one_history_row_a_mini_batch(self, trainer: Trainer, began: datetime.datetime) -> None:
+    def test_one_history_row_a_mini_batch(self, trainer: Trainer, began: float) -> None:
         history = trainer.history.toPandas()
         assert history.samples.sum() == 256 * 2
         assert set(history.samples.unique()) >= {20}
@@ -374,10 +374,10 @@ class TestSeveralTrainers:
         def deep_model_of(number: int) -> keras.Model:
             return models[number]
 
-        alone: dict = {}
+        alone: dict[int, Any] = {}
         for number, df in enumerate(frames):
             train(df, alone, number)
-        together: dict = {}
+        together: dict[int, Any] = {}
         threads = [threading.Thread(target=train, args=(df, together, number)) for number, df in enumerate(frames)]
         for thread in threads:
             thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ SPARSE = "sparse_categorical_crossentropy"
 POINTS = 0.005
 
 
-def counter(rule: str, **options: object) -> Trainer:
+def counter(rule: str, **options: Any) -> Trainer:
     sgd = keras.optimizers.SGD(1.0)
     return Trainer(counting_model(ROWS), rule, worker_optimizer=sgd, loss=total, num_workers=2, batch_size=8, **options)
 

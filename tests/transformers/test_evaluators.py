@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -111,7 +112,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("evaluator", "row", "kind"), BROKEN)
 def test_broken_rows_raise_one_typed_error(
-    spark: SparkSession, evaluator: AccuracyEvaluator | LossEvaluator, row: tuple, kind: type[DistkerasError]
+    spark: SparkSession, evaluator: AccuracyEvaluator | LossEvaluator, row: tuple[Any, ...], kind: type[DistkerasError]
 ) -> None:
     good = ([0.3, 0.7], 1) if row[0] is None or len(row[0]) == 2 else ([0.3], 1)
     if evaluator.hasParam("loss") and evaluator.getOrDefault("loss") == "mse":

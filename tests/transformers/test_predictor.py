@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -132,7 +133,7 @@ def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
     ],
 )
 def test_a_broken_feature_names_itself(
-    spark: SparkSession, model: keras.Model, features: list | None, error: str, told: str
+    spark: SparkSession, model: keras.Model, features: list[Any] | None, error: str, told: str
 ) -> None:
     good = [0.0] * 4
     df = spark.createDataFrame([(good,), (good,), (features,)], "features array<float>").coalesce(1)
@@ -174,14 +175,14 @@ def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, b
     ],
 )
 def test_what_cannot_work_is_refused_before_any_job(
-    rows: DataFrame, model: keras.Model, keywords: dict, kind: type[DistkerasError], message: str
+    rows: DataFrame, model: keras.Model, keywords: dict[str, Any], kind: type[DistkerasError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
         ModelPredictor(**{"keras_model": model, **keywords}).transform(rows)
 
 
 class Subclassed(keras.Model):
-    def build(self, shape: tuple) -> None:
+    def build(self, shape: tuple[int | None, ...]) -> None:
         self.built = True
 
     def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
@@ -210,7 +211,7 @@ def test_later_training_does_not_change_a_predictor(rows: DataFrame, model: kera
 
 
 def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
-    space: dict = {"__name__": "__main__", "keras": keras}
+    space: dict[str, Any] = {"__name__": "__main__", "keras": keras}
     exec(
         "@keras.saving.register_keras_serializable('notebook')\n"
         "class Doubled(keras.layers.Layer):\n"
@@ -224,7 +225,7 @@ def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
 def test_a_worker_loads_a_model_once(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
     """Each load leaves a file; jobs that come later find the model in their worker."""
     log = str(tmp_path)
-    space: dict = {"__name__": "__main__", "keras": keras, "log": log}
+    space: dict[str, Any] = {"__name__": "__main__", "keras": keras, "log": log}
     exec(
         "@keras.saving.register_keras_serializable('notebook')\n"
         "class Counted(keras.layers.Layer):\n"
@@ -259,7 +260,7 @@ def test_a_pipeline_survives_the_trip_to_disk(
 ) -> None:
     monkeypatch.setattr(predictor, "_CHUNK_BYTES", 1000)
     stages = [ModelPredictor(model, batch_size=16, output_col="scores"), LabelIndexTransformer(3, "scores", "y")]
-    Pipeline(stages=stages).write().overwrite().save(str(tmp_path / "pipeline"))
+    Pipeline(stages=[*stages]).write().overwrite().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(rows)
     fitted.write().save(str(tmp_path / "model"))
     again = PipelineModel.load(str(tmp_path / "model"))

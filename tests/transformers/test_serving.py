@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -51,19 +52,19 @@ KIND = pa.struct(
 )
 
 
-def vectors(*rows: tuple | None) -> pa.StructArray:
+def vectors(*rows: tuple[Any, ...] | None) -> pa.StructArray:
     names = ("type", "size", "indices", "values")
     return pa.array([None if row is None else dict(zip(names, row, strict=True)) for row in rows], KIND)
 
 
 DENSE = (1, None, None, [1.0, 2.0, 3.0])
 SPARSE = (0, 3, [2, 0], [5.0, 4.0])
-ZERO = (0, 3, [], [])
+ZERO: tuple[int, int, list[int], list[float]] = (0, 3, [], [])
 
 
 @pytest.mark.parametrize("rows", [(DENSE, DENSE), (SPARSE, DENSE, ZERO), (ZERO,), (ZERO, SPARSE)])
 @pytest.mark.parametrize("skip", [0, 1])
-def test_vectors_become_lists(rows: tuple, skip: int) -> None:
+def test_vectors_become_lists(rows: tuple[Any, ...], skip: int) -> None:
     values = {id(DENSE): [1.0, 2.0, 3.0], id(SPARSE): [4.0, 0.0, 5.0], id(ZERO): [0.0] * 3}
     array = vectors(*[DENSE] * skip, *rows).slice(skip)
     assert serving.dense(array, "v", 0, 0).to_pylist() == [values[id(row)] for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def rows(spark: SparkSession) -> DataFrame:
     return plain.join(vectors, "id").cache()
 
 
-def column(df: DataFrame, name: str) -> list:
+def column(df: DataFrame, name: str) -> list[Any]:
     return [row[name] for row in df.orderBy("id").select(name).collect()]
 
 
@@ -71,7 +71,7 @@ def refused(df: DataFrame, kind: type[DistkerasError]) -> None:
         ("whole", 2, [-1.0, 1.0, None]),
     ],
 )
-def test_min_max(rows: DataFrame, name: str, o_max: float, expected: list) -> None:
+def test_min_max(rows: DataFrame, name: str, o_max: float, expected: list[Any]) -> None:
     out = MinMaxTransformer(n_min=-1, n_max=1, o_min=0, o_max=o_max, input_col=name, output_col="y").transform(rows)
     assert column(out, "y") == expected
     assert out.columns == [*rows.columns, "y"]
@@ -106,7 +106,12 @@ def test_label_index_takes_the_largest_score(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("kind", ["number", "array", "vector"])
 def test_a_single_score_is_compared_with_the_threshold(spark: SparkSession, kind: str) -> None:
-    wrap = {"number": float, "array": lambda v: [v], "vector": lambda v: Vectors.dense([v])}[kind]
+    wraps: dict[str, Callable[[float], Any]] = {
+        "number": float,
+        "array": lambda v: [v],
+        "vector": lambda v: Vectors.dense([v]),
+    }
+    wrap = wraps[kind]
     df = spark.createDataFrame([(0, wrap(0.54)), (1, wrap(0.55))], ["id", "prediction"])
     assert column(LabelIndexTransformer(activation_threshold=0.55).transform(df), "prediction_index") == [0, 1]
     assert column(LabelIndexTransformer().transform(df), "prediction_index") == [1, 1]
@@ -121,7 +126,7 @@ def test_a_single_score_is_compared_with_the_threshold(spark: SparkSession, kind
         ([0.1, 0.2, 0.3], ShapeError),
     ],
 )
-def test_label_index_refuses_broken_scores(spark: SparkSession, scores: list, kind: type[DistkerasError]) -> None:
+def test_label_index_refuses_broken_scores(spark: SparkSession, scores: list[Any], kind: type[DistkerasError]) -> None:
     df = spark.createDataFrame([(scores,)], "prediction array<double>")
     refused(LabelIndexTransformer(output_dim=2).transform(df), kind)
 
@@ -138,7 +143,7 @@ def test_label_index_refuses_broken_scores(spark: SparkSession, scores: list, ki
         ("pixels", (1, 2), [[0, 255]]),
     ],
 )
-def test_reshape(rows: DataFrame, name: str, shape: tuple[int, ...], expected: list) -> None:
+def test_reshape(rows: DataFrame, name: str, shape: tuple[int, ...], expected: list[Any]) -> None:
     values = column(ReshapeTransformer(name, "y", shape).transform(rows), "y")
     assert values[0] == expected
     assert values[2] is None
@@ -231,7 +236,7 @@ def test_no_rows_give_no_rows(rows: DataFrame, stage: Any) -> None:
         (lambda: ReshapeTransformer(shape=()), "`shape` must be"),
         (lambda: MinMaxTransformer(n_min=math.inf), "`n_min` must be a finite number"),
         (lambda: StandardScaleTransformer(["a", "a"]), "`columns` must be"),
-        (lambda: StandardScaleTransformer(["a"], means=[["x"]]), "`means` must be"),
+        (lambda: StandardScaleTransformer(["a"], means=cast(Any, [["x"]])), "`means` must be"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_where_it_is_given(make: Callable[..., Any], message: str) -> None:
@@ -277,7 +282,7 @@ def test_a_pipeline_survives_the_trip_to_disk(rows: DataFrame, tmp_path: Path) -
         StandardScaleTransformer(["number"]).fit(rows),
     ]
     before = PipelineModel(stages).transform(rows)
-    Pipeline(stages=stages).write().save(str(tmp_path / "pipeline"))
+    Pipeline(stages=[*stages]).write().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(rows)
     fitted.write().overwrite().save(str(tmp_path / "model"))
     after = PipelineModel.load(str(tmp_path / "model")).transform(rows)

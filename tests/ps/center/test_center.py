@@ -30,7 +30,7 @@ def commit_of(
     size: int = 3,
     **fields: Any,
 ) -> Commit:
-    fields = {
+    defaults: dict[str, Any] = {
         "incarnation": 1,
         "epoch_end": False,
         "wants_center": True,
@@ -39,9 +39,11 @@ def commit_of(
         "waited": 0.0,
         "moving_statistics": NO_FLOATS,
         "history": np.zeros(3 * (last - first + 1)),
-    } | fields
+    }
     parts = (np.full(size, value, np.float32),)
-    return Commit(worker, attempt, sequence=sequence, epoch=epoch, first=first, last=last, parts=parts, **fields)
+    return Commit(
+        worker, attempt, sequence=sequence, epoch=epoch, first=first, last=last, parts=parts, **defaults | fields
+    )
 
 
 def send(center: Center, commit: Commit) -> bool:

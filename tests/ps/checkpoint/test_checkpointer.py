@@ -125,6 +125,6 @@ def test_only_damaged_snapshots_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"every": 0}, {"keep": 0}, {"every": 1.5}])
-def test_bad_numbers(bad: dict[str, float]) -> None:
+def test_bad_numbers(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must be a positive integer"):
         Checkpoint("folder", **bad)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError, SnapshotError
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray] = {
     "center": np.arange(7, dtype=np.float32),
     "matrix": np.ones((3, 2)),
     "empty": np.empty(0, np.float32),

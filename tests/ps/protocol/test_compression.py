@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.compression import FORMATS, BFloat16, Int8, codec_of, require_format
+from distkeras.ps.protocol.compression import FORMATS, BFloat16, Codec, Int8, codec_of, require_format
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
 
@@ -34,7 +34,7 @@ def many(draw: st.DrawFn) -> np.ndarray:
     return vector.astype(np.float32)
 
 
-def there_and_back(codec: BFloat16 | Int8, vector: np.ndarray) -> np.ndarray:
+def there_and_back(codec: Codec, vector: np.ndarray) -> np.ndarray:
     data, out = np.full(codec.nbytes, 170, np.uint8), np.full(codec.size, 7, np.float32)
     codec.encode(vector, data)
     codec.decode(data, out)

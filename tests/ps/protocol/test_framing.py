@@ -8,7 +8,7 @@ import struct
 import typing
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -168,7 +168,7 @@ def test_arrays_are_received_into_the_memory_that_is_given() -> None:
     memory = np.zeros(3, np.float32)
 
     def allocate(kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        return memory if (dtype, size) == (np.float32, 3) else np.empty(size, dtype)
+        return memory if (dtype, size) == (np.dtype(np.float32), 3) else np.empty(size, dtype)
 
     reader = Reader(Limits(), allocate)
     (message,) = feed(reader, joined(encode(Publish(np.array([1, 2, 3], np.float32)))))
@@ -215,4 +215,4 @@ def test_half_a_surrogate_pair_travels_as_its_escape() -> None:
 
 def test_what_is_not_a_message_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="one of the protocol's"):
-        encode("hello")
+        encode(cast(Any, "hello"))

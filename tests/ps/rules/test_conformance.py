@@ -25,11 +25,11 @@ NAMES = list(rules.all_rules())
 SCHEDULE = [0, 1, 0, 1, 1, 0, 1, 0]
 
 
-def job(name: str, *, block: int = BLOCK, size: int = 7, workers: int = 2, dtype: type[float] = np.float32) -> ToyJob:
+def job(name: str, *, block: int = BLOCK, size: int = 7, workers: int = 2, dtype: Any = np.float32) -> ToyJob:
     rng = np.random.default_rng(1)
     kind = rules.all_rules()[name]
     rule = kind() if kind.__dataclass_fields__["window"].default is None else kind(window=1)
-    data = rng.normal(size=(workers, 12, size))
+    data = list(rng.normal(size=(workers, 12, size)))
     return ToyJob(rule, rng.normal(size=size), data, dtype=dtype, block=block, measure_gap=True)
 
 

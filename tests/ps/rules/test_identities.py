@@ -91,7 +91,11 @@ def test_zealous_downpour_at_a_busy_server_is_downpour_with_as_many_batches_in_o
     literal = make("zealous_downpour", window=window)
     many = ToyJob(literal, START, values, eta=ETA, gradient=gradient, occupied=lambda worker: True)
     one = ToyJob(
-        make("downpour"), START, batched, eta=ETA, gradient=lambda theta, group: sum(gradient(theta, v) for v in group)
+        make("downpour"),
+        START,
+        batched,
+        eta=ETA,
+        gradient=lambda theta, group: sum((gradient(theta, v) for v in group), np.zeros(3)),
     )
     assert_close(many.run(schedule), one.run(schedule))
 

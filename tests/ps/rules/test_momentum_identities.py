@@ -141,7 +141,7 @@ def test_naive_asgdm_is_nag_asgd(schedule: list[int]) -> None:
 def test_momentum_correction_keeps_naive_asgdm_at_nag_asgd_while_eta_changes(
     eta: Schedule, schedule: list[int]
 ) -> None:
-    options = {"simulation": {"learning_rate": eta}, "momentum": GAMMA}
+    options: dict[str, Any] = {"simulation": {"learning_rate": eta}, "momentum": GAMMA}
     assert_close(centers("asgdm", schedule, **options), centers("nag_asgd", schedule, **options))
 
 
@@ -185,7 +185,7 @@ def test_dana_slim_is_not_dana_zero_while_eta_changes() -> None:
 @fast
 @given(schedules)
 def test_danas_running_sum_is_the_sum_of_the_momenta(schedule: list[int]) -> None:
-    data = np.random.default_rng(0).normal(size=(N, 30, 4))
+    data = list(np.random.default_rng(0).normal(size=(N, 30, 4)))
     for name in ("dana_zero", "dana_dc"):
         toy = ToyJob(make(name, momentum=GAMMA), np.ones(4), data)
         toy.run(schedule)
@@ -212,7 +212,7 @@ def test_dana_dc_without_compensation_is_dana_zero_to_the_bit(schedule: list[int
 @fast
 @given(schedules)
 def test_dc_asgd_without_compensation_is_asgd_and_with_momentum_multi_asgd(adaptive: bool, schedule: list[int]) -> None:
-    hyper = {"adaptive": adaptive, "compensation": 0.0}
+    hyper: dict[str, Any] = {"adaptive": adaptive, "compensation": 0.0}
     assert_close(centers("dc_asgd", schedule, **hyper), centers("asgd", schedule))
     assert_close(centers("dc_asgd", schedule, momentum=GAMMA, **hyper), centers("multi_asgd", schedule, momentum=GAMMA))
 
@@ -243,7 +243,7 @@ def sent_and_reached(name: str, schedule: list[int], order: list[int]) -> tuple[
         points.append(theta.copy())
         return job.g(worker, theta) * (len(points) <= len(schedule))
 
-    options = {"workers": N, "learning_rate": ETA, "schedule": job.schedule}
+    options: dict[str, Any] = {"workers": N, "learning_rate": ETA, "schedule": job.schedule}
     trace = simulate(make(name, momentum=GAMMA), job.start, gradient, **options)
     return points[len(schedule) + order.index(schedule[-1])], trace.theta
 
@@ -273,7 +273,7 @@ def arrivals(name: str, **hyper: Any) -> Iterator[tuple[int, int, np.ndarray, np
         assert_close(trace.gap[clock], np.sqrt(np.mean(gap**2)))
         assert_close(trace.normalized_gap[clock], trace.gap[clock] / np.linalg.norm(job.gradients[k][number]))
         others = [job.gradients[j][(clock - 1 - j) // N] for j in range(N) if j != k]
-        yield k, number, gap, sum(others), job
+        yield k, number, gap, np.sum(others, axis=0), job
 
 
 def test_round_robin_gap_of_asgd_is_one_gradient_of_every_other_worker() -> None:
@@ -313,7 +313,7 @@ def test_ormo_under_rounds_is_synchronous_sgd_with_momentum_at_the_barriers(sche
 @fast
 @given(schedules)
 def test_ormos_momentum_and_center_are_sums_over_the_gradients_by_their_age(schedule: list[int]) -> None:
-    data = np.random.default_rng(0).normal(size=(N, 30, 4))
+    data = list(np.random.default_rng(0).normal(size=(N, 30, 4)))
     toy, beta = ToyJob(make("ormo", momentum=GAMMA), np.ones(4), data, eta=ETA), GAMMA
     arrived, taken = [], [0] * N
     for clock, worker in enumerate(schedule):
@@ -346,7 +346,7 @@ def test_synchronous_sgd_is_single_steps_of_a_share_of_its_learning_rate(schedul
 @fast
 @given(rounds)
 def test_local_momenta_are_one_global_momentum_at_the_barriers(eta: Schedule | float, schedule: list[int]) -> None:
-    options = {"momentum": GAMMA, "simulation": {"learning_rate": eta}}
+    options: dict[str, Any] = {"momentum": GAMMA, "simulation": {"learning_rate": eta}}
     assert_close(centers("ssgdm_local", schedule, **options), centers("ssgdm", schedule, **options))
 
 

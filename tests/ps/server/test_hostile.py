@@ -204,7 +204,8 @@ def test_a_server_out_of_descriptors_does_not_go_deaf() -> None:
 def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, without = threading.Thread.start, []
+    without: list[threading.Thread] = []
+    start = threading.Thread.start
 
     def start_all_but_one(thread: threading.Thread) -> None:
         if thread.name.startswith("ps-127.") and not without:
@@ -303,7 +304,8 @@ class TestKeyholders:
 
 class TestDial:
     def test_a_server_that_hangs_up_for_want_of_room_is_dialed_again(self, running: Running) -> None:
-        admit, refused = running.server.admission.admit, []
+        refused: list[Any] = []
+        admit = running.server.admission.admit
 
         def full(visit: PendingConnection) -> None:
             if len(refused) < 2:
@@ -339,7 +341,7 @@ class TestDial:
 class TestGate:
     def guests(self, gate: AdmissionControl, address: str, number: int, dropped: list[Any]) -> None:
         for index in range(number):
-            visits: list = []
+            visits: list[PendingConnection] = []
             visits.append(gate.arrive(address, self.hang_up(gate, visits, dropped, (address, index))))
             visits[0].arrived -= 10
 
@@ -353,7 +355,8 @@ class TestGate:
         return leave
 
     def test_the_most_crowded_address_makes_room_its_oldest_first(self) -> None:
-        gate, dropped = AdmissionControl(strangers=4), []
+        dropped: list[Any] = []
+        gate = AdmissionControl(strangers=4)
         self.guests(gate, "honest", 1, dropped)
         self.guests(gate, "crowd", 3, dropped)
         gate.arrive("other", lambda: None)
@@ -361,8 +364,9 @@ class TestGate:
         assert dropped == [("crowd", 0), ("crowd", 1)]
 
     def test_nobody_is_dropped_in_its_first_moment(self) -> None:
-        gate, dropped = AdmissionControl(strangers=1), []
-        visits: list = []
+        dropped: list[Any] = []
+        gate = AdmissionControl(strangers=1)
+        visits: list[PendingConnection] = []
         visits.append(gate.arrive("a", self.hang_up(gate, visits, dropped, "a")))
         gate.arrive("b", lambda: None)
         assert dropped == ["a"]

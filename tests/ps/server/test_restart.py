@@ -61,7 +61,8 @@ class Job:
         self.process.start()
         self.driver = DriverClient(self.process.address, PATIENT)
         self.publish()
-        self.threads, self.errors = [], []
+        self.threads: list[threading.Thread] = []
+        self.errors: list[Exception] = []
 
     def publish(self) -> None:
         self.driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
@@ -169,8 +170,8 @@ def at_clock(job: Job, clock: int) -> None:
         ("asgd", {"wire_format": "int8"}),
     ],
 )
-def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, rule: str, options: dict[str, Any]) -> None:
-    rule = make(rule) if make(rule).traits.gradient else make(rule, window=1)
+def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    rule = make(name) if make(name).traits.gradient else make(name, window=1)
     gate = threading.Event()
     with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1, **options) as job:
         for worker in range(2):

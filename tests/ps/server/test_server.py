@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from support.patience import PATIENT, brief, patience
 from support.running_server import SIZE, Running
 from support.toy_model import batches, toy_client, toy_worker
 
-from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (
     AuthenticationError,
@@ -33,8 +32,8 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.error_codes import error_of
-from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Pull
-from distkeras.ps.protocol.requests import CommitRequest, Compute, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
+from distkeras.ps.protocol.requests import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -44,11 +43,11 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.driver import run_worker
 
 
-def drive(client: WorkerClient, loop: Iterator[Any]) -> Iterator[None]:
+def drive(client: WorkerClient, loop: Loop) -> Iterator[None]:
     """The loop's requests one exchange at a time: yields after each."""
-    reply = None
+    reply: Reply | None = None
     try:
-        request = next(loop)
+        request: Any = next(loop)
         while True:
             if isinstance(request, Compute):
                 reply = None
@@ -120,12 +119,13 @@ class TestLostReplies:
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
-            request = loop.send(client.pull())
+            request: Any = loop.send(client.pull())
             while isinstance(request, Compute):
                 request = loop.send(None)
-            send, cut = client.channel.send, []
+            cut: list[bool] = []
+            send = client.channel.send
 
-            def send_then_cut(message: Commit) -> None:
+            def send_then_cut(message: Any) -> None:
                 send(message)
                 if not cut:
                     cut.append(True)
@@ -145,13 +145,13 @@ class TestLostReplies:
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
-            request = loop.send(client.pull())
+            request: Any = loop.send(client.pull())
             while isinstance(request, Compute):
                 request = loop.send(None)
             connection = client.channel.connection
             whole = connection.send
 
-            def half(message: Commit) -> list[Any]:
+            def half(message: Any) -> list[Any]:
                 buffers = whole(message)
                 connection.send = whole
                 client.channel.sock.sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
@@ -318,9 +318,9 @@ class HeldUp:
     def __init__(self, running: Running) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
         self._commit = running.server.center.commit
-        running.server.center.commit = self
+        running.server.center.commit = cast(Any, self)
 
-    def __call__(self, *args: Commit | list[Buffer]) -> bool:
+    def __call__(self, *args: Any) -> bool:
         self.entered.set()
         assert self.go.wait(patience(20))
         return self._commit(*args)
@@ -350,7 +350,7 @@ class TestProbes:
             where, rule = running.address, running.rule
             client, loop = toy_worker(where, rule, [np.ones(1)], worker=0, size=SIZE, deadlines=PATIENT)
             next(loop)
-            request = loop.send(client.pull())
+            request: Any = loop.send(client.pull())
             while isinstance(request, Compute):
                 request = loop.send(None)
             thread = threading.Thread(target=client.commit, args=(request,), daemon=True)

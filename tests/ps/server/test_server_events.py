@@ -63,8 +63,8 @@ def test_who_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
         new.join()
         with pytest.raises(LeaseLostError):
             running.driver.request(Pull(0, 1, 1), CenterReply)
-        (record,) = [record for record in caplog.records if getattr(record, "event", None) == "fenced"]
-        assert (record.worker, record.attempt) == (0, 1)
+        (record,) = [vars(record) for record in caplog.records if getattr(record, "event", None) == "fenced"]
+        assert (record["worker"], record["attempt"]) == (0, 1)
         new.close()
 
 

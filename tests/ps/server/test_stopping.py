@@ -21,6 +21,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.driver import run_worker
 
 SIZE = 11
@@ -33,7 +34,8 @@ class Workers:
     def __init__(
         self, address: Address, rule: Rule, numbers: list[int], *, gradient: Gradient | None = None, attempt: int = 0
     ) -> None:
-        self.clients, self.errors = [], []
+        self.clients: list[WorkerClient] = []
+        self.errors: list[Exception] = []
         self.threads = [
             threading.Thread(target=self.run, args=(address, rule, number, gradient, attempt), daemon=True)
             for number in numbers

@@ -228,7 +228,7 @@ def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
         begun = []
         run_worker(client, welcome, lambda welcome: begun.append(welcome) or begin(welcome))
         assert len(begun) == 2
-        expected = np.full(3, np.float32(127) * np.float32(np.float32(0.6) / 127)) + np.float32([127, 1, -1])
+        expected = np.full(3, np.float32(127) * np.float32(np.float32(0.6) / 127)) + np.array([127, 1, -1], np.float32)
         np.testing.assert_allclose(center_of(running), expected, rtol=1e-6)
         client.close()
 
@@ -277,7 +277,8 @@ def test_every_other_rule_trains(name: str, wire_format: str) -> None:
 @pytest.mark.parametrize("cut", [False, True])
 def test_beside_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
     """With `overlap`: the commit travels while the next window is computed from what was delivered."""
-    values, clients, taken = np.linspace(1, 2, 20, dtype=np.float32), [], itertools.count(1)
+    clients: list[WorkerClient] = []
+    values, taken = np.linspace(1, 2, 20, dtype=np.float32), itertools.count(1)
 
     def gradient(theta: np.ndarray, value: float) -> np.ndarray:
         if cut and next(taken) == 9:

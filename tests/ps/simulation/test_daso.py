@@ -24,7 +24,7 @@ from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, Slo
 
 ETA = 0.05
 #: Loss of every epoch the same: the first counts as a decrease, each further one does not.
-FLAT = {"loss": lambda theta: 1.0}
+FLAT: dict[str, Any] = {"loss": lambda theta: 1.0}
 
 
 def run(
@@ -51,7 +51,7 @@ def still(
     daso: Daso,
     *,
     nodes: int = 2,
-    devices: float = 2,
+    devices: int = 2,
     epochs: int = 20,
     batches: int = 1,
     gradient: Callable[..., Any] = lambda theta, worker: np.zeros(1),
@@ -83,7 +83,8 @@ def assert_close(actual: list[np.ndarray] | np.ndarray | float, expected: float 
 
 def plan_of(daso: Daso, losses: list[float], epochs: int, batches: int) -> list[Any]:
     """B and W in force at each batch, None where blocking: worked out apart from the product."""
-    plan, b, w = [], daso.interval, daso.wait if daso.wait else max(daso.interval // 4, 1)
+    plan: list[tuple[int, int] | None] = []
+    b, w = daso.interval, daso.wait if daso.wait else max(daso.interval // 4, 1)
     first, best, bad = (b, w), None, 0
     for epoch in range(epochs):
         if epoch < daso.warm_up or epoch >= epochs - daso.cool_down:
@@ -121,7 +122,7 @@ def test_it_equals_the_transcription_of_all_devices(
     wait: int | None,
     lengths: tuple[int, int, int],
     batches: int,
-    hyper: dict[str, float],
+    hyper: dict[str, Any],
     losses: list[float],
 ) -> None:
     warm_up, _, cool_down = lengths
@@ -335,7 +336,7 @@ def test_after_a_halving_a_send_waits_for_the_one_on_its_way() -> None:
 
 
 def test_a_single_node_synchronizes_nothing() -> None:
-    options = {"nodes": 1, "devices": 3, "communication": Communication(latency=100.0)}
+    options: dict[str, Any] = {"nodes": 1, "devices": 3, "communication": Communication(latency=100.0)}
     trace = run(Daso(), **options)
     assert (trace.group == -1).all()
     assert (trace.merged == -1).all()
@@ -372,7 +373,7 @@ def epochs_of_plateaus(losses: list[float], **hyper: Any) -> list[int]:
     ],
 )
 def test_a_plateau_is_patience_epochs_without_a_decrease_by_the_threshold(
-    losses: list[float], hyper: dict[str, float], plateaus: list[int]
+    losses: list[float], hyper: dict[str, Any], plateaus: list[int]
 ) -> None:
     assert epochs_of_plateaus(losses, **hyper) == plateaus
 
@@ -425,7 +426,7 @@ class TakingTurns(Timing):
 
 
 def test_a_blocking_exchange_makes_the_quick_wait_for_the_slow_each_time() -> None:
-    options = {"devices": 1, "epochs": 2, "timing": TakingTurns()}
+    options: dict[str, Any] = {"devices": 1, "epochs": 2, "timing": TakingTurns()}
     assert still(blocking(2), communication=SLOW, **options).time.tolist() == [5 + 6, 11 + 5 + 6]
     assert still(cycling(), **options).time.tolist() == [5, 6]
 
@@ -448,10 +449,10 @@ def test_a_non_blocking_exchange_is_waited_for_only_if_it_comes_late(
 
 def test_nodes_run_apart_until_they_merge() -> None:
     # Node 0 takes 1 a batch, node 1 takes 2. Sent at 4 by the last, there at 10: node 0 waits for it, and so does 1.
-    options = {"devices": 1, "timing": Fixed(seconds=(1.0, 2.0)), "communication": SLOW}
+    options: dict[str, Any] = {"devices": 1, "timing": Fixed(seconds=(1.0, 2.0)), "communication": SLOW}
     assert still(cycling(interval=2), epochs=4, **options).time.tolist() == [2, 4, 10, 12]
     # Nobody waits for the slower node who has nothing to merge.
-    alone = {**options, "timing": Fixed(seconds=(0.0, 2.0)), "communication": None}
+    alone: dict[str, Any] = {**options, "timing": Fixed(seconds=(0.0, 2.0)), "communication": None}
     assert still(cycling(interval=2), epochs=4, **alone).time.tolist() == [2, 4, 6, 8]
 
 
@@ -491,7 +492,12 @@ def test_what_is_sent_while_cycling_is_not_made_smaller(cast: bool) -> None:
 
 @pytest.mark.parametrize("timing", [Gamma(), Memoryless(), SlowWorkers(share=0.2)])
 def test_cycling_takes_less_time_than_blocking_for_the_same_batches(timing: Gamma | Memoryless | SlowWorkers) -> None:
-    options = {"timing": timing, "communication": Communication(latency=50.0), "epochs": 6, "dtype": np.float32}
+    options: dict[str, Any] = {
+        "timing": timing,
+        "communication": Communication(latency=50.0),
+        "epochs": 6,
+        "dtype": np.float32,
+    }
     fast, slow = run(Daso(), **options), run(Daso(warm_up=6, cool_down=0), **options)
     assert fast.time[2] == slow.time[2]  # one epoch of warm-up
     assert (np.diff(fast.time) > 0).all()
@@ -502,7 +508,7 @@ def test_cycling_takes_less_time_than_blocking_for_the_same_batches(timing: Gamm
 
 
 def test_a_seed_gives_the_same_run_to_the_bit_and_another_other_times() -> None:
-    options = {"timing": Memoryless(), "loss": lambda theta: float(theta @ theta), "dtype": np.float32}
+    options: dict[str, Any] = {"timing": Memoryless(), "loss": lambda theta: float(theta @ theta), "dtype": np.float32}
     first, again, other = (run(Daso(patience=1), seed=seed, **options) for seed in (5, 5, 6))
     for field in vars(first):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))

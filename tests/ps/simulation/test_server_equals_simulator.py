@@ -67,7 +67,7 @@ class Paced:
 
     def _run(self) -> None:
         next(self._loop)
-        request = self._loop.send(self.client.pull())
+        request: Any = self._loop.send(self.client.pull())
         while True:
             while isinstance(request, (Compute, ProbeRequest)):
                 reply = None
@@ -124,5 +124,5 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
             elif (clock + 1) % WORKERS == 0:  # the barrier: all are let go
                 assert sorted(paused.get(timeout=WAIT) for _ in workers) == list(range(WORKERS))
             np.testing.assert_array_equal(running.driver.center().center, expected[clock])
-        for worker in workers:
-            worker.stop()
+        for paced in workers:
+            paced.stop()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distkeras.ps.center.center import Center
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import Constant
@@ -37,7 +38,13 @@ def run(
 
 @pytest.mark.parametrize("name", all_rules())
 def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: str) -> None:
-    options = {"timing": Memoryless(), "steps": 30, "dtype": np.float32, "measure_gap": True, "keep_centers": True}
+    options: dict[str, Any] = {
+        "timing": Memoryless(),
+        "steps": 30,
+        "dtype": np.float32,
+        "measure_gap": True,
+        "keep_centers": True,
+    }
     first, again, other = (run(usable(name), seed=seed, **options) for seed in (5, 5, 6))
     for field in vars(first):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
@@ -88,7 +95,7 @@ def test_the_gradient_is_called_once_a_step_in_the_order_of_the_commits() -> Non
 
 @pytest.mark.parametrize("window", [64, 65, 200])
 def test_long_windows_are_taken_in_bursts_without_a_trace(window: int) -> None:
-    options = {"timing": Gamma(), "steps": 6, "communication": Communication(latency=5.0)}
+    options: dict[str, Any] = {"timing": Gamma(), "steps": 6, "communication": Communication(latency=5.0)}
     trace = run(make("downpour", window=window), gradient=lambda theta, worker: np.ones(6), workers=1, **options)
     assert trace.steps.tolist() == [window] * 6
     np.testing.assert_allclose(trace.theta, 1 - 0.02 * window * 6, rtol=1e-12)
@@ -99,10 +106,10 @@ def test_long_windows_are_taken_in_bursts_without_a_trace(window: int) -> None:
 
 def vectors_made(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, steps: int, **options: Any) -> int:
     """Vectors that the pool has made by the end of a run."""
-    centers = []
+    centers: list[Center] = []
 
-    class Kept(virtual_job.Center):
-        def __init__(self, *args: Rule | np.ndarray, **kwargs: Any) -> None:
+    class Kept(Center):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             centers.append(self)
 
@@ -188,7 +195,7 @@ def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with() 
 
 def test_asking_takes_the_latency_of_both_ways() -> None:
     link = Communication(latency=2.0)
-    options = {"workers": 1, "timing": Steady(mean=10.0), "steps": 2, "communication": link}
+    options: dict[str, Any] = {"workers": 1, "timing": Steady(mean=10.0), "steps": 2, "communication": link}
     assert run(make("zealous_downpour", window=2), **options).time.tolist() == [16, 34]
     assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # nothing to ask
 

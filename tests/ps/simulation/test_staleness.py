@@ -28,7 +28,7 @@ def run(
 
 def last_pulls(trace: Trace, workers: int) -> list[int]:
     """The clock at which each worker was last sent the center: right after its last commit, or at the start."""
-    return [max(np.flatnonzero(trace.worker == worker), default=-1) + 1 for worker in range(workers)]
+    return [int(max(np.flatnonzero(trace.worker == worker), default=-1)) + 1 for worker in range(workers)]
 
 
 @pytest.mark.parametrize("timing", TIMINGS, ids=str)
@@ -118,7 +118,7 @@ class TestStaleSynchronous:
         assert max(self.leads(trace)) == bound + 1
 
     def test_an_unbounded_lead_is_asgd(self) -> None:
-        options = {"timing": Gamma(heterogeneous=True), "steps": 300, "seed": 1}
+        options: dict[str, Any] = {"timing": Gamma(heterogeneous=True), "steps": 300, "seed": 1}
         bounded = run("asgd", self.WORKERS, staleness_bound=10**9, **options)
         free = run("asgd", self.WORKERS, **options)
         np.testing.assert_array_equal(bounded.worker, free.worker)

@@ -26,15 +26,14 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialed = socket.create_connection(listener.getsockname(), timeout=patience(10))
         accepted, _ = listener.accept()
-    pair = tuple(
-        Channel(sock, Connection(server=sock is accepted, key=KEY), frame=PATIENT.frame) for sock in (accepted, dialed)
-    )
-    peer = threading.Thread(target=pair[0].handshake, args=(patience(10),))
+    server = Channel(accepted, Connection(server=True, key=KEY), frame=PATIENT.frame)
+    client = Channel(dialed, Connection(server=False, key=KEY), frame=PATIENT.frame)
+    peer = threading.Thread(target=server.handshake, args=(patience(10),))
     peer.start()
-    pair[1].handshake(patience(10))
+    client.handshake(patience(10))
     peer.join(patience(10))
-    yield pair
-    for end in pair:
+    yield server, client
+    for end in (server, client):
         end.close()
 
 
@@ -57,7 +56,9 @@ def test_a_wait_goes_on_over_several_calls(ends: tuple[Channel, Channel], monkey
 
     peer = threading.Thread(target=answer)
     peer.start()
-    assert client.receive(patience(10), "an answer").occupied
+    answered = client.receive(patience(10), "an answer")
+    assert isinstance(answered, Occupancy)
+    assert answered.occupied
     peer.join(patience(10))
 
 

@@ -209,7 +209,7 @@ class TestSecrets:
         modes: list[int] = []
         load = ssl.SSLContext.load_cert_chain
 
-        def watched(context: ssl.SSLContext, path: str, *rest: object) -> None:
+        def watched(context: ssl.SSLContext, path: str, *rest: Any) -> None:
             modes.extend(os.stat(name).st_mode & 0o777 for name in (path, os.path.dirname(path)))
             return load(context, path, *rest)
 
@@ -240,7 +240,7 @@ def test_a_private_key_of_another_certificate_is_a_configuration_error(certifica
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def missing(name: str, *rest: dict[str, Any] | int | tuple[str] | None) -> None:
+    def missing(name: str, *rest: Any) -> Any:
         if name.split(".")[0] == "cryptography":
             raise ImportError(name)
         return real(name, *rest)

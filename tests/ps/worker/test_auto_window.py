@@ -44,7 +44,9 @@ def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **option
         overlap=options.get("overlap", False),
         windows=windows,
     )
-    request, reply, found, center = next(loop), None, [], np.ones(1)
+    found: list[tuple[int, bool]] = []
+    request: Any = next(loop)
+    center = np.ones(1)
     while len(found) < count:
         commit = request.commit if isinstance(request, PostRequest) else request
         if isinstance(commit, CommitRequest):

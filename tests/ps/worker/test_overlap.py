@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
 @pytest.mark.parametrize("step", [2, 5, STEPS])
 def test_a_connection_cut_under_a_commit_that_travels(step: int) -> None:
     taken = itertools.count(1)
-    parties = []
+    parties: list[Any] = []
 
     def gradient(theta: np.ndarray, value: int) -> np.ndarray:
         if next(taken) == step:
