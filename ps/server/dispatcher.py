@@ -24,6 +24,7 @@ from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
     Abort,
+    CenterReply,
     Commit,
     Drain,
     EndEarly,
@@ -372,7 +373,7 @@ class Dispatcher:
         self.changed.require_running()
         return center.release(worker, attempt)
 
-    def _center_reply(self, peer: Peer, released: Released) -> replies.CenterReply:
+    def _center_reply(self, peer: Peer, released: Released) -> CenterReply:
         """Not under the lock."""
         peer.vectors.hold_until_sent(released.buffer)
         worker = -1 if peer.lease is None else peer.lease[0]

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distkeras.ps.center.center import Center, PartitionLease
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous
 from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit

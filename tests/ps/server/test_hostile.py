@@ -307,11 +307,11 @@ class TestDial:
         refused: list[Any] = []
         admit = running.server.admission.admit
 
-        def full(visit: PendingConnection) -> None:
+        def full(pending: PendingConnection) -> None:
             if len(refused) < 2:
-                refused.append(visit)
+                refused.append(pending)
                 raise RemoteProtocolError("full")
-            admit(visit)
+            admit(pending)
 
         running.server.admission.admit = full
         channel = dial(running.server.address, KEY, PATIENT)
