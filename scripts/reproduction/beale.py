@@ -30,7 +30,7 @@ NOISE = 1.0
 
 
 def value(x: Any, y: Any) -> Any:
-    """f at ``(x, y)``; 0 at `MINIMUM`."""
+    """Beale's function at ``(x, y)``; 0 at `MINIMUM`."""
     return (1.5 - x + x * y) ** 2 + (2.25 - x + x * y**2) ** 2 + (2.625 - x + x * y**3) ** 2
 
 
@@ -53,6 +53,7 @@ def noisy(deviation: float, seed: int) -> Callable[[np.ndarray, int], np.ndarray
 
 
 def make(rule: str, window: int) -> rules.Rule:
+    """The rule with windows of ``window``."""
     return rules.make(rule, window=window)
 
 

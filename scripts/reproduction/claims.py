@@ -55,26 +55,31 @@ class Spread:
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float] | np.ndarray) -> Spread:
+        """Of any numbers."""
         return cls(tuple(float(value) for value in values))
 
     @property
     def mean(self) -> float:
+        """Of the values."""
         return float(np.mean(self.values))
 
     @property
     def sd(self) -> float:
+        """Standard deviation of the sample; 0 for a single value."""
         if len(self.values) < 2 or not np.isfinite(self.values).all():
             return math.nan if len(self.values) > 1 else 0.0
         return float(np.std(self.values, ddof=1))
 
     def show(self, digits: int = 2, factor: float = 1.0) -> str:
+        """Mean and standard deviation, times ``factor``."""
         if not np.isfinite(self.values).all():
             return "not finite"
         return f"{self.mean * factor:.{digits}f} ± {self.sd * factor:.{digits}f}"
 
     @property
     def percent(self) -> str:
+        """A share as the report shows it."""
         return self.show(1, 100)
 
 
@@ -95,6 +100,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Table:
+    """A table of the report; cells are Markdown."""
+
     title: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -102,6 +109,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
+    """A picture of the report, and what to say below it."""
+
     file: str
     caption: str
 
@@ -147,6 +156,6 @@ def chosen(rate: float, grid: Sequence[float]) -> str:
 
 
 def listed(values: Sequence[Any], digits: int | None = None) -> str:
-    """ "a, b and c"."""
+    """The values as prose has them, such as "a, b and c"."""
     texts = [str(value) if digits is None else f"{value:.{digits}f}" for value in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

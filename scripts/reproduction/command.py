@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.claims import SCALES, Job, Results
+from reproduction.daso import CLAIM as DASO
 from reproduction.elastic import EFFICIENCY, ELASTIC
 from reproduction.momentum import CLAIM as MOMENTUM
 from reproduction.ordered import DELAY_COMPENSATION, ORDERED
 from reproduction.report import report, verdict
-from reproduction.speed import DASO, THROUGHPUT
 from reproduction.staleness import CLAIM as STALENESS
+from reproduction.throughput import CLAIM as THROUGHPUT
 from reproduction.windows import DOWNPOUR_AGN_ADAG, DYNSGD
 
 CLAIMS = (

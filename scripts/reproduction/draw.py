@@ -51,6 +51,7 @@ def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, la
 
 
 def finish(axes: Any, x: str, y: str, title: str = "", legend: bool = True) -> None:
+    """Labels, grid and legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10)

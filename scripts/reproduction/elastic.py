@@ -78,6 +78,7 @@ def on_beale(stop: str | None, budget: int, seed: int) -> dict[str, Any]:
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 4 needs."""
     gradients = scale.budget(BUDGET, 30)
     found: dict[str, Job] = {f"equilibrium/{seed}": partial(equilibrium, seed) for seed in scale.seeds}
     for seed in scale.seeds:
@@ -90,6 +91,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 4, from its figures."""
     of = partial(over_seeds, results, scale=scale)
     relative = of("equilibrium", key="relative")
     value = {stop: of(f"beale/{stop}", key="value") for stop in STOPS}
@@ -200,12 +202,14 @@ def efficiency(cases: list[tuple[int, int]], gradients: int, seeds: tuple[int, .
 
 
 def efficiency_jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 5 needs."""
     halves = [list(TABLE)[0::2], list(TABLE)[1::2]]
     gradients = scale.budget(BUDGET, 40 * 3)
     return {f"half/{place}": partial(efficiency, half, gradients, scale.seeds) for place, half in enumerate(halves)}
 
 
 def efficiency_section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 5, from its figures."""
     ratios = {
         case: Spread.of(
             next(half[f"{case[0]}/{case[1]}"] for half in results.values() if f"{case[0]}/{case[1]}" in half)

@@ -60,6 +60,7 @@ BASELINE = 91.63
 
 
 def workers(scale: Scale) -> Sequence[int]:
+    """Numbers of workers, N."""
     return scale.pick((8, 16, 24, 32), (4, 8, 12, 16, 20, 24, 28, 32))
 
 
@@ -75,11 +76,13 @@ def baseline_rate(gradients: int) -> float:
 
 
 def with_baseline_rate(run: Run, seed: int, factor: float = 1.0) -> dict[str, Any]:
+    """Figures of ``run`` with ``factor`` times the rate of `baseline_rate`."""
     rate = baseline_rate(run.gradients) * factor
     return {"rate": rate, **train(replace(run, rate=rate), seed)}
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 6 needs."""
     gradients = scale.budget(BUDGET)
     runs = {f"{rule}/{n}": _run(rule, n, gradients) for rule in NAMES for n in workers(scale)}
     runs |= {f"het/{rule}": _run(rule, 32, gradients, "heterogeneous") for rule in HETEROGENEOUS}
@@ -94,83 +97,105 @@ def jobs(scale: Scale) -> dict[str, Job]:
     }
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    def of(rule: str, n: int, key: str = "accuracy") -> Spread:
-        return over_seeds(results, f"{rule}/{n}", scale, key)
+class _Figures:
+    """Spreads of the runs, and what several criteria compare.
 
-    counts = workers(scale)
-    baseline = over_seeds(results, "baseline", scale, "accuracy")
-    het = {rule: over_seeds(results, f"het/{rule}", scale, "accuracy") for rule in HETEROGENEOUS}
-    gap = {rule: of(rule, GAP_AT, "gap").mean / of("asgd", GAP_AT, "gap").mean for rule in NAMES}
-    normalized = {rule: of(rule, GAP_AT, "normalized gap").mean for rule in NAMES}
-    grows = [of("asgd", n, "gap").mean for n in counts]
-    many = [n for n in counts if n >= 16]
-    best = {(rule, n): of(rule, n).mean for rule in (*OTHERS, *DANA) for n in many}
-    above = [n for n in many if min(best[rule, n] for rule in DANA) > max(best[rule, n] for rule in OTHERS)]
-    lost = {case: points(baseline, of(*case)) for case in (("nag_asgd", 16), ("multi_asgd", 24), ("dana_slim", 16))}
-    quarter = {
-        rule: {k: over_seeds(results, f"quarter/{rule}", scale, k) for k in ("accuracy", "gap", "normalized gap")}
-        for rule in NAMES
-    }
-    failed = [title for rule, title in NAMES.items() if of(rule, GAP_AT).mean < NOTHING]
-    nothing = [NAMES[rule] for rule in HETEROGENEOUS if max(het[rule].mean, of(rule, 32).mean) < NOTHING]
-    easier = [rule for rule in HETEROGENEOUS if het[rule].mean > of(rule, 32).mean]
-    ratio = normalized["dana_zero"] / normalized["asgd"]
-    checks = [
-        Check(
-            f"mean gap at N = {GAP_AT}: NAG-ASGD's above 3 times ASGD's, LWP's between 2 times ASGD's and NAG-ASGD's, "
-            "DANA-Zero's below 1.5 times ASGD's",
-            "NAG-ASGD “considerably larger”, LWP “only slightly lower”, DANA-Zero “similar” to ASGD (Figure 2(b))",
-            f"over ASGD's: NAG-ASGD {gap['nag_asgd']:.2f}, LWP {gap['lwp']:.2f}, DANA-Zero {gap['dana_zero']:.2f}",
-            gap["nag_asgd"] > 3 and 2 < gap["lwp"] < gap["nag_asgd"] and gap["dana_zero"] < 1.5,
-        ),
-        Check(
-            f"normalized gap at N = {GAP_AT} (median over the run): DANA-Zero's within a factor of 1.5 of ASGD's",
-            "“roughly similar” (Figure 11(b))",
-            f"DANA-Zero's is {ratio:.2f} times ASGD's",
-            1 / 1.5 < ratio < 1.5,
-        ),
-        Check(
-            "ASGD's mean gap grows with every further N",
-            "it does (Figure 2(a))",
-            f"{listed([f'{value:.2e}' for value in grows])} for N = {listed(counts)}",
-            all(a < b for a, b in pairwise(grows)),
-        ),
-        Check(
-            "from N = 16 on, DANA-Slim and DANA-DC both end above NAG-ASGD, Multi-ASGD, LWP and DC-ASGD (means)",
-            "“for any number of workers” (Figure 4)",
-            f"at N = {listed(above)}" if above else "at no N",
-            above == many,
-        ),
-        Check(
-            f"NAG-ASGD ends at least {FAILS:g} points below the single worker at N = 16",
-            f"{PAPER[16]['nag_asgd']} against {BASELINE} % (Table 2)",
-            f"{of('nag_asgd', 16).percent} against {baseline.percent}",
-            lost["nag_asgd", 16] >= FAILS,
-        ),
-        Check(
-            f"Multi-ASGD ends at least {FAILS:g} points below the single worker at N = 24",
-            f"{PAPER[24]['multi_asgd']} against {BASELINE} % (Table 2)",
-            f"{of('multi_asgd', 24).percent} against {baseline.percent}",
-            lost["multi_asgd", 24] >= FAILS,
-        ),
-        Check(
-            f"DANA-Slim ends within {CLOSE:g} point of the single worker at N = 16",
-            f"{PAPER[16]['dana_slim']} against {BASELINE} % (Table 2)",
-            f"{of('dana_slim', 16).percent} against {baseline.percent}",
-            lost["dana_slim", 16] <= CLOSE,
-        ),
-        Check(
+    Args:
+        results: of the claim's jobs.
+        scale: how much was run.
+    """
+
+    def __init__(self, results: Results, scale: Scale) -> None:
+        self.results, self.scale = results, scale
+        self.counts = workers(scale)
+        self.baseline = over_seeds(results, "baseline", scale, "accuracy")
+        self.het = {rule: over_seeds(results, f"het/{rule}", scale, "accuracy") for rule in HETEROGENEOUS}
+        self.gap = {rule: self.of(rule, GAP_AT, "gap").mean / self.of("asgd", GAP_AT, "gap").mean for rule in NAMES}
+        self.normalized = {rule: self.of(rule, GAP_AT, "normalized gap").mean for rule in NAMES}
+
+    def of(self, rule: str, n: int, key: str = "accuracy") -> Spread:
+        """In the homogeneous environment."""
+        return over_seeds(self.results, f"{rule}/{n}", self.scale, key)
+
+    def gap_checks(self) -> list[Check]:
+        """The criteria about the gap."""
+        gap, counts = self.gap, self.counts
+        ratio = self.normalized["dana_zero"] / self.normalized["asgd"]
+        grows = [self.of("asgd", n, "gap").mean for n in counts]
+        return [
+            Check(
+                f"mean gap at N = {GAP_AT}: NAG-ASGD's above 3 times ASGD's, LWP's between 2 times ASGD's and "
+                "NAG-ASGD's, DANA-Zero's below 1.5 times ASGD's",
+                "NAG-ASGD “considerably larger”, LWP “only slightly lower”, DANA-Zero “similar” to ASGD (Figure 2(b))",
+                f"over ASGD's: NAG-ASGD {gap['nag_asgd']:.2f}, LWP {gap['lwp']:.2f}, DANA-Zero {gap['dana_zero']:.2f}",
+                gap["nag_asgd"] > 3 and 2 < gap["lwp"] < gap["nag_asgd"] and gap["dana_zero"] < 1.5,
+            ),
+            Check(
+                f"normalized gap at N = {GAP_AT} (median over the run): DANA-Zero's within a factor of 1.5 of ASGD's",
+                "“roughly similar” (Figure 11(b))",
+                f"DANA-Zero's is {ratio:.2f} times ASGD's",
+                1 / 1.5 < ratio < 1.5,
+            ),
+            Check(
+                "ASGD's mean gap grows with every further N",
+                "it does (Figure 2(a))",
+                f"{listed([f'{value:.2e}' for value in grows])} for N = {listed(counts)}",
+                all(a < b for a, b in pairwise(grows)),
+            ),
+        ]
+
+    def accuracy_checks(self) -> list[Check]:
+        """The criteria about the accuracy."""
+        of, baseline = self.of, self.baseline
+        many = [n for n in self.counts if n >= 16]
+        best = {(rule, n): of(rule, n).mean for rule in (*OTHERS, *DANA) for n in many}
+        above = [n for n in many if min(best[rule, n] for rule in DANA) > max(best[rule, n] for rule in OTHERS)]
+        lost = {case: points(baseline, of(*case)) for case in (("nag_asgd", 16), ("multi_asgd", 24), ("dana_slim", 16))}
+        return [
+            Check(
+                "from N = 16 on, DANA-Slim and DANA-DC both end above NAG-ASGD, Multi-ASGD, LWP and DC-ASGD (means)",
+                "“for any number of workers” (Figure 4)",
+                f"at N = {listed(above)}" if above else "at no N",
+                above == many,
+            ),
+            Check(
+                f"NAG-ASGD ends at least {FAILS:g} points below the single worker at N = 16",
+                f"{PAPER[16]['nag_asgd']} against {BASELINE} % (Table 2)",
+                f"{of('nag_asgd', 16).percent} against {baseline.percent}",
+                lost["nag_asgd", 16] >= FAILS,
+            ),
+            Check(
+                f"Multi-ASGD ends at least {FAILS:g} points below the single worker at N = 24",
+                f"{PAPER[24]['multi_asgd']} against {BASELINE} % (Table 2)",
+                f"{of('multi_asgd', 24).percent} against {baseline.percent}",
+                lost["multi_asgd", 24] >= FAILS,
+            ),
+            Check(
+                f"DANA-Slim ends within {CLOSE:g} point of the single worker at N = 16",
+                f"{PAPER[16]['dana_slim']} against {BASELINE} % (Table 2)",
+                f"{of('dana_slim', 16).percent} against {baseline.percent}",
+                lost["dana_slim", 16] <= CLOSE,
+            ),
+            self._environment_check(),
+        ]
+
+    def _environment_check(self) -> Check:
+        of, het = self.of, self.het
+        nothing = [NAMES[rule] for rule in HETEROGENEOUS if max(het[rule].mean, of(rule, 32).mean) < NOTHING]
+        easier = [rule for rule in HETEROGENEOUS if het[rule].mean > of(rule, 32).mean]
+        return Check(
             "N = 32: every rule is more accurate in the heterogeneous environment than in the homogeneous one",
             "the algorithms “scale better” there (Tables 2 and 6)",
             listed([f"{NAMES[rule]} {of(rule, 32).percent} → {het[rule].percent}" for rule in HETEROGENEOUS])
             + (f"; {listed(nothing)} learned next to nothing in either" if nothing else ""),
             len(easier) == len(HETEROGENEOUS),
-        ),
-    ]
-    shown = [n for n in counts if n in PAPER]
-    tables = [
-        Table(
+        )
+
+    def accuracy_table(self) -> Table:
+        """Beside the paper's."""
+        of, het = self.of, self.het
+        shown = [n for n in self.counts if n in PAPER]
+        return Table(
             "Final test accuracy (%), here and in brackets in the paper (ResNet-20, CIFAR-10)",
             ("rule", *(f"N = {n}" for n in shown), "N = 32, heterogeneous"),
             [
@@ -181,8 +206,16 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
                 )
                 for rule, title in NAMES.items()
             ],
-        ),
-        Table(
+        )
+
+    def gap_table(self) -> Table:
+        """Of one number of workers, at both rates."""
+        of, gap, normalized = self.of, self.gap, self.normalized
+        keys = ("accuracy", "gap", "normalized gap")
+        quarter = {
+            rule: {key: over_seeds(self.results, f"quarter/{rule}", self.scale, key) for key in keys} for rule in NAMES
+        }
+        return Table(
             f"Mean gap at N = {GAP_AT}; on the right with {QUARTER:g} of the learning rate (no criterion)",
             (
                 "rule",
@@ -204,19 +237,30 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
                 )
                 for rule, title in NAMES.items()
             ],
-        ),
-    ]
-    figure, axes = draw.panels(2, 1, 3.9)
-    for place, (rule, title) in enumerate(NAMES.items()):
-        draw.spreads(axes[0, 0], counts, [of(rule, n) for n in counts], place, title, 100)
-        gaps = [float(np.median(of(rule, n, "gap").values)) for n in counts]
-        axes[0, 1].plot(counts, gaps, **draw.style(place))
-    axes[0, 0].axhline(100 * baseline.mean, color="black", linewidth=0.8)
-    draw.finish(axes[0, 0], "workers N", "final test accuracy (%)", "line: a single worker", legend=False)
-    axes[0, 1].set_yscale("log")
-    draw.finish(axes[0, 1], "workers N", "mean gap (RMS), median of seeds", "", legend=False)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=4, loc="outside lower center", frameon=False, fontsize=8)
+        )
+
+    def picture(self, folder: Path) -> str:
+        """Draws accuracy and gap over the number of workers; returns the file's name."""
+        of, counts, baseline = self.of, self.counts, self.baseline
+        figure, axes = draw.panels(2, 1, 3.9)
+        for place, (rule, title) in enumerate(NAMES.items()):
+            draw.spreads(axes[0, 0], counts, [of(rule, n) for n in counts], place, title, 100)
+            gaps = [float(np.median(of(rule, n, "gap").values)) for n in counts]
+            axes[0, 1].plot(counts, gaps, **draw.style(place))
+        axes[0, 0].axhline(100 * baseline.mean, color="black", linewidth=0.8)
+        draw.finish(axes[0, 0], "workers N", "final test accuracy (%)", "line: a single worker", legend=False)
+        axes[0, 1].set_yscale("log")
+        draw.finish(axes[0, 1], "workers N", "mean gap (RMS), median of seeds", "", legend=False)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, ncols=4, loc="outside lower center", frameon=False, fontsize=8)
+        return draw.save(figure, folder, "momentum.png")
+
+
+def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 6, from its figures."""
+    figures = _Figures(results, scale)
+    baseline = figures.baseline
+    failed = [title for rule, title in NAMES.items() if figures.of(rule, GAP_AT).mean < NOTHING]
     rate = results[f"baseline/{scale.seeds[0]}"]["rate"]
     setting = (
         f"{scale.budget(BUDGET):,} commits a run; momentum 0.9 (DC-ASGD 0.95 and λ = 2, as the paper set it; DANA-DC "
@@ -232,7 +276,11 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         "DANA-Slim's parameters are DANA-Zero's look-ahead: its gap is that of another frame, and not comparable. "
         + (f"At the full rate, {listed(failed)} learned next to nothing; so their gaps say little." if failed else "")
     )
-    return Section(setting, checks, [*tables, text, Figure(draw.save(figure, folder, "momentum.png"), caption)])
+    return Section(
+        setting,
+        [*figures.gap_checks(), *figures.accuracy_checks()],
+        [figures.accuracy_table(), figures.gap_table(), text, Figure(figures.picture(folder), caption)],
+    )
 
 
 def _bracket(value: float | None) -> str:

@@ -144,6 +144,7 @@ class Batches:
     _generators: dict[int, np.random.Generator] = field(default_factory=dict)
 
     def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
+        """The gradient at ``theta`` on the next mini-batch of ``worker``."""
         if worker not in self._generators:
             self._generators[worker] = np.random.default_rng([self.seed, 2, worker])
         train = data()["train"]

@@ -48,6 +48,7 @@ def compensated(adaptive: bool, n: int, gradients: int, seeds: tuple[int, ...]) 
 
 
 def dc_jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 7 needs."""
     gradients = scale.budget(BUDGET)
     found: dict[str, Job] = {"sgd": partial(tuned, Run("asgd", 1, 0.0, gradients, decay=True), DC_RATES, scale.seeds)}
     for n in DC_WORKERS:
@@ -65,6 +66,18 @@ def _spread(results: Results, name: str, key: str = "accuracy", variant: str = "
 
 
 def dc_section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 7, from its figures."""
+    setting = (
+        f"{scale.budget(BUDGET):,} mini-batches a run, no momentum, a tenth of the rate at one half and at three "
+        f"quarters; rates of {listed(DC_RATES)} (SSGD, whose step takes M gradients: M times these), strengths λ0 of "
+        f"{listed(CONSTANT)} for -c and {listed(ADAPTIVE)} for -a, all chosen for each rule and M with seed 0 on "
+        f"held-out rows. The scan of the paper has lost its digits, so that no figure can be quoted; M follows the "
+        f"published version. Seeds {listed(scale.seeds)}."
+    )
+    return Section(setting, _dc_checks(results), [_dc_table(results)])
+
+
+def _dc_checks(results: Results) -> list[Check]:
     of = partial(_spread, results)
     sgd, most = of("sgd"), DC_WORKERS[-1]
     ahead = {
@@ -75,7 +88,7 @@ def dc_section(results: Results, scale: Scale, folder: Path) -> Section:
     against = {n: (of(f"dc_a/{n}"), of(f"asgd/{n}"), of(f"ssgd/{n}")) for n in DC_WORKERS}
     distance = {n: points(sgd, against[n][0]) for n in DC_WORKERS}
     lost = "the figure is lost in the scan"
-    checks = [
+    return [
         Check(
             "DC-ASGD-c and DC-ASGD-a end above ASGD by more than the larger standard deviation, for both M",
             f"“significantly better than ASGD and SSGD” (Table 1; {lost})",
@@ -99,21 +112,19 @@ def dc_section(results: Results, scale: Scale, folder: Path) -> Section:
             max(distance.values()) <= NEAR,
         ),
     ]
-    rows: list[tuple[str, ...]] = [("SGD", "1", chosen(results["sgd"]["rate"], results["sgd"]["grid"]), sgd.percent)]
+
+
+def _dc_table(results: Results) -> Table:
+    of = partial(_spread, results)
+    rows: list[tuple[str, ...]] = [
+        ("SGD", "1", chosen(results["sgd"]["rate"], results["sgd"]["grid"]), of("sgd").percent)
+    ]
     for n in DC_WORKERS:
         for rule, title in DC_NAMES.items():
             own = results[f"{rule}/{n}"]
             extra = f", λ0 = {own['strength']:g}" if "strength" in own else ""
             rows.append((title, str(n), chosen(own["rate"], own["grid"]) + extra, of(f"{rule}/{n}").percent))
-    table = Table("Final test accuracy", ("rule", "M", "chosen", "test accuracy (%)"), rows)
-    setting = (
-        f"{scale.budget(BUDGET):,} mini-batches a run, no momentum, a tenth of the rate at one half and at three "
-        f"quarters; rates of {listed(DC_RATES)} (SSGD, whose step takes M gradients: M times these), strengths λ0 of "
-        f"{listed(CONSTANT)} for -c and {listed(ADAPTIVE)} for -a, all chosen for each rule and M with seed 0 on "
-        f"held-out rows. The scan of the paper has lost its digits, so that no figure can be quoted; M follows the "
-        f"published version. Seeds {listed(scale.seeds)}."
-    )
-    return Section(setting, checks, [table])
+    return Table("Final test accuracy", ("rule", "M", "chosen", "test accuracy (%)"), rows)
 
 
 DELAY_COMPENSATION = Claim(
@@ -163,6 +174,7 @@ PAPER = {
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 8 needs."""
     found: dict[str, Job] = {}
     for rule in NAMES:
         for n in WORKERS:
@@ -172,26 +184,58 @@ def jobs(scale: Scale) -> dict[str, Job]:
     return found
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    def of(rule: str, n: int, environment: str, key: str = "accuracy") -> Spread:
-        return _spread(results, f"{rule}/{n}", key, ENVIRONMENTS[environment])
+Setting = tuple[int, str]
+#: All pairs of K and environment.
+SETTINGS: list[Setting] = [(n, environment) for n in WORKERS for environment in ENVIRONMENTS]
 
-    settings = [(n, environment) for n in WORKERS for environment in ENVIRONMENTS]
-    winners = {s: max((of(rule, *s).mean, rule) for rule in NAMES)[1] for s in settings}
-    won = [setting for setting in settings if winners[setting] == "ormo"]
-    naive = [setting for setting in settings if of("asgdm", *setting).mean < of("asgd", *setting).mean]
-    change = {n: points(of("ormo", n, "slow workers"), of("ormo", n, "homogeneous")) for n in WORKERS}
+
+def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 8, from its figures."""
+    table = Table(
+        "Final test accuracy (%), here and in brackets in the paper (ResNet-20, CIFAR-10)",
+        ("rule", *(f"K = {n}, {environment}" for n, environment in SETTINGS), "rates chosen"),
+        [
+            (
+                title,
+                *(f"{_of(results, rule, s).percent} ({PAPER[(rule, *s)]:.2f})" for s in SETTINGS),
+                listed([chosen(results[f"{rule}/{n}"]["rate"], RATES) for n in WORKERS]),
+            )
+            for rule, title in NAMES.items()
+        ],
+    )
+    setting = (
+        f"{scale.budget(BUDGET):,} mini-batches a run, momentum 0.9, a tenth of the rate at one half and at three "
+        f"quarters. For each rule and K the rate of {listed(RATES)} that is best with seed 0 in the homogeneous "
+        "environment, used in both. Slow workers: K/16 of them, ten times slower. Seeds "
+        f"{listed(scale.seeds)}. Only CIFAR-10's table is compared."
+    )
+    caption = "Training accuracy, mean over the seeds."
+    return Section(setting, _checks(results), [table, Figure(_curves(results, folder), caption)])
+
+
+def _of(results: Results, rule: str, setting: Setting, key: str = "accuracy") -> Spread:
+    n, environment = setting
+    return _spread(results, f"{rule}/{n}", key, ENVIRONMENTS[environment])
+
+
+def _checks(results: Results) -> list[Check]:
+    of = partial(_of, results)
+    winners = {s: max((of(rule, s).mean, rule) for rule in NAMES)[1] for s in SETTINGS}
+    won = [setting for setting in SETTINGS if winners[setting] == "ormo"]
+    naive = [setting for setting in SETTINGS if of("asgdm", setting).mean < of("asgd", setting).mean]
+    change = {n: points(of("ormo", (n, "slow workers")), of("ormo", (n, "homogeneous"))) for n in WORKERS}
     lead = {
-        environment: points(of("ormo", 64, environment), of("asgd", 64, environment)) for environment in ENVIRONMENTS
+        environment: points(of("ormo", (64, environment)), of("asgd", (64, environment)))
+        for environment in ENVIRONMENTS
     }
-    losses = {s: min((of(rule, s[0], s[1], "training loss").mean, rule) for rule in NAMES)[1] for s in settings}
-    checks = [
+    losses = {s: min((of(rule, s, "training loss").mean, rule) for rule in NAMES)[1] for s in SETTINGS}
+    return [
         Check(
             "OrMo has the highest mean test accuracy of the five in all four settings",
             "it has (Table 1)",
-            f"in {len(won)} of {len(settings)}; the highest: "
-            + listed([f"{NAMES[winners[s]]} (K = {s[0]}, {s[1]})" for s in settings]),
-            len(won) == len(settings),
+            f"in {len(won)} of {len(SETTINGS)}; the highest: "
+            + listed([f"{NAMES[winners[s]]} (K = {s[0]}, {s[1]})" for s in SETTINGS]),
+            len(won) == len(SETTINGS),
         ),
         Check(
             f"K = 64: OrMo ends at least {MUCH:g} points above ASGD in both environments",
@@ -202,8 +246,8 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         Check(
             "naive ASGDm ends below ASGD in all four settings (means)",
             "it does; with slow workers it sometimes fails to converge (Table 1)",
-            f"in {len(naive)} of {len(settings)}",
-            len(naive) == len(settings),
+            f"in {len(naive)} of {len(SETTINGS)}",
+            len(naive) == len(SETTINGS),
         ),
         Check(
             f"slow workers change OrMo's accuracy by at most {SAME:g} point, for both K",
@@ -214,36 +258,20 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         Check(
             "OrMo has the lowest training loss of the five in all four settings (means)",
             "it has, or shares it (Table 1)",
-            "the lowest: " + listed([f"{NAMES[losses[s]]} (K = {s[0]}, {s[1]})" for s in settings]),
+            "the lowest: " + listed([f"{NAMES[losses[s]]} (K = {s[0]}, {s[1]})" for s in SETTINGS]),
             all(rule == "ormo" for rule in losses.values()),
         ),
     ]
-    table = Table(
-        "Final test accuracy (%), here and in brackets in the paper (ResNet-20, CIFAR-10)",
-        ("rule", *(f"K = {n}, {environment}" for n, environment in settings), "rates chosen"),
-        [
-            (
-                title,
-                *(f"{of(rule, *s).percent} ({PAPER[(rule, *s)]:.2f})" for s in settings),
-                listed([chosen(results[f"{rule}/{n}"]["rate"], RATES) for n in WORKERS]),
-            )
-            for rule, title in NAMES.items()
-        ],
-    )
+
+
+def _curves(results: Results, folder: Path) -> str:
     figure, axes = draw.panels(2, 2, 2.8, sharey=True)
-    for ax, (n, environment) in zip(axes.flat, settings, strict=True):
+    for ax, (n, environment) in zip(axes.flat, SETTINGS, strict=True):
         for place, (rule, title) in enumerate(NAMES.items()):
             curves = [one["curve"] for one in results[f"{rule}/{n}"][ENVIRONMENTS[environment]]]
             draw.curve(ax, curves, place, title)
         draw.finish(ax, "time (mean step times)", "training accuracy (%)", f"K = {n}, {environment}", ax is axes[0, 0])
-    setting = (
-        f"{scale.budget(BUDGET):,} mini-batches a run, momentum 0.9, a tenth of the rate at one half and at three "
-        f"quarters. For each rule and K the rate of {listed(RATES)} that is best with seed 0 in the homogeneous "
-        "environment, used in both. Slow workers: K/16 of them, ten times slower. Seeds "
-        f"{listed(scale.seeds)}. Only CIFAR-10's table is compared."
-    )
-    caption = "Training accuracy, mean over the seeds."
-    return Section(setting, checks, [table, Figure(draw.save(figure, folder, "ordered.png"), caption)])
+    return draw.save(figure, folder, "ordered.png")
 
 
 ORDERED = Claim(

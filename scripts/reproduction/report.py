@@ -24,6 +24,7 @@ HONESTY = (
 
 
 def verdict(section: Section) -> str:
+    """How many of the criteria are met, in words."""
     met, all_of = sum(check.holds for check in section.checks), len(section.checks)
     if met == all_of:
         return "reproduced"
@@ -31,6 +32,7 @@ def verdict(section: Section) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

@@ -55,6 +55,7 @@ class Run:
 
     @property
     def commits(self) -> int:
+        """Commits in all; whole rounds, where there are rounds."""
         rule = rules.make(self.rule, **dict(self.options))
         assert rule.window is not None, "a simulation has no epochs"
         commits = max(1, self.gradients // rule.window)
@@ -63,6 +64,7 @@ class Run:
 
     @property
     def learning_rate(self) -> float | Schedule:
+        """The rate over the clock."""
         places = {self.commits // 2, self.commits * 3 // 4} if self.decay else set()
         boundaries = tuple(sorted(places))
         if self.warm_up:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def late(kind: str, draws: int, seed: int) -> dict[str, Any]:
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 1 needs."""
     commits, draws = scale.budget(COMMITS), scale.budget(DRAWS)
     found: dict[str, Job] = {
         f"{kind}/{workers}/{seed}": partial(staleness, kind, workers, commits, seed)
@@ -84,9 +86,38 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
-    def over(kind: str, workers: int, key: str) -> Spread:
-        return over_seeds(results, f"{kind}/{workers}", scale, key)
+    """Claim 1, from its figures."""
+    over = partial(_over, results, scale)
+    checks = [*_staleness_checks(over), *_step_time_checks(results, scale)]
+    table = Table(
+        "Mean staleness ± its standard deviation over the commits of a run (means over the seeds)",
+        ("n", "n − 1", *TIMINGS),
+        [
+            (str(n), str(n - 1), *(f"{over(k, n, 'mean').mean:.2f} ± {over(k, n, 'sd').mean:.2f}" for k in TIMINGS))
+            for n in WORKERS
+        ],
+    )
+    figures = [
+        Figure(
+            _histograms(results, scale, folder),
+            f"How often each staleness occurs with n = {SHOWN} workers (all seeds). Dashed: n − 1. Line: the "
+            "geometric distribution. Staleness of 80 and more, such as that of the slow workers, is cut off.",
+        ),
+        Figure(_times(results, scale, folder), f"Step times over their mean; orange: more than {LATE} times the mean."),
+    ]
+    setting = (
+        f"{scale.budget(COMMITS):,} commits of ASGD a run, seeds {listed(scale.seeds)}. Environments: "
+        "gamma-distributed times, homogeneous and heterogeneous (Hakimi et al., Algorithms 11 and 12); a "
+        "sixteenth of the workers, rounded up, ten times slower (Shi et al.); exponential times."
+    )
+    return Section(setting, checks, [table, *figures])
 
+
+def _over(results: Results, scale: Scale, kind: str, workers: int, key: str) -> Spread:
+    return over_seeds(results, f"{kind}/{workers}", scale, key)
+
+
+def _staleness_checks(over: Callable[[str, int, str], Spread]) -> list[Check]:
     cases = [(kind, workers) for kind in TIMINGS for workers in WORKERS]
     worst = max(abs(over(kind, n, "mean").mean / (n - 1) - 1) for kind, n in cases)
     off = max(abs(value) for kind, n in cases for value in over(kind, n, "off").values)
@@ -94,7 +125,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     inverse = max(abs(over("memoryless", n, "inverse").mean / (math.log(n) / (n - 1)) - 1) for n in WORKERS)
     right = {kind: max(over(kind, n, "right half").mean for n in WORKERS) for kind in list(TIMINGS)[:2]}
     means = [f"{over(kind, SHOWN, 'mean').show()} ({kind})" for kind in TIMINGS]
-    checks = [
+    return [
         Check(
             f"mean staleness within {TOLERANCE:.0%} of n − 1, in every environment and for every n",
             "E[τ] = n − 1 (Figures 2.1, 4.2)",
@@ -124,6 +155,10 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
             max(right.values()) < GEOMETRIC,
         ),
     ]
+
+
+def _step_time_checks(results: Results, scale: Scale) -> list[Check]:
+    checks = []
     for kind, paper in PAPER_LATE.items():
         share = over_seeds(results, f"late/{kind}", scale, "late")
         checks.append(
@@ -135,28 +170,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
                 abs(share.mean - EXACT_LATE[kind]) < LATE_TOLERANCE[kind],
             )
         )
-    table = Table(
-        "Mean staleness ± its standard deviation over the commits of a run (means over the seeds)",
-        ("n", "n − 1", *TIMINGS),
-        [
-            (str(n), str(n - 1), *(f"{over(k, n, 'mean').mean:.2f} ± {over(k, n, 'sd').mean:.2f}" for k in TIMINGS))
-            for n in WORKERS
-        ],
-    )
-    figures = [
-        Figure(
-            _histograms(results, scale, folder),
-            f"How often each staleness occurs with n = {SHOWN} workers (all seeds). Dashed: n − 1. Line: the "
-            "geometric distribution. Staleness of 80 and more, such as that of the slow workers, is cut off.",
-        ),
-        Figure(_times(results, scale, folder), f"Step times over their mean; orange: more than {LATE} times the mean."),
-    ]
-    setting = (
-        f"{scale.budget(COMMITS):,} commits of ASGD a run, seeds {listed(scale.seeds)}. Environments: "
-        "gamma-distributed times, homogeneous and heterogeneous (Hakimi et al., Algorithms 11 and 12); a "
-        "sixteenth of the workers, rounded up, ten times slower (Shi et al.); exponential times."
-    )
-    return Section(setting, checks, [table, *figures])
+    return checks
 
 
 def _histograms(results: Results, scale: Scale, folder: Path) -> str:

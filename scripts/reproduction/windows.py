@@ -32,6 +32,7 @@ CONVERGED, LOSS_OF_POINTS = 0.75, 5.0
 
 
 def run(rule: str, workers: int, window: int, gradients: int, rate: float = 0.0) -> Run:
+    """Of ``workers`` workers under ``rule`` with windows of ``window``."""
     return Run(rule, workers, rate, gradients, options=(("window", window),))
 
 
@@ -45,6 +46,7 @@ def limit(gradients: int) -> float:
 
 
 def at_limit(rule: str, workers: int, window: int, gradients: int, seed: int) -> dict[str, Any]:
+    """Figures of a run with the rate of `limit`."""
     rate = limit(gradients)
     return {"rate": rate, **train(run(rule, workers, window, gradients, rate), seed)}
 
@@ -64,6 +66,7 @@ def _jobs(cases: list[tuple[str, int, int]], scale: Scale) -> dict[str, Job]:
 
 
 def jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 2 needs."""
     cases = [
         (rule, workers, window)
         for rule in ("downpour", "agn", "adag")
@@ -84,17 +87,21 @@ class _Figures:
         return over_seeds(self.results, _name(*case), self.scale, key)
 
     def diverged(self, *case: Any) -> int:
+        """How many of the runs have diverged."""
         return sum(self.results[f"{_name(*case)}/{seed}"]["diverged"] for seed in self.scale.seeds)
 
     def show(self, *case: Any) -> str:
+        """The accuracy, for a table."""
         lost = self.diverged(*case)
         return self(case).percent + (f" ({lost} diverged)" if lost else "")
 
     def curves(self, *case: Any) -> list[Any]:
+        """Accuracy over time, of each seed."""
         return [self.results[f"{_name(*case)}/{seed}"]["curve"] for seed in self.scale.seeds]
 
     @property
     def rate(self) -> float:
+        """The learning rate of all runs."""
         return next(float(one["rate"]) for one in self.results.values() if "rate" in one)
 
 
@@ -109,61 +116,8 @@ def _setting(of: _Figures, scale: Scale) -> str:
 
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 2, from its figures."""
     of = _Figures(results, scale)
-    long = WINDOWS[1:]
-    base, crowd, accumulated = ("downpour", FEW, 1), ("downpour", MANY, 1), ("downpour", FEW, 10)
-    pairs = [(n, window) for n in WORKERS for window in long]
-    beaten = [pair for pair in pairs if of(("agn", *pair)).mean > of(("downpour", *pair)).mean]
-    lost = sum(of.diverged("agn", *pair) for pair in pairs)
-    falls = {w: points(of(("agn", FEW, w)), of(("agn", HIGHEST, w))) for w in long}
-    agn, adag = (of((rule, HIGHEST, 10)) for rule in ("agn", "adag"))
-    early = {
-        rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)])
-        for rule in ("downpour", "agn", "adag")
-    }
-    moved = {rule: Spread.of(results[f"straggler/{rule}"]["displacement"]) for rule in beale.RULES}
-    checks = [
-        Check(
-            f"DOWNPOUR: n = {MANY} ends at least {LOSS_OF_POINTS:g} points below n = {FEW}",
-            "n = 10 converges, n = 20 diverges (Figure 2.13)",
-            f"{of.show(*base)} at n = {FEW}, {of.show(*crowd)} at n = {MANY}",
-            points(of(base), of(crowd)) >= LOSS_OF_POINTS,
-        ),
-        Check(
-            f"DOWNPOUR with n = {FEW}: λ = 10 ends at least {LOSS_OF_POINTS:g} points below λ = 1",
-            "no longer converges “as before” (Figure 3.2)",
-            f"{of.show(*base)} at λ = 1, {of.show(*accumulated)} at λ = 10",
-            points(of(base), of(accumulated)) >= LOSS_OF_POINTS,
-        ),
-        Check(
-            f"AGN with λ of {listed(long)} never diverges, and is above accumulated DOWNPOUR for every n",
-            "AGN “was able to stabilize in all situations” (Chapter 6)",
-            f"{lost} of {len(pairs) * len(scale.seeds)} runs diverged; above DOWNPOUR in {len(beaten)} of "
-            f"{len(pairs)} settings",
-            lost == 0 and len(beaten) == len(pairs),
-        ),
-        Check(
-            f"AGN loses more from n = {FEW} to n = {HIGHEST} at λ = 10 than at λ = 30",
-            "validation accuracy 98.43 → 95.55 % at λ = 10, 98.50 → 98.45 % at λ = 30 (Table 3.2)",
-            f"{falls[10]:.1f} points at λ = 10, {falls[30]:.1f} at λ = 30",
-            falls[10] > falls[30],
-        ),
-        Check(
-            f"ADAG on top of AGN (γ = 1e-4) with n = {HIGHEST}, λ = 10: training accuracy over the first half of the "
-            "run above AGN's by more than the larger standard deviation",
-            "the divergent start of AGN is absent (Figure 4.4; n = 30)",
-            f"AGN {early['agn'].percent}, ADAG {early['adag'].percent}; at the end, on the test rows, {agn.percent} "
-            f"and {adag.percent}",
-            early["adag"].mean - early["agn"].mean > max(early["agn"].sd, early["adag"].sd),
-        ),
-        Check(
-            "Beale's function: a straggler's commit moves the center under ADAG by less than a tenth of what it does "
-            "under DOWNPOUR",
-            "the stale delta is scaled down “significantly” (Figures 1.5, 4.1)",
-            f"{listed([f'{title} {moved[rule].show(3)}' for rule, title in beale.RULES.items()])}",
-            moved["adag"].mean < 0.1 * moved["downpour"].mean,
-        ),
-    ]
     table = Table(
         "Test accuracy (%)",
         ("n", "λ", "DOWNPOUR", "AGN", "ADAG on AGN", "ADAG's mean scale factor"),
@@ -178,19 +132,13 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
             for w in WINDOWS
         ],
     )
-    figure, axes = draw.panels(3, 1, 3.0, sharey=True)
-    for ax, n in zip(axes.flat, WORKERS, strict=True):
-        for place, (rule, title) in enumerate(beale.RULES.items()):
-            draw.curve(ax, of.curves(rule, n, 10), place, title)
-        draw.finish(ax, "time (mean step times)", "training accuracy (%)", f"n = {n}, λ = 10", legend=n == FEW)
-        ax.label_outer()
     return Section(
         _setting(of, scale),
-        checks,
+        [*_window_checks(of), *_adag_checks(of)],
         [
             table,
             Figure(
-                draw.save(figure, folder, "windows.png"),
+                _curves(of, folder),
                 "Training accuracy with windows of 10, mean over the seeds. Less time passes with more workers, who "
                 "share the same mini-batches.",
             ),
@@ -207,6 +155,78 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
             ),
         ],
     )
+
+
+def _window_checks(of: _Figures) -> list[Check]:
+    long = WINDOWS[1:]
+    base, crowd, accumulated = ("downpour", FEW, 1), ("downpour", MANY, 1), ("downpour", FEW, 10)
+    pairs = [(n, window) for n in WORKERS for window in long]
+    beaten = [pair for pair in pairs if of(("agn", *pair)).mean > of(("downpour", *pair)).mean]
+    lost = sum(of.diverged("agn", *pair) for pair in pairs)
+    falls = {w: points(of(("agn", FEW, w)), of(("agn", HIGHEST, w))) for w in long}
+    return [
+        Check(
+            f"DOWNPOUR: n = {MANY} ends at least {LOSS_OF_POINTS:g} points below n = {FEW}",
+            "n = 10 converges, n = 20 diverges (Figure 2.13)",
+            f"{of.show(*base)} at n = {FEW}, {of.show(*crowd)} at n = {MANY}",
+            points(of(base), of(crowd)) >= LOSS_OF_POINTS,
+        ),
+        Check(
+            f"DOWNPOUR with n = {FEW}: λ = 10 ends at least {LOSS_OF_POINTS:g} points below λ = 1",
+            "no longer converges “as before” (Figure 3.2)",
+            f"{of.show(*base)} at λ = 1, {of.show(*accumulated)} at λ = 10",
+            points(of(base), of(accumulated)) >= LOSS_OF_POINTS,
+        ),
+        Check(
+            f"AGN with λ of {listed(long)} never diverges, and is above accumulated DOWNPOUR for every n",
+            "AGN “was able to stabilize in all situations” (Chapter 6)",
+            f"{lost} of {len(pairs) * len(of.scale.seeds)} runs diverged; above DOWNPOUR in {len(beaten)} of "
+            f"{len(pairs)} settings",
+            lost == 0 and len(beaten) == len(pairs),
+        ),
+        Check(
+            f"AGN loses more from n = {FEW} to n = {HIGHEST} at λ = 10 than at λ = 30",
+            "validation accuracy 98.43 → 95.55 % at λ = 10, 98.50 → 98.45 % at λ = 30 (Table 3.2)",
+            f"{falls[10]:.1f} points at λ = 10, {falls[30]:.1f} at λ = 30",
+            falls[10] > falls[30],
+        ),
+    ]
+
+
+def _adag_checks(of: _Figures) -> list[Check]:
+    agn, adag = (of((rule, HIGHEST, 10)) for rule in ("agn", "adag"))
+    early = {
+        rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)])
+        for rule in ("downpour", "agn", "adag")
+    }
+    moved = {rule: Spread.of(of.results[f"straggler/{rule}"]["displacement"]) for rule in beale.RULES}
+    return [
+        Check(
+            f"ADAG on top of AGN (γ = 1e-4) with n = {HIGHEST}, λ = 10: training accuracy over the first half of the "
+            "run above AGN's by more than the larger standard deviation",
+            "the divergent start of AGN is absent (Figure 4.4; n = 30)",
+            f"AGN {early['agn'].percent}, ADAG {early['adag'].percent}; at the end, on the test rows, {agn.percent} "
+            f"and {adag.percent}",
+            early["adag"].mean - early["agn"].mean > max(early["agn"].sd, early["adag"].sd),
+        ),
+        Check(
+            "Beale's function: a straggler's commit moves the center under ADAG by less than a tenth of what it does "
+            "under DOWNPOUR",
+            "the stale delta is scaled down “significantly” (Figures 1.5, 4.1)",
+            f"{listed([f'{title} {moved[rule].show(3)}' for rule, title in beale.RULES.items()])}",
+            moved["adag"].mean < 0.1 * moved["downpour"].mean,
+        ),
+    ]
+
+
+def _curves(of: _Figures, folder: Path) -> str:
+    figure, axes = draw.panels(3, 1, 3.0, sharey=True)
+    for ax, n in zip(axes.flat, WORKERS, strict=True):
+        for place, (rule, title) in enumerate(beale.RULES.items()):
+            draw.curve(ax, of.curves(rule, n, 10), place, title)
+        draw.finish(ax, "time (mean step times)", "training accuracy (%)", f"n = {n}, λ = 10", legend=n == FEW)
+        ax.label_outer()
+    return draw.save(figure, folder, "windows.png")
 
 
 def _early(curve: Any) -> float:
@@ -229,10 +249,12 @@ DYNSGD_CASES = [("downpour", MANY, 1), ("dynsgd", MANY, 1), ("dynsgd", MANY, 10)
 
 
 def dynsgd_jobs(scale: Scale) -> dict[str, Job]:
+    """What claim 3 needs."""
     return _jobs(DYNSGD_CASES, scale)
 
 
 def dynsgd_section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 3, from its figures."""
     of = _Figures(results, scale)
     downpour, dynsgd, accumulated, agn = DYNSGD_CASES
     factor = of(dynsgd, "scale")
