@@ -29,7 +29,7 @@ class DistkerasError(Exception):
         step: int | None = None,
         remote_traceback: str | None = None,
     ) -> None:
-        if type(self) in _ABSTRACT:
+        if type(self) in ABSTRACT:
             raise TypeError(f"{type(self).__name__} is abstract; raise one of its subclasses")
         super().__init__(message)
         self.message = message
@@ -139,8 +139,8 @@ class SnapshotError(DistkerasError, OSError):
     """A snapshot cannot be written, or none can be read."""
 
 
-_ABSTRACT: set[type] = set()
-_ABSTRACT.update({DistkerasError, DataError, ProtocolError})
+#: Bases, which are never raised themselves.
+ABSTRACT: tuple[type[DistkerasError], ...] = (DistkerasError, DataError, ProtocolError)
 
 #: Wire code = position. Append only.
 ERRORS: tuple[type[DistkerasError], ...] = (

@@ -46,6 +46,7 @@ class JsonFormatter(logging.Formatter):
     """Each record as one line of JSON, its traceback within the text."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line; `record_from_json` takes it back."""
         values = {
             "name": record.name,
             "level": record.levelno,

@@ -134,8 +134,8 @@ def _first_open_epoch(leases: dict[int, dict[str, Any]], workers: int) -> int:
     if len(leases) < workers:
         return 0
     # A partition without rows has ended in epoch 0.
-    unfinished = [values["epoch"] for values in leases.values() if not values["finished"]]
-    return min(unfinished) if unfinished else max(values["epoch"] for values in leases.values())
+    unfinished: list[int] = [values["epoch"] for values in leases.values() if not values["finished"]]
+    return min(unfinished) if unfinished else max(int(values["epoch"]) for values in leases.values())
 
 
 def _begin_epoch(center: Center, epoch: int) -> None:

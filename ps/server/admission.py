@@ -1,8 +1,8 @@
 """Who may connect, and who was refused.
 
-A stranger is a connection that has not proved yet that it holds the job's key; afterwards it is a peer. Rules:
+A connection is pending until it has proved that it holds the job's key; from then on it is a peer's. Rules:
 
-1. There is room for so many strangers, and each has a deadline. When one more comes, the oldest stranger of the
+1. There is room for so many pending connections, and each has a deadline. When one more comes, the oldest one of the
    address that has the most of them is hung up on, unless it came only this moment: then the newcomer waits for a
    moment in the listener's queue. So a crowd is in its own way first, and an honest worker that was in a crowd's way
    gets through when it dials again.
@@ -24,9 +24,9 @@ from distkeras.ps.events import report
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which no stranger is hung up on for a newer one.
+#: Seconds in which no pending connection is hung up on for a newer one.
 _GRACE = 0.1
-#: Seconds that one who was hung up on has until the next one is.
+#: Seconds that one which was hung up on has until the next one is.
 _ENDING = 1.0
 
 
@@ -62,15 +62,15 @@ class AdmissionControl:
     """Counts connections; thread-safe.
 
     Args:
-        strangers: connections in their handshake at a time; each costs the server a thread.
-        peers: authenticated connections at a time.
-        addresses: refused addresses that are remembered.
+        pending_max: connections in their handshake at a time; each costs the server a thread.
+        peers_max: authenticated connections at a time.
+        addresses_max: refused addresses that are remembered.
     """
 
-    def __init__(self, *, strangers: int = 256, peers: int = 4096, addresses: int = 1024) -> None:
-        self.strangers, self.peers, self.addresses = strangers, peers, addresses
+    def __init__(self, *, pending_max: int = 256, peers_max: int = 4096, addresses_max: int = 1024) -> None:
+        self.pending_max, self.peers_max, self.addresses_max = pending_max, peers_max, addresses_max
         self._changed = threading.Condition()
-        self._strangers: dict[PendingConnection, None] = {}  # the oldest first
+        self._pending: dict[PendingConnection, None] = {}  # the oldest first
         self._peers = 0
         self._first: dict[tuple[str, bool], Refusal] = {}
         #: Refused connections in all.
@@ -78,12 +78,18 @@ class AdmissionControl:
 
     @property
     def refusals(self) -> list[Refusal]:
-        """The first refusal of each address, oldest first; one for it as a stranger, one as a peer."""
+        """The first refusal of each address, oldest first; one for a pending connection, one for a peer's."""
         with self._changed:
             return list(self._first.values())
 
+    @property
+    def pending(self) -> list[PendingConnection]:
+        """Connections in their handshake, the oldest first."""
+        with self._changed:
+            return list(self._pending)
+
     def arrive(self, address: str, hang_up: Callable[[], None]) -> PendingConnection:
-        """A stranger connected; returns when there is room for it.
+        """A connection came; returns when there is room for it.
 
         Args:
             address: its host.
@@ -91,17 +97,17 @@ class AdmissionControl:
         """
         pending = PendingConnection(address, hang_up)
         with self._changed:
-            while len(self._strangers) >= self.strangers:
+            while len(self._pending) >= self.pending_max:
                 self._changed.wait(self._evict_one())
-            self._strangers[pending] = None
+            self._pending[pending] = None
         return pending
 
     def _evict_one(self) -> float:
-        """Hangs up on a stranger, if it is time to; returns the seconds after which to look again."""
+        """Hangs up on a pending connection, if it is time to; returns the seconds after which to look again."""
         now = time.monotonic()
-        if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._strangers):
+        if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._pending):
             return _ENDING
-        staying = [pending for pending in self._strangers if pending.evicted is None]
+        staying = [pending for pending in self._pending if pending.evicted is None]
         if not staying:
             return _ENDING
         crowds = Counter(pending.address for pending in staying)
@@ -117,25 +123,25 @@ class AdmissionControl:
         pending.hang_up()
 
     def evict_oldest(self) -> None:
-        """The system has no room for a connection: hangs up on the oldest stranger and waits a moment for its end."""
+        """The system has no room for another connection: hangs up on the oldest pending one and waits a moment."""
         with self._changed:
-            oldest = next((pending for pending in self._strangers if pending.evicted is None), None)
+            oldest = next((pending for pending in self._pending if pending.evicted is None), None)
             if oldest is not None:
                 self._evict(oldest, time.monotonic())
             self._changed.wait(_GRACE)
 
     def admit(self, pending: PendingConnection) -> None:
-        """The stranger proved the key.
+        """The peer proved the key.
 
         Raises:
             RemoteProtocolError: there is no room for another peer, or it was just hung up on.
         """
         with self._changed:
-            if self._peers >= self.peers:
-                raise RemoteProtocolError(f"a server must have at most {self.peers} peers. Received: one more")
+            if self._peers >= self.peers_max:
+                raise RemoteProtocolError(f"a server must have at most {self.peers_max} peers. Received: one more")
             if pending.evicted is not None:
                 raise RemoteProtocolError("the connection must still be there. Received: its end")
-            del self._strangers[pending]
+            del self._pending[pending]
             pending.admitted = True
             self._peers += 1
             self._changed.notify_all()
@@ -146,7 +152,7 @@ class AdmissionControl:
             if pending.admitted:
                 self._peers -= 1
             else:
-                self._strangers.pop(pending, None)
+                self._pending.pop(pending, None)
             self._changed.notify_all()
 
     def refuse(self, pending: PendingConnection, error: Exception) -> None:
@@ -155,9 +161,9 @@ class AdmissionControl:
         key = (pending.address, pending.admitted)
         with self._changed:
             self.refused += 1
-            if key in self._first or len(self._first) > self.addresses:
+            if key in self._first or len(self._first) > self.addresses_max:
                 return
-            full = len(self._first) == self.addresses
+            full = len(self._first) == self.addresses_max
             address = "further addresses" if full else pending.address
             self._first[("", False) if full else key] = Refusal(time.time(), address, reason)
         report(log, "refused", "refused %s: %s; this is said once", address, reason)

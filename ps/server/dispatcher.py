@@ -152,7 +152,7 @@ class Dispatcher:
         What a peer can make the server hold is one such frame and one reply, while they travel, besides the records of
         its applied commits: up to 16 MiB of history each. With a wire format other than float32, also the vectors of
         its commit, and between two requests a packed commit and a packed reply; with int8 the vector that it has.
-        A stranger: a thread, and less than a kilobyte.
+        One that has not proved the key yet: a thread, and less than a kilobyte.
         """
         center = self._host.center
         if center is None or not self._published:
@@ -163,7 +163,7 @@ class Dispatcher:
     def disconnected(self, peer: Peer) -> None:
         """A session ended."""
         if peer.lease is None:
-            return  # strangers come and go without waking everybody
+            return  # connections that are refused come and go without waking everybody
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
             if self._holders.get(peer.lease[0]) is peer:
@@ -308,7 +308,8 @@ class Dispatcher:
             while not (self.changed.fault or self.changed.closing or self._host.clock > message.clock):
                 if not self.changed.wait_for_news(deadline, peer.hung_up):
                     break
-            return self.changed.fault or replies.status(self._host.center)
+            fault = self.changed.fault
+            return replies.status(self._host.center) if fault is None else fault
 
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:

@@ -38,7 +38,7 @@ def test_the_table_is_complete() -> None:
     concrete = {
         value
         for value in vars(errors).values()
-        if isinstance(value, type) and issubclass(value, DistkerasError) and value not in errors._ABSTRACT
+        if isinstance(value, type) and issubclass(value, DistkerasError) and value not in errors.ABSTRACT
     }
     assert concrete == set(ERRORS)
 

@@ -9,7 +9,7 @@ import pytest
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
-from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous
+from distkeras.ps.center.schedulers import Scheduler, Synchronous
 from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules import make
@@ -233,30 +233,7 @@ class TestSynchronous:
         np.testing.assert_array_equal(center.current.array, [2, 2, 2])
 
 
-class TestBoundedStaleness:
-    def test_the_lead_is_at_most_the_bound(self) -> None:
-        scheduler = BoundedStaleness(2, bound=1)
-        for worker in (0, 1):
-            scheduler.joined(worker)
-        scheduler.committed(0)
-        assert scheduler.ready(0)
-        scheduler.committed(0)
-        assert not scheduler.ready(0)
-        assert scheduler.waiting_for(0) == {1}
-        scheduler.committed(1)
-        assert scheduler.ready(0)
-
-    def test_one_that_left_holds_nobody_up(self) -> None:
-        scheduler = BoundedStaleness(2, bound=0)
-        for worker in (0, 1):
-            scheduler.joined(worker)
-        scheduler.committed(0)
-        assert not scheduler.ready(0)
-        scheduler.finished(1)
-        assert scheduler.ready(0)
-
-
-class TestStatistics:
+class TestMovingStatistics:
     def test_one_worker_sets_them(self) -> None:
         center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
         joined(center)

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from support.running_server import KEY, Running
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
 from distkeras.ps.protocol.messages import MESSAGES, Abort, Ack, Answer, Commit, Inspect, Observe, Publish
-from distkeras.ps.server.admission import AdmissionControl, PendingConnection
+from distkeras.ps.server.admission import PendingConnection
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import dial
@@ -62,7 +62,7 @@ def honest(running: Running) -> Iterator[Honest]:
     yield worker
     assert_unharmed(worker, running.driver)
     until(lambda: len(running.server.sessions) == 1)  # the driver's
-    assert not running.server.admission._strangers
+    assert not running.server.admission.pending
 
 
 NOISE = {
@@ -167,7 +167,7 @@ def test_a_thousand_silent_connections_leave_room_for_the_honest(running: Runnin
         assert client.fetch_model() == b"the model"  # and so the thousand before it have had their turn
         client.close()
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("ps-127.0.1.1")]
-        assert 0 < len(threads) <= running.server.admission.strangers
+        assert 0 < len(threads) <= running.server.admission.pending_max
     finally:
         for sock in socks:
             sock.close()
@@ -287,8 +287,8 @@ class TestKeyholders:
     def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(
         self, running: Running, honest: Honest
     ) -> None:
-        gate = running.server.admission
-        gate.peers = 8
+        admission = running.server.admission
+        admission.peers_max = 8
         with contextlib.ExitStack() as stack:
 
             def crowd() -> None:
@@ -336,66 +336,6 @@ class TestDial:
     def test_a_wrong_key_is_told_from_a_want_of_room(self, running: Running) -> None:
         with pytest.raises(AuthenticationError, match="must hold this job's key"):
             dial(running.server.address, b"x" * 32, PATIENT)
-
-
-class TestGate:
-    def guests(self, gate: AdmissionControl, address: str, number: int, dropped: list[Any]) -> None:
-        for index in range(number):
-            visits: list[PendingConnection] = []
-            visits.append(gate.arrive(address, self.hang_up(gate, visits, dropped, (address, index))))
-            visits[0].arrived -= 10
-
-    def hang_up(
-        self, gate: AdmissionControl, visits: list[Any], dropped: list[Any], name: str | tuple[str, int]
-    ) -> Callable[..., Any]:
-        def leave() -> None:
-            dropped.append(name)
-            threading.Thread(target=gate.leave, args=visits).start()  # as its own thread does
-
-        return leave
-
-    def test_the_most_crowded_address_makes_room_its_oldest_first(self) -> None:
-        dropped: list[Any] = []
-        gate = AdmissionControl(strangers=4)
-        self.guests(gate, "honest", 1, dropped)
-        self.guests(gate, "crowd", 3, dropped)
-        gate.arrive("other", lambda: None)
-        gate.arrive("another", lambda: None)
-        assert dropped == [("crowd", 0), ("crowd", 1)]
-
-    def test_nobody_is_dropped_in_its_first_moment(self) -> None:
-        dropped: list[Any] = []
-        gate = AdmissionControl(strangers=1)
-        visits: list[PendingConnection] = []
-        visits.append(gate.arrive("a", self.hang_up(gate, visits, dropped, "a")))
-        gate.arrive("b", lambda: None)
-        assert dropped == ["a"]
-        assert visits[0].evicted - visits[0].arrived >= 0.1
-
-    def test_a_refused_address_is_remembered_once_and_the_memory_is_bounded(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        gate = AdmissionControl(addresses=3)
-        with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
-            for number in range(10):
-                for _ in range(5):
-                    gate.refuse(gate.arrive(f"10.0.0.{number}", lambda: None), RemoteProtocolError("noise"))
-        assert gate.refused == 50
-        assert [refusal.address for refusal in gate.refusals] == [
-            "10.0.0.0",
-            "10.0.0.1",
-            "10.0.0.2",
-            "further addresses",
-        ]
-        assert len(caplog.records) == 4
-        assert gate.refusals[0].reason == "noise"
-
-    def test_who_was_dropped_is_not_admitted(self) -> None:
-        gate = AdmissionControl()
-        visit = gate.arrive("a", lambda: None)
-        gate.evict_oldest()
-        with pytest.raises(RemoteProtocolError, match="its end"):
-            gate.admit(visit)
 
 
 def test_the_key_is_in_no_log_line_and_no_refusal(running: Running, caplog: pytest.LogCaptureFixture) -> None:

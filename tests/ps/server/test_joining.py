@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.running_server import Running
 
+from distkeras.ps.protocol.messages import FetchModel, ModelFile
 from distkeras.ps.rules import make
 
 pytestmark = pytest.mark.timeout(60)
@@ -19,7 +20,9 @@ def test_a_connection_that_breaks_before_the_answer_is_made_again(finished: bool
             holder.leave()
         holder.close()
         late = running.client(attempt=1)
-        late._connect().hang_up()
+        late.request(FetchModel(), ModelFile)
+        assert late.channel is not None
+        late.channel.hang_up()
         welcome = late.join()
         assert (welcome.finished, welcome.held) == (finished, False)
         late.close()

@@ -191,8 +191,8 @@ def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, name
 def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.kill()
-        for name in os.listdir(tmp_path):
-            (tmp_path / name).unlink()
+        for path in tmp_path.iterdir():
+            path.unlink()
         thread = job.start(0)
         job.revive()
         assert job.process.resumed is None
@@ -238,12 +238,12 @@ def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path:
     folder = tmp_path / "snapshots"
     with Job(folder, workers=1, every=1000) as job:
         at_snapshot(folder)
-        os.rename(folder, tmp_path / "away")  # as good as a full disk: nothing can be written
+        folder.rename(tmp_path / "away")  # as good as a full disk: nothing can be written
         thread = job.start(0)
         until(lambda: job.driver.observe(-1, 1.0).finished == 1)
         thread.join(brief(0.5))
         assert thread.is_alive()
-        os.rename(tmp_path / "away", folder)
+        (tmp_path / "away").rename(folder)
         job.join()
         check_exact(job, workers=1)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -452,7 +453,7 @@ class TestProcess:
             pid, port = map(int, lines.readline().split())
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        gone = os.pidfd_open(pid) if os.path.exists(f"/proc/{pid}") else None
+        gone = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
         if gone is not None:
             readable, _, _ = select.select([gone], [], [], patience(10))
             os.close(gone)
@@ -463,8 +464,8 @@ class TestProcess:
     def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self) -> None:
         with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
             for name in ("cmdline", "environ"):
-                with open(f"/proc/{process.pid}/{name}", "rb") as file:
-                    assert process.address.key.hex().encode() not in file.read()
+                shown = Path(f"/proc/{process.pid}/{name}").read_bytes()
+                assert process.address.key.hex().encode() not in shown
             assert process.address.key.hex() not in repr(process.address)
 
     def test_a_taken_port_is_an_error_at_once(self) -> None:

@@ -1,0 +1,72 @@
+"""Who may go on when, and which rule runs under which scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler, Synchronous, scheduler_for
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import all_rules, make
+
+
+def test_a_worker_is_ahead_by_at_most_the_bound() -> None:
+    scheduler = BoundedStaleness(2, bound=1)
+    for worker in (0, 1):
+        scheduler.joined(worker)
+    scheduler.committed(0)
+    assert scheduler.ready(0)
+    scheduler.committed(0)
+    assert not scheduler.ready(0)
+    assert scheduler.waiting_for(0) == {1}
+    scheduler.committed(1)
+    assert scheduler.ready(0)
+
+
+def test_a_worker_that_finished_holds_nobody_up() -> None:
+    scheduler = BoundedStaleness(2, bound=0)
+    for worker in (0, 1):
+        scheduler.joined(worker)
+    scheduler.committed(0)
+    assert not scheduler.ready(0)
+    scheduler.finished(1)
+    assert scheduler.ready(0)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_each_rule_has_a_scheduler_of_its_own(name: str) -> None:
+    traits = make(name).traits
+    scheduler = scheduler_for(make(name), 3)
+    assert type(scheduler) is (Synchronous if traits.synchronous else Scheduler)
+    assert scheduler.gather == (traits.synchronous or traits.fixed_workers)
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_a_bound_is_for_rules_that_are_answered_with_the_center_and_have_no_rounds(name: str) -> None:
+    traits = make(name).traits
+    if traits.synchronous or traits.pull_first:
+        with pytest.raises(ConfigurationError, match="`staleness_bound`"):
+            scheduler_for(make(name), 3, 2)
+    else:
+        scheduler = scheduler_for(make(name), 3, 2)
+        assert isinstance(scheduler, BoundedStaleness)
+        assert scheduler.bound == 2
+
+
+def test_a_rule_without_rounds_may_be_given_some() -> None:
+    assert isinstance(scheduler_for(make("downpour"), 3, rounds=True), Synchronous)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("downpour", {"staleness_bound": -1}, "`staleness_bound` must be an integer of at least 0"),
+        ("downpour", {"staleness_bound": 1.5}, "`staleness_bound` must be"),
+        ("downpour", {"staleness_bound": 1, "rounds": True}, "either `rounds` or `staleness_bound`"),
+        ("aeasgd", {"rounds": True}, "hold back the center"),
+    ],
+)
+def test_what_does_not_go_together(name: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        scheduler_for(make(name), 3, **options)
