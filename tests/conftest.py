@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -21,6 +22,9 @@ hypothesis.settings.load_profile("untimed")
 #: Folders of tests that start whole programs. Last, one of them would keep one process busy while another idles.
 LONGEST = ("notebooks", "scripts", "training", "transformers")
 
+# A Java process lives for seconds here, too short for its second compiler to pay; that of a subprocess too.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first; and each test's limit is longer on a slow machine."""
@@ -28,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: ranks.get(item.path.parent.name, len(ranks)))
     for item in items:
         marker = item.get_closest_marker("timeout")
-        seconds = marker.args[0] if marker else float(config.getini("timeout"))
+        seconds = marker.args[0] if marker else float(config.getoption("timeout") or config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
 
 
@@ -49,6 +53,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.daemon.module", "warm_daemon")
+        .config("spark.executorEnv.PYTHONPATH", str(Path(__file__).parent / "support" / "worker_path"))
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
