@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience
-from support.spark_jobs import assert_nothing_left, blobs, hook_layer, table, wrong_model
+from support.spark_jobs import assert_nothing_left, blobs, step_callback_layer, table, wrong_model
 
 from distkeras import Trainer
 from distkeras.analysis import metrics
@@ -80,7 +80,7 @@ def test_what_cannot_work_is_refused(spark: SparkSession, clouds: DataFrame) -> 
 
 
 def meeting(port: int) -> Callable[[int], None]:
-    """An action for `hook_layer`: each worker's first step waits for those of all."""
+    """An action for `step_callback_layer`: each worker's first step waits for those of all."""
 
     def action(step: int) -> None:
         if step == 0:
@@ -107,7 +107,9 @@ def test_a_recorded_job_replays_with_the_same_staleness(clouds: DataFrame, rule:
         usher = threading.Thread(target=let_go, daemon=True)
         usher.start()
         plain = wrong_model()
-        model = keras.Sequential([keras.Input((2,)), hook_layer(meeting(listener.getsockname()[1])), *plain.layers])
+        model = keras.Sequential(
+            [keras.Input((2,)), step_callback_layer(meeting(listener.getsockname()[1])), *plain.layers]
+        )
         trainer = Trainer(
             model, rule, worker_optimizer=keras.optimizers.SGD(0.05), loss=SPARSE, num_workers=workers, batch_size=4,
             num_epoch=2,

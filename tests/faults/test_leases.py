@@ -15,9 +15,9 @@ from distkeras.ps.rules import make
 
 RULE = make("downpour", window=2)
 #: A lease that a stopped worker loses while a test waits; all else is as patient as ever.
-BRIEF = dataclasses.replace(DEADLINES, lease=brief(2))
+SHORT_LEASE = dataclasses.replace(DEADLINES, lease=brief(2))
 #: Longer than that lease, and than the second after which the server looks again.
-OUTLASTS = BRIEF.lease + brief(2)
+OUTLASTS = SHORT_LEASE.lease + brief(2)
 
 
 def attempts_in_order(job: Job, worker: int = 0) -> list[int]:
@@ -38,7 +38,7 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end
     plan = Faults()
     slow = plan.at(worker=1, phase="mid-commit", step=1).hold()
     late = plan.at(worker=0, phase="after-commit", step=1).hold()
-    deadlines = dataclasses.replace(BRIEF, frame=PATIENT.frame)
+    deadlines = dataclasses.replace(SHORT_LEASE, frame=PATIENT.frame)
     with Job(tmp_path, make("averaging", window=2), plan, deadlines=deadlines) as job:
         holder, _ = job.start_one(0), job.start_one(1)
         late.wait()
@@ -56,14 +56,14 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end
 def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Path) -> None:
     """Long before the lease has expired."""
     plan = Faults()
-    spot = plan.at(worker=0, phase="between-epochs").hold()
+    held = plan.at(worker=0, phase="between-epochs").hold()
     with Job(tmp_path, RULE, plan, workers=1) as job:
         holder = job.start_one(0)
-        spot.wait()
+        held.wait()
         newcomer = job.start_one(0)
         assert not newcomer.joined.wait(brief(1))
         holder.kill()
-        spot.release()
+        held.release()
         check(job)
         assert attempts_in_order(job) == [holder.number, newcomer.number]
         assert (newcomer.welcome["finished"], newcomer.welcome["sequence"]) == (False, 3)
@@ -90,15 +90,15 @@ def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wake
     tmp_path: Path, phase: str, step: int | None, attempts: list[int]
 ) -> None:
     plan = Faults()
-    spot = plan.at(worker=0, phase=phase, step=step, attempt=0).hold()
-    with Job(tmp_path, RULE, plan, workers=1, size=LARGE, deadlines=BRIEF) as job:
+    held = plan.at(worker=0, phase=phase, step=step, attempt=0).hold()
+    with Job(tmp_path, RULE, plan, workers=1, size=LARGE, deadlines=SHORT_LEASE) as job:
         holder = job.start_one(0)
-        spot.wait()
+        held.wait()
         holder.stop()
         newcomer = job.start_one(0)
         assert newcomer.over.wait(PATIENCE)
         holder.wake()
-        spot.release()
+        held.release()
         check(job)
         assert attempts_in_order(job) == attempts
         assert set(job.ended) == {holder.number, newcomer.number}
@@ -107,17 +107,17 @@ def test_a_stopped_holder_loses_its_lease_and_finds_everything_done_when_it_wake
 def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Path) -> None:
     """And what it still had to say is refused: the ledger has none of it."""
     plan = Faults()
-    spot = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
+    held = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
-    with Job(tmp_path, RULE, plan, workers=1, deadlines=dataclasses.replace(BRIEF, lease=brief(6))) as job:
+    with Job(tmp_path, RULE, plan, workers=1, deadlines=dataclasses.replace(SHORT_LEASE, lease=brief(6))) as job:
         holder = job.start_one(0)
-        spot.wait()
+        held.wait()
         holder.stop()
         newcomer = job.start_one(0)
         rival.wait()
         commits = len(job.commits())
         holder.wake()
-        spot.release()
+        held.release()
         assert holder.went_on.wait(PATIENCE)
         assert holder.number not in job.ended
         assert len(job.commits()) == commits
@@ -129,18 +129,18 @@ def test_a_woken_holder_is_fenced_parks_and_ends_with_the_partition(tmp_path: Pa
 
 def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_path: Path) -> None:
     plan = Faults()
-    spot = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
+    held = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
-    with Job(tmp_path, RULE, plan, workers=1, deadlines=BRIEF) as job:
+    with Job(tmp_path, RULE, plan, workers=1, deadlines=SHORT_LEASE) as job:
         holder = job.start_one(0)
-        spot.wait()
+        held.wait()
         holder.stop()
         newcomer = job.start_one(0)
         rival.wait()
         newcomer.kill()
         rival.release()
         holder.wake()
-        spot.release()
+        held.release()
         check(job)
         assert attempts_in_order(job) == [holder.number, newcomer.number, holder.number]
         assert job.ended[holder.number]["begun"] == 2

@@ -1,7 +1,7 @@
 """Every fault in every phase of a worker's life: each mini-batch counts once, and nothing is left.
 
-Workers and server are processes; see `struck`. The cells one by one are slow; storms of several faults in one job have
-each fault and each phase in the default suite.
+Workers and server are processes; see `fault_job`. The cells one by one are slow; storms of several faults in one job
+have each fault and each phase in the default suite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RULES = {
     "aeasgd": (make("aeasgd", window=2, rho=0.25, learning_rate=1.0), None),
     "averaging": (make("averaging", window=2), 0.5),
 }
-#: Commits before the spot, where there may be several such spots.
+#: Commits before the breakpoint, where there may be several such breakpoints.
 STEPS = {"mid-commit": 3, "after-commit": 3, "mid-reply": 3}
 STORMS = {
     "one": [
@@ -39,26 +39,26 @@ STORMS = {
 }
 
 
-def strike(plan: Faults, rule: Rule, worker: int, fault: str, phase: str) -> None:
+def schedule(plan: Faults, rule: Rule, worker: int, fault: str, phase: str) -> None:
     step = 3 if phase == "pull" and rule.traits.pull_first else STEPS.get(phase)
-    spot = plan.at(worker=worker, phase=phase, step=step)
+    at = plan.at(worker=worker, phase=phase, step=step)
     match fault:
         case "stop":
-            spot.stop(LONG)
+            at.stop(LONG)
         case "slow":
-            spot.slow(32 * 1024)
+            at.slow(32 * 1024)
         case _:
-            getattr(spot, fault)()
+            getattr(at, fault)()
 
 
-def outcome(folder: Path, name: str, strikes: list[tuple[int, str, str]]) -> None:
+def outcome(folder: Path, name: str, faults: list[tuple[int, str, str]]) -> None:
     """Runs the job under these faults, checks it, and returns it."""
     rule, each = RULES[name]
     plan = Faults()
-    for one in strikes:
-        strike(plan, rule, *one)
-    kinds = [kind for _, kind, _ in strikes]
-    size = LARGE if any(phase == "mid-reply" for *_, phase in strikes) else SIZE
+    for one in faults:
+        schedule(plan, rule, *one)
+    kinds = [kind for _, kind, _ in faults]
+    size = LARGE if any(phase == "mid-reply" for *_, phase in faults) else SIZE
     with Job(folder, rule, plan, size=size) as job:
         job.run()
         job.check()
@@ -71,9 +71,9 @@ def outcome(folder: Path, name: str, strikes: list[tuple[int, str, str]]) -> Non
 
 
 def test_the_storms_have_everything() -> None:
-    strikes = [strike for storm in STORMS.values() for strike in storm]
-    assert {fault for _, fault, _ in strikes} == set(FAULTS)
-    assert {phase for *_, phase in strikes} == set(PHASES)
+    faults = [fault for storm in STORMS.values() for fault in storm]
+    assert {fault for _, fault, _ in faults} == set(FAULTS)
+    assert {phase for *_, phase in faults} == set(PHASES)
 
 
 @pytest.mark.parametrize(("storm", "rule"), [("one", "downpour"), ("one", "averaging"), ("two", "aeasgd")])
@@ -84,7 +84,7 @@ def test_a_storm(tmp_path: Path, storm: str, rule: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_all_storms_at_once(tmp_path: Path, rule: str) -> None:
-    outcome(tmp_path, rule, [strike for storm in STORMS.values() for strike in storm])
+    outcome(tmp_path, rule, [fault for storm in STORMS.values() for fault in storm])
 
 
 @pytest.mark.slow

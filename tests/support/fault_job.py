@@ -55,7 +55,7 @@ class Attempt:
         self.worker, self.number = worker, number
         #: What it was told when it joined.
         self.welcome: dict[str, Any] | None = None
-        #: Whether it joined, went on from a spot, and came to its end.
+        #: Whether it joined, went on from a breakpoint, and came to its end.
         self.joined, self.went_on, self.over = threading.Event(), threading.Event(), threading.Event()
         self._killed = False
         self._line = b""
@@ -82,8 +82,8 @@ class Attempt:
             "values": job.elements(worker),
             "epochs": job.epochs,
             "deadlines": dataclasses.asdict(job.deadlines),
-            "lifeline": PATIENCE,
-            "spots": [
+            "order_timeout": PATIENCE,
+            "breakpoints": [
                 {"number": fault.number, "phase": fault.phase, "step": fault.step}
                 for fault in job.plan.ahead(worker, number)
             ],
@@ -96,10 +96,10 @@ class Attempt:
 
     def tell(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # of its death `heard` tells
+        with contextlib.suppress(BrokenPipeError):  # of its death `receive` tells
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
 
-    def heard(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
+    def receive(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
         """Its next line; None at the end of all."""
         assert self._process.stdout is not None
         descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + timeout
@@ -144,7 +144,7 @@ class Attempt:
 
 
 class Job:
-    """A server process with snapshots, and a thread for each partition that starts its attempts and strikes them.
+    """A server process with snapshots, and for each partition a thread that starts attempts and injects faults.
 
     Args:
         folder: for the snapshots.
@@ -224,18 +224,18 @@ class Job:
         """A partition's attempts, one after the other, until one of them ends as it should."""
 
         def run() -> None:
-            while not (self.look_after(self.attempt(worker)) or self._over):
+            while not (self.supervise(self.attempt(worker)) or self._over):
                 pass
 
-        self._look_on(run)
+        self._in_thread(run)
 
     def start_one(self, worker: int) -> Attempt:
         """One attempt alone."""
         attempt = self.attempt(worker)
-        self._look_on(lambda: self.look_after(attempt))
+        self._in_thread(lambda: self.supervise(attempt))
         return attempt
 
-    def _look_on(self, run: Callable[[], object]) -> None:
+    def _in_thread(self, run: Callable[[], object]) -> None:
         def guarded() -> None:
             try:
                 run()
@@ -255,13 +255,13 @@ class Job:
         if self.errors:
             raise self.errors[0]
 
-    def look_after(self, attempt: Attempt) -> bool:
+    def supervise(self, attempt: Attempt) -> bool:
         """Strikes ``attempt`` where it is planned; returns whether it brought its partition to the end."""
         fault: Fault | None = None
-        while (news := attempt.heard()) is not None:
+        while (news := attempt.receive()) is not None:
             if "at" in news:
                 fault = self.plan.claim(news["at"])
-                order = {"order": "go"} if fault is None else self._strike(fault, attempt, news["sequence"])
+                order = {"order": "go"} if fault is None else self._inject(fault, attempt, news["sequence"])
                 if order is None:
                     break
                 attempt.tell(order)
@@ -283,7 +283,7 @@ class Job:
         assert attempt.was_killed()
         return False
 
-    def _strike(self, fault: Fault, attempt: Attempt, sequence: int) -> dict[str, Any] | None:
+    def _inject(self, fault: Fault, attempt: Attempt, sequence: int) -> dict[str, Any] | None:
         """Lets ``fault`` happen; returns the worker's order, None if it is dead."""
         if fault.phase == "after-commit":
             self.until_applied(fault.worker, sequence + 1)

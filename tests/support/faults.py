@@ -7,7 +7,7 @@
         job.run()
         job.check()
 
-A worker reaches the same spot in every run, stops there and asks; the fault happens then, and it goes on. So nothing
+A worker reaches the same breakpoint in every run and asks there; the fault happens then, and it goes on. So nothing
 depends on time, but a wait for a deadline to pass. At the end every fault must have happened.
 """
 
@@ -37,7 +37,7 @@ PATIENCE = patience(100)
 
 
 class Hold:
-    """A worker that waits at its spot for as long as a test wants."""
+    """A worker that waits at its breakpoint for as long as a test wants."""
 
     def __init__(self) -> None:
         self._reached, self._go = threading.Event(), threading.Event()
@@ -48,7 +48,7 @@ class Hold:
 
     def wait(self) -> None:
         """Until the worker is there."""
-        assert self._reached.wait(PATIENCE), "a worker does not come to its spot"
+        assert self._reached.wait(PATIENCE), "a worker does not come to its breakpoint"
 
     def release(self) -> None:
         self._go.set()
@@ -74,8 +74,8 @@ class Fault:
         return f"{self.kind} of worker {self.worker} at {self.phase}, step {self.step}"
 
 
-class At:
-    """Says what happens at a spot."""
+class FaultBuilder:
+    """Says what happens at a breakpoint."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
@@ -107,19 +107,19 @@ class At:
         return self._fault.hold
 
     def _be(self, kind: str, amount: float = 0.0) -> None:
-        assert not self._fault.kind, "a spot has one fault"
+        assert not self._fault.kind, "a breakpoint has one fault"
         self._fault.kind, self._fault.amount = kind, amount
 
 
 class Faults:
-    """A plan. Each fault happens once, to the first attempt that comes to its spot."""
+    """A plan. Each fault happens once, to the first attempt that comes to its breakpoint."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
         self._lock = threading.Lock()
 
-    def at(self, *, worker: int, phase: str, step: int | None = None, attempt: int | None = None) -> At:
-        """A spot.
+    def at(self, *, worker: int, phase: str, step: int | None = None, attempt: int | None = None) -> FaultBuilder:
+        """A breakpoint.
 
         Args:
             worker: who.
@@ -129,7 +129,7 @@ class Faults:
         """
         assert phase in PHASES, phase
         self.faults.append(Fault(len(self.faults), worker, phase, step, attempt))
-        return At(self.faults[-1])
+        return FaultBuilder(self.faults[-1])
 
     def ahead(self, worker: int, attempt: int) -> list[Fault]:
         """What may still happen to an attempt."""
@@ -140,7 +140,7 @@ class Faults:
         ]
 
     def claim(self, number: int) -> Fault | None:
-        """The fault, for whoever is the first to reach its spot."""
+        """The fault, for whoever is the first to reach its breakpoint."""
         with self._lock:
             fault = self.faults[number]
             if fault.claimed:

@@ -26,15 +26,15 @@ from support.toy_model import ToyBatch, ToyReplica
 
 RULE = make("downpour", window=1)
 #: How often the honest worker's connection is cut on purpose: it must get in again.
-CUT = 7
-FEWEST = 20
+COMMITS_PER_CUT = 7
+MIN_STEPS = 20
 
 
 def gradient(theta: np.ndarray, value: float) -> np.ndarray:
     return theta * np.float32(0.1) + np.float32(value)
 
 
-class Honest(threading.Thread):
+class HonestWorker(threading.Thread):
     """Trains with ``size`` parameters until `finish`; its connection is cut now and then."""
 
     def __init__(self, address: Address, size: int, deadlines: Any) -> None:
@@ -48,7 +48,7 @@ class Honest(threading.Thread):
     def _batches(self) -> Iterator[ToyBatch]:
         last = False
         while not last:
-            last = self.over.is_set() and self.steps >= FEWEST
+            last = self.over.is_set() and self.steps >= MIN_STEPS
             self.steps += 1
             yield ToyBatch(0, self.steps - 1, last, 1.0 / self.steps)
 
@@ -83,7 +83,7 @@ def drive(client: WorkerClient, batches: Iterator[ToyBatch], *, cut: bool) -> No
                 reply = client.pull()
             else:
                 commits += 1
-                if cut and commits % CUT == 0 and client.channel is not None:
+                if cut and commits % COMMITS_PER_CUT == 0 and client.channel is not None:
                     client.channel.hang_up()
                 reply = client.commit(request)
             request = loop.send(reply)
@@ -91,7 +91,7 @@ def drive(client: WorkerClient, batches: Iterator[ToyBatch], *, cut: bool) -> No
     client.close()
 
 
-def undisturbed(steps: int, size: int, deadlines: Any) -> np.ndarray:
+def undisturbed_center(steps: int, size: int, deadlines: Any) -> np.ndarray:
     """The center after ``steps`` steps with nobody else about."""
     with Running(RULE, workers=1, size=size) as running:
         client = WorkerClient(running.address, worker=0, attempt=0, size=size, deadlines=deadlines)
@@ -100,7 +100,7 @@ def undisturbed(steps: int, size: int, deadlines: Any) -> np.ndarray:
         return running.driver.center().center.copy()
 
 
-def assert_unharmed(honest: Honest, driver: DriverClient) -> None:
+def assert_every_step_committed_once(honest: HonestWorker, driver: DriverClient) -> None:
     """Every step is committed once, in order, and the center is the undisturbed one to the bit."""
     steps = honest.finish()
     records = driver.drain(count=steps + 1)
@@ -109,10 +109,10 @@ def assert_unharmed(honest: Honest, driver: DriverClient) -> None:
     np.testing.assert_array_equal(commits["sequence"], np.arange(1, steps + 1))
     assert set(commits["worker"]) == {0}
     size = honest.client.size
-    np.testing.assert_array_equal(driver.center().center, undisturbed(steps, size, honest.client.deadlines))
+    np.testing.assert_array_equal(driver.center().center, undisturbed_center(steps, size, honest.client.deadlines))
 
 
-def stranger(address: tuple[str, int], source: str = "127.0.0.1") -> socket.socket:
+def connect_unauthenticated(address: tuple[str, int], source: str = "127.0.0.1") -> socket.socket:
     """A connection that has proved nothing; closing it leaves no trace in the system's table of ports."""
     sock = socket.socket()
     sock.settimeout(patience(10))
@@ -122,7 +122,7 @@ def stranger(address: tuple[str, int], source: str = "127.0.0.1") -> socket.sock
     return sock
 
 
-def until_the_end(sock: socket.socket) -> bytes:
+def read_to_eof(sock: socket.socket) -> bytes:
     """What the server still says before it hangs up; a server that does not is a `TimeoutError`."""
     heard = b""
     with contextlib.suppress(ConnectionError):
@@ -131,17 +131,17 @@ def until_the_end(sock: socket.socket) -> bytes:
     return heard
 
 
-def say(sock: socket.socket, noise: bytes) -> None:
+def send_unless_closed(sock: socket.socket, noise: bytes) -> None:
     """Sends, unless the server has hung up already."""
     with contextlib.suppress(ConnectionError):
         sock.sendall(noise)
 
 
-class Keyholder:
+class AuthenticatedPeer:
     """A peer that proves the key and then sends what it likes."""
 
     def __init__(self, address: tuple[str, int], source: str = "127.0.0.1", key: bytes = KEY) -> None:
-        self.sock = stranger(address, source)
+        self.sock = connect_unauthenticated(address, source)
         self.connection = Connection(server=False, key=key)
         self.answers: list[bytes] = []
         while not self.connection.authenticated:
@@ -150,9 +150,9 @@ class Keyholder:
             if isinstance(event, EndOfStream):
                 raise ConnectionError("the server hung up")
             self.answers += [bytes(part) for part in answer]
-            say(self.sock, b"".join(answer))
+            send_unless_closed(self.sock, b"".join(answer))
 
-    def __enter__(self) -> Keyholder:
+    def __enter__(self) -> AuthenticatedPeer:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

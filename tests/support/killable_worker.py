@@ -1,7 +1,7 @@
 """A toy worker as a process of its own, which says where it is and is told what becomes of it: see `fault_job`.
 
-It reads its settings, one line of JSON, from standard input. At each of its spots it writes a line and waits for the
-order to go on; its last line says how it ended.
+It reads its settings, one line of JSON, from standard input. At each of its breakpoints it writes a line and waits for
+the order to go on; its last line says how it ended.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from support.toy_model import ToyBatch, ToyReplica, batches
 
 #: Bytes that a slow connection moves at a time.
 _PIECE = 128
-#: Frames of which half is sent when their spot is reached, and those that are out.
+#: Frames of which half is sent when their breakpoint is reached, and those that are out.
 _HALF_SENT = {"the": "handshake", "FetchModel": "model", "Pull": "pull", "Commit": "mid-commit"}
 _SENT = {"Commit": "after-commit", "Leave": "leave"}
 
 
-class Spots:
+class Breakpoints:
     """Where this worker stops: phases, each at a number of commits applied before (None: any)."""
 
-    def __init__(self, spots: list[dict[str, Any]], lifeline: float) -> None:
-        self._left = spots
-        self._lifeline = lifeline
+    def __init__(self, breakpoints: list[dict[str, Any]], order_timeout: float) -> None:
+        self._left = breakpoints
+        self._order_timeout = order_timeout
         self.client: WorkerClient
 
     def wants(self, phase: str) -> dict[str, Any] | None:
-        for spot in self._left:
-            if spot["phase"] == phase and spot["step"] in (None, self.client.sequence):
-                return spot
+        for entry in self._left:
+            if entry["phase"] == phase and entry["step"] in (None, self.client.sequence):
+                return entry
         return None
 
-    def reached(self, phase: str, connection: Hooked | None) -> None:
-        """Says so, if it is a spot, and does as it is told."""
-        spot = self.wants(phase)
-        if spot is None:
+    def reached(self, phase: str, connection: BreakpointChannel | None) -> None:
+        """Says so, if it is a breakpoint, and does as it is told."""
+        entry = self.wants(phase)
+        if entry is None:
             return
-        self._left.remove(spot)
-        tell(at=spot["number"], sequence=self.client.sequence)
-        if not select.select([sys.stdin], [], [], self._lifeline)[0]:
+        self._left.remove(entry)
+        tell(at=entry["number"], sequence=self.client.sequence)
+        if not select.select([sys.stdin], [], [], self._order_timeout)[0]:
             raise TimeoutError(f"no order at {phase}")
         order = json.loads(sys.stdin.readline())
         if connection is not None and order["order"] == "cut":
             connection.hang_up()
         elif connection is not None and order["order"] == "slow":
             connection.slow_down(order["rate"])
-        tell(did=spot["number"], connected=connection is not None)
+        tell(did=entry["number"], connected=connection is not None)
 
 
 @dataclass
@@ -75,25 +75,25 @@ class Pipe:
     write: Callable[[list[memoryview], float], int]
 
 
-class Hooked(Channel):
-    """A channel with spots in the middle of its frames and behind them."""
+class BreakpointChannel(Channel):
+    """A channel with breakpoints in the middle of its frames and behind them."""
 
-    spots: Spots
+    breakpoints: Breakpoints
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float, what: str) -> None:
         kind = what.split()[0]
         halfway = _HALF_SENT.get(kind, "")
-        if buffers and self.spots.wants(halfway):
+        if buffers and self.breakpoints.wants(halfway):
             whole = memoryview(b"".join(buffers))
             super()._send([whole[: len(whole) // 2]], deadline, what)
-            self.spots.reached(halfway, self)
+            self.breakpoints.reached(halfway, self)
             buffers = [whole[len(whole) // 2 :]]
         super()._send(buffers, deadline, what)
         if kind in _SENT:
-            self.spots.reached(_SENT[kind], self)
+            self.breakpoints.reached(_SENT[kind], self)
 
     def receive(self, timeout: float, what: str) -> Message | EndOfStream:
-        if not (what.endswith(("Pull", "Commit")) and self.spots.wants("mid-reply")):
+        if not (what.endswith(("Pull", "Commit")) and self.breakpoints.wants("mid-reply")):
             return super().receive(timeout, what)
         pipe = self._pipe
 
@@ -102,7 +102,7 @@ class Hooked(Channel):
                 return pipe.read(spaces, timeout, whole)
             self._pipe = pipe  # the vector, of which the first bytes are about to come
             count = pipe.read([spaces[0][:_PIECE]], timeout, False)
-            self.spots.reached("mid-reply", self)
+            self.breakpoints.reached("mid-reply", self)
             return count
 
         self._pipe = Pipe(some, pipe.write)  # type: ignore[assignment]
@@ -123,7 +123,7 @@ class Hooked(Channel):
         self._pipe = Pipe(dribble_in, dribble_out)  # type: ignore[assignment]
 
 
-class Moved(ToyReplica):
+class TrackingReplica(ToyReplica):
     """A model that remembers where it began: at the center, as others had left it."""
 
     began: np.ndarray | None = None
@@ -156,10 +156,10 @@ def main() -> None:
     where = settings["address"]
     address = Address(where["host"], where["port"], bytes.fromhex(where["key"]), where["certificate"])
     client = WorkerClient(address, worker=worker, attempt=settings["attempt"], size=size, deadlines=deadlines)
-    Hooked.spots = spots = Spots(settings["spots"], settings["lifeline"])
-    spots.client = client
-    vars(channel)["Channel"] = Hooked
-    replicas: list[Moved] = []
+    BreakpointChannel.breakpoints = breakpoints = Breakpoints(settings["breakpoints"], settings["order_timeout"])
+    breakpoints.client = client
+    vars(channel)["Channel"] = BreakpointChannel
+    replicas: list[TrackingReplica] = []
 
     def one_hot(theta: np.ndarray, element: int) -> np.ndarray:
         gradient = np.zeros_like(theta)
@@ -169,12 +169,12 @@ def main() -> None:
     def stopping(source: Iterator[ToyBatch]) -> Iterator[ToyBatch]:
         for batch in source:
             if (batch.epoch > 0, batch.index) == (True, 0):
-                spots.reached("between-epochs", client.channel)  # type: ignore[arg-type]
+                breakpoints.reached("between-epochs", client.channel)  # type: ignore[arg-type]
             yield batch
-        spots.reached("end", client.channel)  # type: ignore[arg-type]
+        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]
 
     def begin(welcome: Welcome) -> Loop:
-        replicas.append(Moved(size, 1.0, one_hot, np.float32))
+        replicas.append(TrackingReplica(size, 1.0, one_hot, np.float32))
         source = batches(values, epochs=settings["epochs"], start=(welcome.epoch, welcome.batch))
         return work(rule, replicas[-1], stopping(source), lambda: client.payload(rule.traits.parts))
 

@@ -127,7 +127,7 @@ def assert_nothing_left() -> None:
     assert servers() == []
 
 
-def hook_layer(action: Any) -> keras.Layer:
+def step_callback_layer(action: Any) -> keras.Layer:
     """A layer that lets its input through and calls ``action(step)`` in each training step of a worker, from 0.
 
     The driver never trains, so it never calls it. The class is local: workers get it by value.
@@ -160,8 +160,8 @@ def hook_layer(action: Any) -> keras.Layer:
     return Hook()
 
 
-def once(marker: Path, step: int, act: Any) -> Any:
-    """An action for `hook_layer`: calls ``act()`` at ``step``, in the first process of all that comes there."""
+def once_at_step(marker: Path, step: int, act: Any) -> Any:
+    """An action for `step_callback_layer`: calls ``act()`` at ``step``, in the first process that comes there."""
     path = str(marker)
 
     def action(now: int) -> None:

@@ -58,7 +58,7 @@ for name in sys.argv[2:]:
     act = {"quiet": nothing, "orphan": kill_executor(False)}.get(name, kill_executor(True))
     marker = directory / name
     trainer = Trainer(
-        counting_model(rows, hook_layer(once(marker, 12, act))), make("downpour", window=2),
+        counting_model(rows, step_callback_layer(once_at_step(marker, 12, act))), make("downpour", window=2),
         worker_optimizer=keras.optimizers.SGD(1.0), loss=total, num_workers=2, batch_size=8, num_epoch=epochs,
     )
     frame, cached = spark.read.parquet(path), 0

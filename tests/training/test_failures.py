@@ -28,8 +28,8 @@ from support.spark_jobs import (
     counting_rows,
     counts,
     expected_ranges,
-    hook_layer,
-    once,
+    once_at_step,
+    step_callback_layer,
     total,
     wrong_model,
 )
@@ -194,7 +194,7 @@ class TestInsideATask:
             if step == 3:
                 raise RuntimeError("told to fail")
 
-        model = counting_model(41, hook_layer(fail))
+        model = counting_model(41, step_callback_layer(fail))
         with pytest.raises(WorkerError, match="told to fail") as caught:
             train(counting_rows(spark, 41), model, loss=total)
         assert type(caught.value) is WorkerError
@@ -209,7 +209,7 @@ class TestInsideATask:
                 raise RuntimeError("told to fail")
 
         trainer = Trainer(
-            counting_model(41, hook_layer(fail)),
+            counting_model(41, step_callback_layer(fail)),
             "downpour",
             worker_optimizer=keras.optimizers.SGD(1.0),
             loss=total,
@@ -306,7 +306,7 @@ class TestKilledWorkers:
     ) -> None:
         rows, epochs = 41, 2
         marker = tmp_path / "killed"
-        hook = hook_layer(once(marker, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        hook = step_callback_layer(once_at_step(marker, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         trainer = Trainer(
             counting_model(rows, hook),
             make(rule, window=window),
@@ -339,7 +339,7 @@ class TestKilledWorkers:
                 yield record.take(pa.array(np.random.default_rng().permutation(record.num_rows)))
 
         rows = 41
-        hook = hook_layer(once(tmp_path / "killed", 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        hook = step_callback_layer(once_at_step(tmp_path / "killed", 4, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         df = counting_rows(spark, rows)
         trainer = Trainer(
             counting_model(rows, hook),
@@ -374,7 +374,7 @@ def tell(step):
             file.write("training")
 
 trainer = Trainer(
-    counting_model(8, hook_layer(tell)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
+    counting_model(8, step_callback_layer(tell)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
     num_workers=1, batch_size=8, num_epoch=1_000_000, port=port,
 )
 try:

@@ -17,7 +17,7 @@ from support.spark_jobs import (
     counting_rows,
     counts,
     expected_ranges,
-    hook_layer,
+    step_callback_layer,
     total,
 )
 
@@ -73,7 +73,7 @@ def test_a_worker_whose_slot_comes_late(spark: SparkSession, tmp_path: Path) -> 
 
     other = holding_a_slot(spark, tmp_path / "started", go)
     trainer = Trainer(
-        counting_model(ROWS, hook_layer(release)),
+        counting_model(ROWS, step_callback_layer(release)),
         make("downpour", window=1),
         worker_optimizer=keras.optimizers.SGD(1.0),
         loss=total,

@@ -17,7 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hostile_peers import RULE, Honest, Keyholder, assert_unharmed, say, stranger, until_the_end
+from support.hostile_peers import (
+    RULE,
+    AuthenticatedPeer,
+    HonestWorker,
+    assert_every_step_committed_once,
+    connect_unauthenticated,
+    read_to_eof,
+    send_unless_closed,
+)
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import KEY, Running
 
@@ -43,7 +51,7 @@ def joined(buffers: list[Any]) -> bytes:
     return b"".join(bytes(buffer) for buffer in buffers)
 
 
-def session_of(running: Running, peer: Keyholder) -> Any:
+def session_of(running: Running, peer: AuthenticatedPeer) -> Any:
     """The server's end of the connection."""
     host, port = peer.sock.getsockname()
     return next(session for session in running.server.sessions if session.name == f"{host}:{port}")
@@ -56,11 +64,11 @@ def running() -> Iterator[Running]:
 
 
 @pytest.fixture
-def honest(running: Running) -> Iterator[Honest]:
+def honest(running: Running) -> Iterator[HonestWorker]:
     """Trains during the test; at its end nothing of it may be lost, and no connection but the driver's be left."""
-    worker = Honest(running.address, SIZE, running.deadlines)
+    worker = HonestWorker(running.address, SIZE, running.deadlines)
     yield worker
-    assert_unharmed(worker, running.driver)
+    assert_every_step_committed_once(worker, running.driver)
     until(lambda: len(running.server.sessions) == 1)  # the driver's
     assert not running.server.admission.pending
 
@@ -86,17 +94,17 @@ NOISE = {
 
 
 def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
-    running: Running, honest: Honest, caplog: pytest.LogCaptureFixture
+    running: Running, honest: HonestWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     sources = {name: f"127.0.1.{number}" for number, name in enumerate(NOISE, start=1)}
     with caplog.at_level(logging.WARNING, "distkeras.ps"):
         for name, noise in NOISE.items():
             for _ in range(10):
-                with stranger(running.server.address, sources[name]) as sock:
-                    say(sock, noise)
+                with connect_unauthenticated(running.server.address, sources[name]) as sock:
+                    send_unless_closed(sock, noise)
                     with contextlib.suppress(OSError):  # it may have hung up
                         sock.shutdown(socket.SHUT_WR)
-                    until_the_end(sock)
+                    read_to_eof(sock)
     refusals = {refusal.address: refusal.reason for refusal in running.server.admission.refusals}
     assert set(refusals) == set(sources.values())
     assert running.server.admission.refused == 10 * len(NOISE)
@@ -108,20 +116,20 @@ def test_every_noise_of_strangers_is_refused_and_said_once_an_address(
     assert "must hold this job's key" in refusals[sources["a wrong proof"]]
 
 
-def test_a_replayed_handshake_is_refused(running: Running, honest: Honest) -> None:
-    with Keyholder(running.server.address) as genuine:
+def test_a_replayed_handshake_is_refused(running: Running, honest: HonestWorker) -> None:
+    with AuthenticatedPeer(running.server.address) as genuine:
         answers = b"".join(genuine.answers)
-        with stranger(running.server.address, "127.0.1.1") as sock:
-            say(sock, answers)
-            heard = until_the_end(sock)
+        with connect_unauthenticated(running.server.address, "127.0.1.1") as sock:
+            send_unless_closed(sock, answers)
+            heard = read_to_eof(sock)
         assert heard.endswith(bytes(32))  # a proof of nothing
     assert [refusal.address for refusal in running.server.admission.refusals] == ["127.0.1.1"]
 
 
-def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, honest: Honest) -> None:
+def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, honest: HonestWorker) -> None:
     running.server.deadlines = dataclasses.replace(PATIENT, handshake=brief(0.5))
     frame = joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8))))
-    socks = {stranger(running.server.address, "127.0.1.1"): 0 for _ in range(20)}
+    socks = {connect_unauthenticated(running.server.address, "127.0.1.1"): 0 for _ in range(20)}
     deadline = time.monotonic() + WAIT
     left = dict(socks)
     while left:
@@ -133,7 +141,7 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, hones
                     continue
             del left[sock]
         for sock, sent in left.items():  # a byte now and then
-            say(sock, frame[sent : sent + 1])
+            send_unless_closed(sock, frame[sent : sent + 1])
             left[sock] = min(sent + 1, 60)
     for sock in socks:
         sock.close()
@@ -143,26 +151,26 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, hones
 
 @pytest.mark.parametrize("sent", [0, 5, 500])
 def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_applied(
-    running: Running, honest: Honest, sent: int
+    running: Running, honest: HonestWorker, sent: int
 ) -> None:
     commit = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.ones(SIZE, np.float32),))
-    with Keyholder(running.server.address) as peer:
+    with AuthenticatedPeer(running.server.address) as peer:
         session = session_of(running, peer)
         # A host that vanished says nothing, not even goodbye: the system finds out.
         assert session.channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         session.channel.frame = brief(0.2)
-        say(peer.sock, joined(peer.connection.send(commit))[:sent])
+        send_unless_closed(peer.sock, joined(peer.connection.send(commit))[:sent])
         if sent:
-            assert until_the_end(peer.sock) == b""
+            assert read_to_eof(peer.sock) == b""
 
 
-def test_a_thousand_silent_connections_leave_room_for_the_honest(running: Running, honest: Honest) -> None:
+def test_a_thousand_silent_connections_leave_room_for_the_honest(running: Running, honest: HonestWorker) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     socks = []
     try:
         for _ in range(1000):
-            socks.append(stranger(running.server.address, "127.0.1.1"))
+            socks.append(connect_unauthenticated(running.server.address, "127.0.1.1"))
         client = WorkerClient(running.address, worker=0, attempt=0, size=SIZE, deadlines=running.deadlines)
         assert client.fetch_model() == b"the model"  # and so the thousand before it have had their turn
         client.close()
@@ -176,12 +184,12 @@ def test_a_thousand_silent_connections_leave_room_for_the_honest(running: Runnin
 
 
 def test_a_flood_of_strangers_from_the_honest_workers_own_address(
-    running: Running, honest: Honest, caplog: pytest.LogCaptureFixture
+    running: Running, honest: HonestWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "distkeras.ps.server.admission"):
         for number in range(2000):
-            with stranger(running.server.address) as sock:
-                say(sock, NOISE["http"] if number % 2 else b"")
+            with connect_unauthenticated(running.server.address) as sock:
+                send_unless_closed(sock, NOISE["http"] if number % 2 else b"")
     assert [refusal.address for refusal in running.server.admission.refusals] == ["127.0.0.1"]
     assert len([record for record in caplog.records if record.name == "distkeras.ps.server.admission"]) == 1
 
@@ -193,9 +201,9 @@ def test_a_server_out_of_descriptors_does_not_go_deaf() -> None:
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (24, hard))
         where = (process.address.host, process.address.port)
-        socks = [stranger(where) for _ in range(60)]
-        worker = Honest(process.address, SIZE, PATIENT)
-        assert_unharmed(worker, driver)
+        socks = [connect_unauthenticated(where) for _ in range(60)]
+        worker = HonestWorker(process.address, SIZE, PATIENT)
+        assert_every_step_committed_once(worker, driver)
         for sock in socks:
             sock.close()
         driver.close()
@@ -221,59 +229,59 @@ def test_a_connection_for_which_the_system_has_no_thread_is_dialed_again(
     client.close()
 
 
-class TestKeyholders:
+class TestAuthenticatedPeers:
     """What a peer does that has the key and misbehaves hurts its own connection."""
 
     @pytest.mark.parametrize("name", ["http", "zeros", "random", "another version", "a wrong proof", "a huge body"])
-    def test_noise_ends_its_connection(self, running: Running, honest: Honest, name: str) -> None:
-        with Keyholder(running.server.address) as peer:
-            say(peer.sock, NOISE[name])
-            until_the_end(peer.sock)
+    def test_noise_ends_its_connection(self, running: Running, honest: HonestWorker, name: str) -> None:
+        with AuthenticatedPeer(running.server.address) as peer:
+            send_unless_closed(peer.sock, NOISE[name])
+            read_to_eof(peer.sock)
         (refusal,) = running.server.admission.refusals
         assert refusal.address == "127.0.0.1"
 
     def test_a_frame_larger_than_the_job_could_need_is_refused_before_it_is_received(
-        self, running: Running, honest: Honest
+        self, running: Running, honest: HonestWorker
     ) -> None:
         limit = running.server.dispatcher.limits().body
         assert limit < 4 * SIZE + (17 << 20)
         fields = struct.Struct(">qqqqqqqqqdddqq")
-        with Keyholder(running.server.address) as peer:
-            say(peer.sock, HEADER.pack(MAGIC, VERSION, COMMIT, 3, fields.size, limit + 1))
-            assert until_the_end(peer.sock) == b""
+        with AuthenticatedPeer(running.server.address) as peer:
+            send_unless_closed(peer.sock, HEADER.pack(MAGIC, VERSION, COMMIT, 3, fields.size, limit + 1))
+            assert read_to_eof(peer.sock) == b""
 
     def test_an_answer_instead_of_a_request_is_told_and_ends_its_connection(
-        self, running: Running, honest: Honest
+        self, running: Running, honest: HonestWorker
     ) -> None:
-        with Keyholder(running.server.address) as peer:
-            say(peer.sock, joined(peer.connection.send(Ack(1, 2, 3, 4))))
-            assert b"a server must be asked" in until_the_end(peer.sock)
+        with AuthenticatedPeer(running.server.address) as peer:
+            send_unless_closed(peer.sock, joined(peer.connection.send(Ack(1, 2, 3, 4))))
+            assert b"a server must be asked" in read_to_eof(peer.sock)
 
     @pytest.mark.parametrize("unread", [b"", b"DKPS and more"], ids=["", "with unread bytes"])
     @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
     def test_an_observer_without_a_sensible_patience_is_let_go_when_it_hangs_up(
-        self, running: Running, honest: Honest, unread: bytes, reset: bool
+        self, running: Running, honest: HonestWorker, unread: bytes, reset: bool
     ) -> None:
-        with Keyholder(running.server.address) as peer:
+        with AuthenticatedPeer(running.server.address) as peer:
             session = session_of(running, peer)
-            say(peer.sock, joined(peer.connection.send(Observe(2**62, float("nan")))) + unread)
+            send_unless_closed(peer.sock, joined(peer.connection.send(Observe(2**62, float("nan")))) + unread)
             if not reset:
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
         session.thread.join(WAIT)
         assert not session.thread.is_alive()
         assert running.server.fault is None
 
-    def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running: Running, honest: Honest) -> None:
+    def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running: Running, honest: HonestWorker) -> None:
         commit = Commit(0, 99, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.full(3, np.nan, np.float32),))
-        with Keyholder(running.server.address) as peer:
-            say(peer.sock, joined(peer.connection.send(commit)))
-            assert b"holds the lease" in until_the_end(peer.sock)
+        with AuthenticatedPeer(running.server.address) as peer:
+            send_unless_closed(peer.sock, joined(peer.connection.send(commit)))
+            assert b"holds the lease" in read_to_eof(peer.sock)
         assert running.server.fault is None
 
     def test_requests_whose_answers_nobody_takes_are_dropped_at_the_deadline(
-        self, running: Running, honest: Honest
+        self, running: Running, honest: HonestWorker
     ) -> None:
-        with Keyholder(running.server.address) as peer:
+        with AuthenticatedPeer(running.server.address) as peer:
             session = session_of(running, peer)
             session.channel.frame = 0.2
             request = joined(peer.connection.send(Inspect()))
@@ -285,7 +293,7 @@ class TestKeyholders:
         assert not session.thread.is_alive()
 
     def test_more_peers_than_there_is_room_for_are_turned_away_until_there_is(
-        self, running: Running, honest: Honest
+        self, running: Running, honest: HonestWorker
     ) -> None:
         admission = running.server.admission
         admission.peers_max = 8
@@ -293,7 +301,7 @@ class TestKeyholders:
 
             def crowd() -> None:
                 for _ in range(9):
-                    stack.enter_context(Keyholder(running.server.address))
+                    stack.enter_context(AuthenticatedPeer(running.server.address))
 
             with pytest.raises(ConnectionError):
                 crowd()

@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hostile_peers import RULE, Honest, assert_unharmed, say, stranger, until_the_end
+from support.hostile_peers import (
+    RULE,
+    HonestWorker,
+    assert_every_step_committed_once,
+    connect_unauthenticated,
+    read_to_eof,
+    send_unless_closed,
+)
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import KEY
 
@@ -73,8 +80,8 @@ def test_training_over_tls_is_training_to_the_bit() -> None:
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
         assert isinstance(driver.channel.sock, ssl.SSLSocket)
         assert driver.channel.sock.version() == "TLSv1.3"
-        worker = Honest(process.address, SIZE, PATIENT)
-        assert_unharmed(worker, driver)  # against a plain server
+        worker = HonestWorker(process.address, SIZE, PATIENT)
+        assert_every_step_committed_once(worker, driver)  # against a plain server
         driver.close()
 
 
@@ -104,9 +111,9 @@ class TestRefusals:
             dial(impatient.address, KEY, BRIEF)
 
     def test_a_plain_client_that_speaks_first(self, server: ParameterServer) -> None:
-        with stranger(server.address) as sock:
-            say(sock, b"DKPS" + bytes(60))
-            until_the_end(sock)
+        with connect_unauthenticated(server.address) as sock:
+            send_unless_closed(sock, b"DKPS" + bytes(60))
+            read_to_eof(sock)
         assert "must speak TLS 1.3" in refusal(server)
 
     def test_an_older_tls(self, server: ParameterServer, certificate: Certificate) -> None:
@@ -117,10 +124,10 @@ class TestRefusals:
         assert "must speak TLS 1.3" in refusal(server)
 
     def test_silence_and_half_a_greeting_have_the_handshakes_deadline(self, impatient: ParameterServer) -> None:
-        with stranger(impatient.address) as silent, stranger(impatient.address) as half:
-            say(half, bytes.fromhex("16030100c8010000c4"))
-            assert until_the_end(silent) == b""
-            until_the_end(half)
+        with connect_unauthenticated(impatient.address) as silent, connect_unauthenticated(impatient.address) as half:
+            send_unless_closed(half, bytes.fromhex("16030100c8010000c4"))
+            assert read_to_eof(silent) == b""
+            read_to_eof(half)
 
     def test_a_plain_server(self, certificate: Certificate) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
