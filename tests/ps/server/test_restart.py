@@ -159,7 +159,7 @@ def at_clock(job: Job, clock: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "options"),
+    ("name", "options"),
     [
         *((rule, {}) for rule in ("downpour", "aeasgd", "dana_zero", "ssgd")),
         *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("ormo", "easgd")),
