@@ -230,7 +230,6 @@ def simulate_daso(
     communication = communication or Communication()
     if communication.service:
         raise invalid("service", communication.service, "0 where there is no server")
-    draw: Draw = (lambda worker, steps: float(steps)) if timing is None else _sampler(timing, nodes * devices, seed)
     cluster = Cluster(
         theta0,
         gradient,
@@ -238,7 +237,7 @@ def simulate_daso(
         devices,
         momentum=daso.momentum,
         cast=daso.cast,
-        draw=draw,
+        draw=_sampler(timing, nodes * devices, seed),
         communication=communication,
     )
     synchronizer = _Synchronizer(daso, cluster, devices)
@@ -317,5 +316,7 @@ def _initial(theta0: Vector, dtype: Any) -> Vector:
     return theta0
 
 
-def _sampler(timing: Timing, workers: int, seed: int) -> Draw:
+def _sampler(timing: Timing | None, workers: int, seed: int) -> Draw:
+    if timing is None:
+        return lambda worker, steps: float(steps)
     return timing.sampler(workers, np.random.default_rng(seed))
