@@ -176,7 +176,7 @@ class DasoTrace:
         return mean
 
 
-def simulate_daso(
+def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its name
     daso: Daso,
     theta0: Vector,
     gradient: Gradient,

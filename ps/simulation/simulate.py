@@ -29,7 +29,7 @@ from distkeras.ps.validate import invalid, require_integer
 Occupied = Callable[[int, int], bool]
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     rule: Rule | str,
     theta0: Vector,
     gradient: Gradient,

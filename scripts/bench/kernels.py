@@ -138,7 +138,7 @@ class Bare:
         center, version, scratch = fresh(), fresh(), np.empty(BLOCK, payload.dtype)
         model = tuple(fresh() for _ in traits.model_vectors)
         self._parts = [tuple(fresh() for _ in range(traits.parts)) for _ in range(_WORKERS)]
-        self._applied: list[list[Chunk]] = []
+        self.applied: list[list[Chunk]] = []
         self._viewed: list[list[Chunk]] = []
         for parts in self._parts:
             vectors = {
@@ -148,7 +148,7 @@ class Bare:
                 "model": model,
                 "worker": tuple(fresh() for _ in traits.worker_vectors),
             }
-            self._applied.append(_cut(scratch, out=center if traits.view else parts[0], **vectors))
+            self.applied.append(_cut(scratch, out=center if traits.view else parts[0], **vectors))
             self._viewed.append(_cut(scratch, out=version, **vectors))
 
     def prepare(self, worker: int) -> Callable[[], None]:
@@ -162,7 +162,7 @@ class Bare:
         return partial(self._contribute, worker, context)
 
     def _step(self, worker: int, context: Context) -> None:
-        rule, chunks = self._rule, self._applied[worker]
+        rule, chunks = self._rule, self.applied[worker]
         scalars = rule.accept(context, self._counters)
         if rule.traits.reduction:
             scalars = rule.reduced(scalars, sum([rule.partial(chunk, scalars) for chunk in chunks]))
@@ -175,10 +175,10 @@ class Bare:
 
     def _contribute(self, worker: int, context: Context) -> None:
         """The first contribution of a round is its sum; the last one ends it."""
-        rule, (total, *_) = self._rule, self._applied
+        rule, (total, *_) = self._rule, self.applied
         rule.accept(context, self._counters)
         if worker > 0:
-            for chunk, other in zip(total, self._applied[worker], strict=True):
+            for chunk, other in zip(total, self.applied[worker], strict=True):
                 np.add(chunk.payload[0], other.payload[0], out=chunk.payload[0])
         if worker == _WORKERS - 1:
             scalars = rule.release(context, self._counters)

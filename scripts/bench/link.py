@@ -16,7 +16,7 @@ import numpy as np
 from bench import echo
 from bench.cable import BURST, QUEUE, Link, NoLinkError, enter, shaped
 from bench.measure import Case, Factory
-from bench.processes import Client, Fleet, Where, serving
+from bench.processes import ExchangeClient, Fleet, Where, serving
 from bench.ps import MEDIUM
 from bench.rig import WorkerExchange, elements
 from bench.workload import CLASSES, INPUTS, WORKERS, build
@@ -72,7 +72,7 @@ def _overlap(seconds: float) -> Iterator[Case]:
             yield replace(case, missing=str(error))
             return
         overlapping, waiting = (stack.enter_context(_server(link, RULE.name, WORKERS)) for _ in range(2))
-        trainee = partial(Trainee, namespace=link.namespace)
+        trainee = partial(PacedTrainee, namespace=link.namespace)
         connect = {
             "overlapping": partial(trainee, address=overlapping, overlap=True),
             "waiting": partial(trainee, address=waiting),
@@ -100,7 +100,7 @@ def _server(link: Link, rule: str, workers: int) -> Iterator[Address]:
         yield server.address
 
 
-class Trainee:
+class PacedTrainee:
     """A worker that trains on the same rows again and again, a window whenever it is told to.
 
     Args:
@@ -180,7 +180,7 @@ def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
             yield [replace(case, missing=str(error)) for case in found.values()]
             return
         address = stack.enter_context(_server(link, "downpour", len(FORMATS)))
-        connect: dict[str, Callable[[int], Client]] = {
+        connect: dict[str, Callable[[int], ExchangeClient]] = {
             name: partial(_exchange, namespace=link.namespace, worker=worker, address=address, wire_format=name)
             for worker, name in enumerate(FORMATS)
         }
@@ -188,7 +188,9 @@ def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
         sizes = {name: -(-codec.nbytes // 4) for name in found if (codec := codec_of(name, _SIZE))}
         for name, size in sizes.items():
             service = stack.enter_context(serving(partial(echo.server, 4 * size), link.host))
-            connect[f"echo of {name}"] = partial(_echo, namespace=link.namespace, address=service.address, size=size)
+            connect[f"echo of {name}"] = partial(
+                echo_client, namespace=link.namespace, address=service.address, size=size
+            )
         fleet = stack.enter_context(Fleet(1, connect))
         for side in connect:
             fleet.run(side, seconds / 4)
@@ -223,6 +225,7 @@ def _exchange(number: int, *, namespace: str, worker: int, address: Address, wir
     return WorkerExchange(worker, address, _SIZE, wire_format)
 
 
-def _echo(number: int, *, namespace: str, address: Where, size: int) -> echo.EchoClient:
+def echo_client(number: int, *, namespace: str, address: Where, size: int) -> echo.EchoClient:
+    """A client of `echo.server` at the far end of the link."""
     enter(namespace)
     return echo.EchoClient(number, address, size)

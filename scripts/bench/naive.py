@@ -82,5 +82,10 @@ class NaiveClient:
         """Commits, then pulls."""
         self._sock.sendall(b"c")
         _send(self._sock, {"worker_id": self._number, "delta": self._delta})
+        self.pull()
+
+    def pull(self) -> list[np.ndarray]:
+        """The center."""
         self._sock.sendall(b"p")
-        _receive(self._sock)
+        model: list[np.ndarray] = _receive(self._sock)["model"]
+        return model

@@ -30,14 +30,14 @@ _PATIENCE = 120.0
 Where = tuple[str, int]
 
 
-class Tally(NamedTuple):
+class Exchanges(NamedTuple):
     """What clients did: exchanges, and exchanges a second of all of them together."""
 
     exchanges: int
     rate: float
 
 
-class Client(Protocol):
+class ExchangeClient(Protocol):
     """One client of some server, connected. Made in a client process by a picklable callable, from its number."""
 
     def exchange(self) -> None:
@@ -101,7 +101,7 @@ class Fleet:
         sides: for each side, what makes its client of a given number; picklable.
     """
 
-    def __init__(self, clients: int, sides: Mapping[str, Callable[[int], Client]]) -> None:
+    def __init__(self, clients: int, sides: Mapping[str, Callable[[int], ExchangeClient]]) -> None:
         self.clients = clients
         processes = min(clients, _PROCESSES)
         self._members: list[tuple[Connection, int]] = []
@@ -127,7 +127,7 @@ class Fleet:
         for process in self._processes:
             process.join(_PATIENCE)
 
-    def run(self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None) -> Tally:
+    def run(self, side: str, seconds: float, *, pause: float = 0.0, active: int | None = None) -> Exchanges:
         """Lets the clients exchange, all at once, as fast as they can.
 
         Args:
@@ -142,7 +142,7 @@ class Fleet:
         return _total([_answer(pipe, seconds) for pipe, _ in self._members])
 
 
-def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[int], Client]]) -> None:
+def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[int], ExchangeClient]]) -> None:
     clients = {side: [connect(number) for number in numbers] for side, connect in sides.items()}
     pipe.send(True)
     with ThreadPoolExecutor(len(numbers)) as pool:
@@ -155,11 +155,11 @@ def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[in
             pipe.send(_total(list(pool.map(work, clients[side][:share]))))
 
 
-def _total(tallies: list[Tally]) -> Tally:
-    return Tally(sum(tally.exchanges for tally in tallies), sum(tally.rate for tally in tallies))
+def _total(parts: list[Exchanges]) -> Exchanges:
+    return Exchanges(sum(part.exchanges for part in parts), sum(part.rate for part in parts))
 
 
-def _work(client: Client, seconds: float, pause: float) -> Tally:
+def _work(client: ExchangeClient, seconds: float, pause: float) -> Exchanges:
     began = now = time.perf_counter()
     count = 0
     while now - began < seconds:
@@ -168,7 +168,7 @@ def _work(client: Client, seconds: float, pause: float) -> Tally:
         client.exchange()
         count += 1
         now = time.perf_counter()
-    return Tally(count, count / (now - began))
+    return Exchanges(count, count / (now - began))
 
 
 def _answer(pipe: Connection, seconds: float) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench import echo, naive
 from bench.naive import Shapes
-from bench.processes import Client, Fleet, serving
+from bench.processes import ExchangeClient, Fleet, serving
 from distkeras.ps.protocol.messages import NO_FLOATS
 from distkeras.ps.protocol.requests import CommitRequest
 from distkeras.ps.rules import make
@@ -100,7 +100,7 @@ def rig(
         sides: which of "ours", "limit" and "naive".
     """
     size = elements(shapes)
-    connect: dict[str, Callable[[int], Client]] = {}
+    connect: dict[str, Callable[[int], ExchangeClient]] = {}
     pids = {}
     with ExitStack() as stack:
         chosen = make(rule)

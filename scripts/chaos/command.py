@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING, Any
 from chaos import leftovers, targets
 from chaos.disk import Disk
 from chaos.injector import Injector
-from chaos.jobs import POINTS, Outcome, Work, checked, counted, counting, ended, pictures, session
+from chaos.jobs import (
+    POINTS,
+    JobResult,
+    JobSpec,
+    check,
+    counting_job,
+    image_job,
+    start_spark,
+    stop_spark,
+    with_batches_counted,
+)
 from chaos.plan import KINDS, plan
 
 if TYPE_CHECKING:
@@ -36,7 +46,7 @@ LIMIT = 1200.0
 
 
 @dataclass(frozen=True)
-class Size:
+class JobSizes:
     """Rows and epochs of both kinds of job."""
 
     rows: int = 12_000
@@ -45,14 +55,14 @@ class Size:
     counted_epochs: int = 8
 
 
-FULL, TINY = Size(), Size(rows=1500, epochs=2, counted_rows=120, counted_epochs=4)
+FULL, TINY = JobSizes(), JobSizes(rows=1500, epochs=2, counted_rows=120, counted_epochs=4)
 
 
 @dataclass
-class Tally:
+class Findings:
     """All that has been seen."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[JobResult] = field(default_factory=list)
     survived: int = 0
     differences: list[float] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -65,7 +75,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="of disturbed training (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (default: %(default)s)")
     parser.add_argument(
-        "--rule", default="asgd", help="of the jobs with pictures, one that steps at the server (default: %(default)s)"
+        "--rule", default="asgd", help="of the image jobs, one that steps at the server (default: %(default)s)"
     )
     parser.add_argument("--tiny", action="store_true", help="small jobs, whose accuracy means nothing: a smoke test")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="for the log (default: out)")
@@ -77,17 +87,17 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
-class Range:
-    """Runs jobs on one session, each with a fresh folder for snapshots on the small disk."""
+class JobRunner:
+    """Runs jobs on one Spark session, each with a fresh folder for snapshots on the small disk."""
 
-    def __init__(self, spark: SparkSession, disk: Disk, scratch: Path, tally: Tally) -> None:
+    def __init__(self, spark: SparkSession, disk: Disk, scratch: Path, findings: Findings) -> None:
         self._spark = spark
         self._disk = disk
         self._scratch = scratch
-        self._tally = tally
+        self._findings = findings
         self._jobs = 0
 
-    def run(self, work: Work, disturbing: Callable[[], Any] = nullcontext) -> tuple[Work, Outcome]:
+    def run(self, spec: JobSpec, disturbing: Callable[[], Any] = nullcontext) -> tuple[JobSpec, JobResult]:
         """One job, inside ``disturbing()``; the first of its kind tells which mini-batches there are."""
         from distkeras.ps.checkpoint.checkpointer import Checkpoint
         from distkeras.ps.errors import DistkerasError
@@ -96,19 +106,19 @@ class Range:
         self._jobs += 1
         folder = self._disk.folder / f"job-{self._jobs}"
         before = set(threading.enumerate())
-        trainer = work.trainer(deadlines=Deadlines(lease=30.0))
+        trainer = spec.trainer(deadlines=Deadlines(lease=30.0))
         try:
             with watched(), disturbing():
-                model = trainer.train(work.frame(self._spark), checkpoint=Checkpoint(str(folder), every=25))
-            work = work if work.batches else counted(work, trainer)
-            outcome = checked(work, trainer, model)
+                model = trainer.train(spec.frame(self._spark), checkpoint=Checkpoint(str(folder), every=25))
+            spec = spec if spec.batches else with_batches_counted(spec, trainer)
+            outcome = check(spec, trainer, model)
         except (DistkerasError, KeyboardInterrupt) as error:
             told = f"{type(error).__name__}: {error}"
-            outcome = Outcome(expected=work.expected, lost=work.expected, problems=(told,))
+            outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(told,))
         left = leftovers.of_a_job(before) + leftovers.drafts(folder)
-        self._tally.left += left
+        self._findings.left += left
         shutil.rmtree(folder, ignore_errors=True)
-        return work, replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
+        return spec, replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
 
 
 @contextmanager
@@ -129,68 +139,68 @@ def watched() -> Iterator[None]:
         timer.join()
 
 
-def disturb(works: Sequence[Work], injector: Injector, grounds: Range, tally: Tally) -> None:
+def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, findings: Findings) -> None:
     """Jobs of all kinds in turns, undisturbed ones first, until the plan is worked off."""
     accuracy: dict[str, float] = {}
     known = []
-    for work in works:
-        work, outcome = grounds.run(work)
-        known.append(work)
-        say(f"undisturbed {told(work, outcome)}")
-        tally.broken += [f"undisturbed {work.name}: {problem}" for problem in outcome.problems]
+    for spec in specs:
+        spec, outcome = runner.run(spec)
+        known.append(spec)
+        say(f"undisturbed {describe(spec, outcome)}")
+        findings.broken += [f"undisturbed {spec.name}: {problem}" for problem in outcome.problems]
         if outcome.accuracy is not None:
-            accuracy[work.name] = outcome.accuracy
+            accuracy[spec.name] = outcome.accuracy
     number = 0
     while not injector.done:
-        work = known[number % len(known)]
+        spec = known[number % len(known)]
         number += 1
         faults = sum(injector.injected.values())
-        _, outcome = grounds.run(work, injector.disturbing)
-        say(f"job {number} {told(work, outcome)}")
+        _, outcome = runner.run(spec, injector.disturbing)
+        say(f"job {number} {describe(spec, outcome)}")
         problems = list(outcome.problems)
         if outcome.accuracy is not None:
-            difference = outcome.accuracy - accuracy[work.name]
-            tally.differences.append(difference)
-            if abs(difference) > POINTS and works[0].rows == FULL.rows:
+            difference = outcome.accuracy - accuracy[spec.name]
+            findings.differences.append(difference)
+            if abs(difference) > POINTS and specs[0].rows == FULL.rows:
                 problems.append(f"the accuracy must be within {POINTS:g} point. Received: {difference:+.2f}")
-        tally.outcomes.append(replace(outcome, problems=tuple(problems)))
-        tally.broken += [f"job {number}, {work.name}: {problem}" for problem in problems]
+        findings.outcomes.append(replace(outcome, problems=tuple(problems)))
+        findings.broken += [f"job {number}, {spec.name}: {problem}" for problem in problems]
         if outcome.committed == outcome.expected:
-            tally.survived += sum(injector.injected.values()) - faults
+            findings.survived += sum(injector.injected.values()) - faults
 
 
-def told(work: Work, outcome: Outcome) -> str:
+def describe(spec: JobSpec, outcome: JobResult) -> str:
     """One line about a job."""
     accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.2f} %"
     return (
-        f"{work.name}: {outcome.committed} of {outcome.expected} mini-batches, {outcome.duplicated} duplicated, "
-        f"{outcome.lost} lost, {outcome.attempts} attempts, {outcome.lives} lives of the server, "
+        f"{spec.name}: {outcome.committed} of {outcome.expected} mini-batches, {outcome.duplicated} duplicated, "
+        f"{outcome.lost} lost, {outcome.attempts} attempts, {outcome.incarnations} incarnations of the server, "
         f"{outcome.seconds:.0f} s{accuracy}{''.join('; ' + problem for problem in outcome.problems)}"
     )
 
 
-def report(tally: Tally, injector: Injector, log: Path) -> str:
+def report(findings: Findings, injector: Injector, log: Path) -> str:
     """All figures in one place."""
     faults = sum(injector.injected.values())
     failures = log.read_text(errors="replace").count("a snapshot failed")
     lines = ["", "faults injected"]
     lines += [f"  {kind:<16} {injector.injected[kind]:4d}" for kind in KINDS]
     lines += [
-        f"  {'all':<16} {faults:4d}, survived {tally.survived}; found nothing to hit: {injector.missed.total()}",
+        f"  {'all':<16} {faults:4d}, survived {findings.survived}; found nothing to hit: {injector.missed.total()}",
         f"snapshots that failed on the full disk, and came later: {failures}",
-        f"jobs {len(tally.outcomes)}, broken {sum(bool(outcome.problems) for outcome in tally.outcomes)}",
-        f"mini-batches expected {sum(one.expected for one in tally.outcomes)}, "
-        f"committed {sum(one.committed for one in tally.outcomes)}, "
-        f"duplicated {sum(one.duplicated for one in tally.outcomes)}, "
-        f"lost {sum(one.lost for one in tally.outcomes)}",
+        f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
+        f"mini-batches expected {sum(one.expected for one in findings.outcomes)}, "
+        f"committed {sum(one.committed for one in findings.outcomes)}, "
+        f"duplicated {sum(one.duplicated for one in findings.outcomes)}, "
+        f"lost {sum(one.lost for one in findings.outcomes)}",
         "accuracy against the undisturbed job, in points: "
-        + (" ".join(f"{difference:+.2f}" for difference in tally.differences) or "-"),
-        f"left behind: {len(tally.left)}",
-        *(f"  {one}" for one in tally.left),
+        + (" ".join(f"{difference:+.2f}" for difference in findings.differences) or "-"),
+        f"left behind: {len(findings.left)}",
+        *(f"  {one}" for one in findings.left),
     ]
-    if tally.survived != faults:
-        tally.broken.append(f"{faults - tally.survived} faults were not survived")
-    lines += [f"BROKEN: {problem}" for problem in tally.broken] or ["every promise was kept"]
+    if findings.survived != faults:
+        findings.broken.append(f"{faults - findings.survived} faults were not survived")
+    lines += [f"BROKEN: {problem}" for problem in findings.broken] or ["every promise was kept"]
     return "\n".join(lines)
 
 
@@ -210,27 +220,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     import keras  # noqa: F401 - its threads are nobody's leftovers
 
     faults = plan(options.seed, 60 * options.minutes)
-    size, tally = (TINY if options.tiny else FULL), Tally()
+    size, findings = (TINY if options.tiny else FULL), Findings()
     before = leftovers.Before(targets.mark())
     scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
     disk = Disk(scratch / "disk")
     say(f"{len(faults)} faults of {len({fault.kind for fault in faults})} kinds planned; snapshots go to {disk.how}")
     try:
-        spark = session(scratch)
+        spark = start_spark(scratch)
         say(f"Spark {spark.version} is up")
         try:
-            works = [
-                pictures(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
-                counting(scratch, rows=size.counted_rows, epochs=size.counted_epochs),
+            specs = [
+                image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
+                counting_job(scratch, rows=size.counted_rows, epochs=size.counted_epochs),
             ]
             injector = Injector(faults, disk, say)
-            disturb(works, injector, Range(spark, disk, scratch, tally), tally)
+            disturb(specs, injector, JobRunner(spark, disk, scratch, findings), findings)
         finally:
-            ended(spark)
-        tally.left += before.left() + leftovers.files(scratch, "local", "tmp", "work")
-        tally.broken += [f"left behind: {one}" for one in tally.left]
-        print(report(tally, injector, log))
+            stop_spark(spark)
+        findings.left += before.left() + leftovers.files(scratch, "local", "tmp", "work")
+        findings.broken += [f"left behind: {one}" for one in findings.left]
+        print(report(findings, injector, log))
     finally:
         disk.close()
         shutil.rmtree(scratch, ignore_errors=True)
-    return 1 if tally.broken else 0
+    return 1 if findings.broken else 0

@@ -16,9 +16,9 @@ import psutil
 
 from chaos import garbage, targets
 from chaos.disk import Disk
-from chaos.plan import Fault
+from chaos.plan import PlannedFault
 
-#: How long a fault waits for a target, in seconds: between two lives of a server there is none.
+#: How long a fault waits for a target, in seconds: between two incarnations of a server there is none.
 _PATIENCE = 20.0
 _TICK = 0.1
 
@@ -32,7 +32,7 @@ class Injector:
         say: told one line a fault.
     """
 
-    def __init__(self, faults: Sequence[Fault], disk: Disk, say: Callable[[str], None]) -> None:
+    def __init__(self, faults: Sequence[PlannedFault], disk: Disk, say: Callable[[str], None]) -> None:
         self._left = list(reversed(faults))
         self._disk = disk
         self._say = say
@@ -96,7 +96,7 @@ class Injector:
     def _later(self, seconds: float, undo: Callable[[], None]) -> None:
         heapq.heappush(self._undo, (self._clock + seconds, next(self._numbers), undo))
 
-    def _inject(self, fault: Fault) -> str | None:
+    def _inject(self, fault: PlannedFault) -> str | None:
         """Returns what was done; None where there is no target now."""
         verb, _, noun = fault.kind.partition(" ")
         match verb:
@@ -137,7 +137,7 @@ class Injector:
         self._later(seconds, go_on)
         return f"process {process.pid} for {seconds:.1f} s"
 
-    def _cut(self, fault: Fault) -> str | None:
+    def _cut(self, fault: PlannedFault) -> str | None:
         ports = {port for server in targets.servers() for port in targets.listening(server)}
         how = "reset" if fault.pick < 0.5 else "ended"
         workers = self._cut_all(targets.workers(), ports, how)
@@ -150,5 +150,5 @@ class Injector:
         return sum(targets.cut(process, descriptor, reset=how == "reset") for process, descriptor in found)
 
 
-def _picked(found: Sequence[Any], fault: Fault) -> Any:
+def _picked(found: Sequence[Any], fault: PlannedFault) -> Any:
     return found[int(fault.pick * len(found))] if found else None

@@ -23,13 +23,13 @@ WORKERS = 3
 #: Points of accuracy that a disturbed job may be away from the undisturbed one.
 POINTS = 1.0
 
-#: Of the jobs with pictures. At this rate, one worker alone (no staleness) and three end within half a point; at twice
+#: Of the image jobs. At this rate, one worker alone (no staleness) and three end within half a point; at twice
 #: the rate they are more than two points apart, and a disturbed job is mostly one or two workers.
 _BATCH, _RATE = 32, 0.1
 
 
 @dataclass(frozen=True)
-class Work:
+class JobSpec:
     """One kind of job.
 
     Args:
@@ -40,7 +40,7 @@ class Work:
         options: of the trainer, for this rule.
         build: makes the compiled model.
         judge: from the trained model to its accuracy, and to what is wrong with it (empty if nothing is).
-        batches: mini-batches an epoch of each worker; see `counted`.
+        batches: mini-batches an epoch of each worker; see `with_batches_counted`.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """What became of one job."""
 
     expected: int
@@ -88,13 +88,13 @@ class Outcome:
     lost: int = 0
     duplicated: int = 0
     attempts: int = 0
-    lives: int = 0
+    incarnations: int = 0
     seconds: float = 0.0
     accuracy: float | None = None
     problems: tuple[str, ...] = ()
 
 
-def checked(work: Work, trainer: Trainer, model: keras.Model) -> Outcome:
+def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
     """Counts what the ledger has against what the data has; nothing here trusts the trainer's own check."""
     ledger: Any = trainer.ledger.toPandas()
     counted = Counter(
@@ -104,43 +104,43 @@ def checked(work: Work, trainer: Trainer, model: keras.Model) -> Outcome:
     )
     due = {
         (worker, epoch, batch)
-        for worker, batches in work.batches.items()
-        for epoch in range(work.epochs)
+        for worker, batches in spec.batches.items()
+        for epoch in range(spec.epochs)
         for batch in range(batches)
     }
     lost, strange = len(due - counted.keys()), len(counted.keys() - due)
     duplicated = sum(counted.values()) - len(counted)
-    accuracy, wrong = work.judge(model)
+    accuracy, wrong = spec.judge(model)
     problems = [wrong] if wrong else []
     if lost or duplicated or strange:
         problems.append(f"{lost} mini-batches lost, {duplicated} duplicated, {strange} that do not exist")
     if sorted(ledger.clock) != list(range(len(ledger))):
         problems.append("the ledger must have each tick of the clock once")
     history: Any = trainer.history.toPandas()
-    if len(history) != work.expected or history.samples.sum() != work.rows * work.epochs:
+    if len(history) != spec.expected or history.samples.sum() != spec.rows * spec.epochs:
         problems.append(f"the history has {len(history)} mini-batches with {history.samples.sum()} samples")
-    return Outcome(
-        expected=work.expected,
+    return JobResult(
+        expected=spec.expected,
         committed=sum(counted.values()),
         lost=lost,
         duplicated=duplicated,
         attempts=len(ledger[["worker", "attempt"]].drop_duplicates()),
-        lives=int(ledger.incarnation.max()),
+        incarnations=int(ledger.incarnation.max()),
         seconds=trainer.timings["total"],
         accuracy=accuracy,
         problems=tuple(problems),
     )
 
 
-def counted(work: Work, trainer: Trainer) -> Work:
-    """``work`` with its mini-batches, from an undisturbed job in which every row came once."""
+def with_batches_counted(spec: JobSpec, trainer: Trainer) -> JobSpec:
+    """``spec`` with its mini-batches, from an undisturbed job in which every row came once."""
     history: Any = trainer.history.toPandas()
     first = history.query("epoch == 0")
-    assert first.samples.sum() == work.rows
-    return replace(work, batches=first.groupby("worker").size().to_dict())
+    assert first.samples.sum() == spec.rows
+    return replace(spec, batches=first.groupby("worker").size().to_dict())
 
 
-def pictures(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Work:
+def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> JobSpec:
     """A small perceptron on Fashion-MNIST: real training, with an accuracy to compare.
 
     The server's rate goes down to nothing over its clock, so that the accuracy at the end depends little on the order
@@ -151,7 +151,7 @@ def pictures(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Wor
     from distkeras.ps.rules.schedules import Cosine
 
     (x, y), (x_test, y_test) = fashion_mnist()
-    path = write_parquet(folder / "pictures", x[:rows], y[:rows], files=WORKERS)
+    path = write_parquet(folder / "images", x[:rows], y[:rows], files=WORKERS)
     test = x_test / np.float32(255)
 
     def build() -> keras.Model:
@@ -168,10 +168,10 @@ def pictures(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Wor
 
     momentum = getattr(make(rule), "momentum", 0.0)
     rate = Cosine(_RATE * (1 - momentum), length=rows * epochs // _BATCH)
-    return Work(f"pictures ({rule})", path, rows, epochs, _BATCH, rule, {"learning_rate": rate}, build, judge)
+    return JobSpec(f"images ({rule})", path, rows, epochs, _BATCH, rule, {"learning_rate": rate}, build, judge)
 
 
-def counting(folder: Path, *, rows: int, epochs: int) -> Work:
+def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     """A linear model over one-hot rows, whose weights count how often each row moved the center.
 
     The loss is the sum of |label - output| with labels far below every output, so each row has a gradient of exactly 1
@@ -200,10 +200,10 @@ def counting(folder: Path, *, rows: int, epochs: int) -> Work:
             f"from {counts.min():g} to {counts.max():g}"
         )
 
-    return Work("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, judge)
+    return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, judge)
 
 
-def session(scratch: Path) -> SparkSession:
+def start_spark(scratch: Path) -> SparkSession:
     """Three executor JVMs of one core, which come back and whose tasks are tried again as often as it takes."""
     from pyspark.sql import SparkSession
 
@@ -244,9 +244,9 @@ def session(scratch: Path) -> SparkSession:
     return builder.getOrCreate()
 
 
-def ended(spark: SparkSession) -> None:
+def stop_spark(spark: SparkSession) -> None:
     """Stops Spark and its driver's JVM, which `stop` alone leaves running until Python ends."""
-    gateway: Any = spark.sparkContext._gateway
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no other way to its JVM's process
     spark.stop()
     with suppress(Exception):  # what matters is whether the process is gone, and that is looked at
         gateway.shutdown()

@@ -26,7 +26,7 @@ BURST = 0.2
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """One fault to inject.
 
     Args:
@@ -44,14 +44,14 @@ class Fault:
     seed: int
 
 
-def plan(seed: int, seconds: float) -> list[Fault]:
+def plan(seed: int, seconds: float) -> list[PlannedFault]:
     """The faults of ``seconds`` of training, in the order of their times.
 
     The kinds come in rounds, each in an order of its own, so that any stretch of a round's length has them all. A
     longer plan of the same seed begins with the shorter one.
     """
     rng = np.random.default_rng(seed)
-    faults: list[Fault] = []
+    faults: list[PlannedFault] = []
     at = FIRST
     while True:
         for number in rng.permutation(len(KINDS)):
@@ -63,4 +63,4 @@ def plan(seed: int, seconds: float) -> list[Fault]:
                 at += gap
             if at >= seconds:
                 return faults
-            faults.append(Fault(at, kind, float(lasts), float(pick), own))
+            faults.append(PlannedFault(at, kind, float(lasts), float(pick), own))

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quickstart.outcomes import RATE_MEANS, TOLERANCE, Outcome, last_loss, problems, table
-from quickstart.runs import BATCH_SIZE, FULL, QUICK, RUNS, WORKERS, Size
+from quickstart.results import RATE_MEANS, TOLERANCE, RunResult, last_loss, problems, table
+from quickstart.runs import BATCH_SIZE, FULL, QUICK, RUNS, WORKERS, WorkSize
 from quickstart.training import build, compiled, distribute, fit, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def prepare(size: Size, out: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def prepare(size: WorkSize, out: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Writes the data as Parquet for Spark; returns the same as arrays for plain Keras."""
     import numpy as np
 
@@ -42,7 +42,7 @@ def prepare(size: Size, out: Path) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return (x / np.float32(255), y), (x_test / np.float32(255), y_test)
 
 
-def save(outcome: Outcome, out: Path) -> None:
+def save(outcome: RunResult, out: Path) -> None:
     """Model, history, commits, and the histogram of staleness."""
     from distkeras.analysis import plots
 
@@ -69,7 +69,7 @@ def machine(spark: SparkSession) -> dict[str, Any]:
     }
 
 
-def compare(size: Size, out: Path, *, tolerance: float | None) -> list[str]:
+def compare(size: WorkSize, out: Path, *, tolerance: float | None) -> list[str]:
     """All of it. Returns what is wrong with the results."""
     from distkeras.analysis import plots
 
@@ -78,7 +78,7 @@ def compare(size: Size, out: Path, *, tolerance: float | None) -> list[str]:
     train, test = prepare(size, out)
     compiled(build(size), RUNS[0].rate).save(out / "models" / "untrained.keras")
     spark = session()
-    outcomes: list[Outcome] = []
+    outcomes: list[RunResult] = []
     rows: list[dict[str, Any]] = []
     try:
         for run in RUNS:

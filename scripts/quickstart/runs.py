@@ -11,7 +11,7 @@ WORKERS = 2
 
 
 @dataclass(frozen=True)
-class Run:
+class RunConfig:
     """One line of the table.
 
     Args:
@@ -37,17 +37,17 @@ class Run:
 # rate moves the center as far as plain Keras goes. AEASGD's elastic move is learning_rate * rho; for n workers, n times
 # that should not be above 1.
 RUNS = (
-    Run("plain Keras", 0.1),
-    Run("DOWNPOUR", 0.1, "downpour", {"window": 1}),
-    Run("AGN", 0.2, "agn", {"window": 2}),
-    Run("ADAG", 0.2, "adag", {"window": 2, "gamma": 1e-4}),
-    Run("DynSGD", 0.1, "dynsgd", {"window": 4}),
-    Run("AEASGD", 0.15, "aeasgd", {"window": 10, "rho": 3.0}),
+    RunConfig("plain Keras", 0.1),
+    RunConfig("DOWNPOUR", 0.1, "downpour", {"window": 1}),
+    RunConfig("AGN", 0.2, "agn", {"window": 2}),
+    RunConfig("ADAG", 0.2, "adag", {"window": 2, "gamma": 1e-4}),
+    RunConfig("DynSGD", 0.1, "dynsgd", {"window": 4}),
+    RunConfig("AEASGD", 0.15, "aeasgd", {"window": 10, "rho": 3.0}),
 )
 
 
 @dataclass(frozen=True)
-class Size:
+class WorkSize:
     """How much work it is: hidden layers of the model, training rows, and passes over them."""
 
     hidden: tuple[int, ...]
@@ -55,5 +55,5 @@ class Size:
     epochs: int
 
 
-FULL = Size(hidden=(1000, 2000, 1000), rows=60_000, epochs=4)
-QUICK = Size(hidden=(128,), rows=20_000, epochs=1)
+FULL = WorkSize(hidden=(1000, 2000, 1000), rows=60_000, epochs=4)
+QUICK = WorkSize(hidden=(128,), rows=20_000, epochs=1)

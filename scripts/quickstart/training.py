@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quickstart.outcomes import Outcome
-from quickstart.runs import BATCH_SIZE, WORKERS, Run, Size
+from quickstart.results import RunResult
+from quickstart.runs import BATCH_SIZE, WORKERS, RunConfig, WorkSize
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import SparkSession
 
 
-def build(size: Size) -> keras.Model:
+def build(size: WorkSize) -> keras.Model:
     """The thesis' MLP, the same weights each time."""
     import keras
 
@@ -33,7 +33,7 @@ def compiled(model: keras.Model, rate: float) -> keras.Model:
     return model
 
 
-def fit(run: Run, size: Size, train: tuple[Any, Any], test: tuple[Any, Any]) -> Outcome:
+def fit(run: RunConfig, size: WorkSize, train: tuple[Any, Any], test: tuple[Any, Any]) -> RunResult:
     """Plain Keras in this process, with all cores, recorded step by step like the rules' runs."""
     import keras
     import numpy as np
@@ -64,10 +64,10 @@ def fit(run: Run, size: Size, train: tuple[Any, Any], test: tuple[Any, Any]) -> 
     history = pd.DataFrame(rows, columns=["worker", "epoch", "iteration", "timestamp", "loss", "accuracy", "samples"])
     history["timestamp"] = pd.to_datetime(history["timestamp"], unit="s")
     accuracy = model.evaluate(*test, batch_size=1000, verbose=0, return_dict=True)["accuracy"]
-    return Outcome(run, model, history, accuracy, seconds)
+    return RunResult(run, model, history, accuracy, seconds)
 
 
-def distribute(run: Run, size: Size, spark: SparkSession, data: Path) -> Outcome:
+def distribute(run: RunConfig, size: WorkSize, spark: SparkSession, data: Path) -> RunResult:
     """A rule on Spark, and its model's accuracy, computed on Spark too."""
     from distkeras import Trainer
     from distkeras.ps import rules
@@ -84,7 +84,7 @@ def distribute(run: Run, size: Size, spark: SparkSession, data: Path) -> Outcome
     model = trainer.train(spark.read.parquet(str(data / "train")))
     predicted = ModelPredictor(model).transform(spark.read.parquet(str(data / "test")))
     accuracy = AccuracyEvaluator().evaluate(predicted)
-    return Outcome(
+    return RunResult(
         run, model, trainer.history.toPandas(), accuracy, trainer.timings["total"], trainer.commits.toPandas()
     )
 

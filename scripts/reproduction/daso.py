@@ -109,7 +109,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
     return found | {f"saving/{cost}": partial(saving, cost, NODES[1], batches, scale.seeds) for cost in COSTS}
 
 
-class _Figures:
+class _DasoFigures:
     """Spreads of the runs.
 
     Args:
@@ -208,7 +208,7 @@ class _Figures:
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
     """Claim 10, from its figures."""
-    figures = _Figures(results, scale)
+    figures = _DasoFigures(results, scale)
     setting = (
         f"{EPOCHS} epochs of {scale.budget(EPOCH):,} mini-batches, shared by the devices ({DEVICES} a node, as in the "
         f"paper); DASO with B = {INTERVAL}, W = 1, one epoch of warm-up and of cool-down; momentum 0.9, constant "

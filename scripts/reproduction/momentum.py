@@ -97,7 +97,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
     }
 
 
-class _Figures:
+class _MomentumFigures:
     """Spreads of the runs, and what several criteria compare.
 
     Args:
@@ -258,7 +258,7 @@ class _Figures:
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
     """Claim 6, from its figures."""
-    figures = _Figures(results, scale)
+    figures = _MomentumFigures(results, scale)
     baseline = figures.baseline
     failed = [title for rule, title in NAMES.items() if figures.of(rule, GAP_AT).mean < NOTHING]
     rate = results[f"baseline/{scale.seeds[0]}"]["rate"]

@@ -77,7 +77,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
     return _jobs(cases, scale) | {f"straggler/{rule}": partial(beale.straggler, rule) for rule in beale.RULES}
 
 
-class _Figures:
+class _WindowFigures:
     """Spreads of the runs by (rule, workers, window)."""
 
     def __init__(self, results: Results, scale: Scale) -> None:
@@ -105,7 +105,7 @@ class _Figures:
         return next(float(one["rate"]) for one in self.results.values() if "rate" in one)
 
 
-def _setting(of: _Figures, scale: Scale) -> str:
+def _setting(of: _WindowFigures, scale: Scale) -> str:
     return (
         f"{scale.budget(BUDGET, 30):,} mini-batches a run, shared by the workers; homogeneous gamma-distributed times; "
         f"no decay, the same learning rate for all rules, as in the thesis: {of.rate:g}, the largest of "
@@ -117,7 +117,7 @@ def _setting(of: _Figures, scale: Scale) -> str:
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
     """Claim 2, from its figures."""
-    of = _Figures(results, scale)
+    of = _WindowFigures(results, scale)
     table = Table(
         "Test accuracy (%)",
         ("n", "λ", "DOWNPOUR", "AGN", "ADAG on AGN", "ADAG's mean scale factor"),
@@ -157,7 +157,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     )
 
 
-def _window_checks(of: _Figures) -> list[Check]:
+def _window_checks(of: _WindowFigures) -> list[Check]:
     long = WINDOWS[1:]
     base, crowd, accumulated = ("downpour", FEW, 1), ("downpour", MANY, 1), ("downpour", FEW, 10)
     pairs = [(n, window) for n in WORKERS for window in long]
@@ -193,7 +193,7 @@ def _window_checks(of: _Figures) -> list[Check]:
     ]
 
 
-def _adag_checks(of: _Figures) -> list[Check]:
+def _adag_checks(of: _WindowFigures) -> list[Check]:
     agn, adag = (of((rule, HIGHEST, 10)) for rule in ("agn", "adag"))
     early = {
         rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)])
@@ -219,7 +219,7 @@ def _adag_checks(of: _Figures) -> list[Check]:
     ]
 
 
-def _curves(of: _Figures, folder: Path) -> str:
+def _curves(of: _WindowFigures, folder: Path) -> str:
     figure, axes = draw.panels(3, 1, 3.0, sharey=True)
     for ax, n in zip(axes.flat, WORKERS, strict=True):
         for place, (rule, title) in enumerate(beale.RULES.items()):
@@ -255,7 +255,7 @@ def dynsgd_jobs(scale: Scale) -> dict[str, Job]:
 
 def dynsgd_section(results: Results, scale: Scale, folder: Path) -> Section:
     """Claim 3, from its figures."""
-    of = _Figures(results, scale)
+    of = _WindowFigures(results, scale)
     downpour, dynsgd, accumulated, agn = DYNSGD_CASES
     factor = of(dynsgd, "scale")
     training = {case: of(case, "training accuracy") for case in DYNSGD_CASES}

@@ -252,7 +252,7 @@ def test_a_shaped_link_is_what_connects_its_ends_and_leaves_nothing_behind() -> 
             assert shown.startswith("qdisc tbf ")
             assert " rate 10Gbit " in shown
         with serving(partial(echo.server, 4000), shaped.host) as service:
-            connect = partial(link._echo, namespace=shaped.namespace, address=service.address, size=1000)
+            connect = partial(link.echo_client, namespace=shaped.namespace, address=service.address, size=1000)
             with Fleet(1, {"echo": connect}) as fleet:
                 exchanges = fleet.run("echo", 0.02).exchanges
         for direction in ("rx", "tx"):
@@ -286,8 +286,7 @@ def test_the_naive_server_adds_up() -> None:
         client = naive.NaiveClient(0, service.address, shapes)
         client.exchange()
         client.exchange()
-        client._sock.sendall(b"p")
-        model = naive._receive(client._sock)["model"]
+        model = client.pull()
     assert [array.shape for array in model] == list(shapes)
     for array in model:
         np.testing.assert_allclose(array, 2e-3, rtol=1e-6)
@@ -303,12 +302,12 @@ def test_arithmetic_without_a_center_is_the_center_s(name: str) -> None:
         whole.prepare(worker)()
         bare.prepare(worker)()
         if worker == 0:
-            chunks = bare._applied[worker]
+            chunks = bare.applied[worker]
             result = np.concatenate([chunk.center if view else chunk.out for chunk in chunks])
             if not whole.center.traits.synchronous:
                 np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
     if whole.center.traits.synchronous:
-        result = np.concatenate([chunk.out for chunk in bare._applied[0]])
+        result = np.concatenate([chunk.out for chunk in bare.applied[0]])
         np.testing.assert_allclose(whole.center.current.array, result, rtol=1e-6, atol=1e-12)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from quickstart.outcomes import problems, steady_rate, table
+from quickstart.results import problems, steady_rate, table
 from quickstart.runs import QUICK, RUNS
 from support.patience import patience
 

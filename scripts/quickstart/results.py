@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quickstart.runs import Run
+from quickstart.runs import RunConfig
 
 if TYPE_CHECKING:
     import keras
@@ -18,7 +18,7 @@ TOLERANCE = 0.03
 
 
 @dataclass
-class Outcome:
+class RunResult:
     """What a run gave.
 
     Args:
@@ -30,14 +30,14 @@ class Outcome:
         commits: as `Trainer.commits`; None for plain Keras.
     """
 
-    run: Run
+    run: RunConfig
     model: keras.Model
     history: pd.DataFrame
     accuracy: float
     seconds: float
     commits: pd.DataFrame | None = None
 
-    def row(self, baseline: Outcome) -> dict[str, Any]:
+    def row(self, baseline: RunResult) -> dict[str, Any]:
         """Its line of the table, JSON-ready."""
         rate = steady_rate(self.history)
         return {
@@ -70,7 +70,7 @@ def steady_rate(history: pd.DataFrame) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `Outcome.row`, aligned for reading."""
+    """The rows of `RunResult.row`, aligned for reading."""
     cells = [["rule", "hyper-parameters", "samples/s", "to Keras", "test accuracy", "mean staleness"]]
     for row in rows:
         staleness = row["mean_staleness"]
