@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.center.buffers import Pool
 from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, not_finite
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
@@ -142,10 +141,6 @@ class Dispatcher:
         """None before it is published."""
         return self._host.center
 
-    def center_pool(self) -> Pool | None:
-        """Vectors of the center's size; None before there is a center."""
-        return self._host.pool()
-
     def limits(self) -> Limits:
         """Bounds on a frame: the exact need once the center is published.
 
@@ -188,7 +183,7 @@ class Dispatcher:
         with self.changed:
             center = self._host.require()
             check_hello(center, message)
-            peer.vectors.agree(codec_of(message.wire_format, center.size))
+            peer.vectors.agree(codec_of(message.wire_format, center.size), center.pool)
             center.metrics = center.metrics or message.metrics
             worker, attempt = message.worker, message.attempt
             known = center.leases.get(worker)
@@ -217,9 +212,10 @@ class Dispatcher:
 
     def _on_pull(self, peer: Peer, message: Pull) -> Message:
         with self.changed:
-            self._host.require().require_incarnation(message.worker, message.incarnation)
-            released = self._release(peer, message.worker, message.attempt)
-        return peer.vectors.encode(self._center_reply(peer, released), whole=True)
+            center = self._host.require()
+            center.require_incarnation(message.worker, message.incarnation)
+            released = self._release(peer, center, message.worker, message.attempt)
+        return peer.vectors.encode(self._center_reply(peer, center, released), whole=True)
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
         center = self._host.require()
@@ -245,8 +241,8 @@ class Dispatcher:
             self.changed.notify_all()
             if not commit.wants_center:
                 return replies.ack(center, commit.sequence, self._host.durable(commit.worker, commit.sequence))
-            released = self._release(peer, commit.worker, commit.attempt)
-        return peer.vectors.encode(self._center_reply(peer, released), whole=False)
+            released = self._release(peer, center, commit.worker, commit.attempt)
+        return peer.vectors.encode(self._center_reply(peer, center, released), whole=False)
 
     def _skip(self, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:
@@ -313,8 +309,9 @@ class Dispatcher:
 
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:
-            released = self._host.require().inspect()
-        return self._center_reply(peer, released)
+            center = self._host.require()
+            released = center.inspect()
+        return self._center_reply(peer, center, released)
 
     def _on_drain(self, peer: Peer, message: Drain) -> Message:
         with self.changed:
@@ -358,9 +355,8 @@ class Dispatcher:
                 lambda: "the driver to publish the center",
             )
 
-    def _release(self, peer: Peer, worker: int, attempt: int) -> Released:
+    def _release(self, peer: Peer, center: Center, worker: int, attempt: int) -> Released:
         """What ``worker`` is sent, as soon as it may be."""
-        center = self._host.require()
         center.leases.held(worker, attempt)
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
@@ -374,8 +370,8 @@ class Dispatcher:
         self.changed.require_running()
         return center.release(worker, attempt)
 
-    def _center_reply(self, peer: Peer, released: Released) -> CenterReply:
+    def _center_reply(self, peer: Peer, center: Center, released: Released) -> CenterReply:
         """Not under the lock."""
         peer.vectors.hold_until_sent(released.buffer)
         worker = -1 if peer.lease is None else peer.lease[0]
-        return replies.center_reply(self._host.require(), released, self._host.durable(worker, released.sequence))
+        return replies.center_reply(center, released, self._host.durable(worker, released.sequence))

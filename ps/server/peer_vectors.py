@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
@@ -15,13 +13,12 @@ from distkeras.ps.protocol.wire_format import PeerFormat
 class PeerVectors:
     """Pooled memory of one request and its reply, in the connection's wire format.
 
-    Args:
-        center_pool: vectors of the center's size; None before there is a center.
+    Before `agree`, nothing is pooled.
     """
 
-    def __init__(self, center_pool: Callable[[], Pool | None]) -> None:
-        self._center_pool = center_pool
+    def __init__(self) -> None:
         self._format = PeerFormat(None)
+        self._center_pool: Pool | None = None
         self._encoded_pool = Pool(0, np.uint8)
         #: Where each array of the present request was received, in the message's order; None: not in pooled memory.
         self._received: list[Buffer | None] = []
@@ -30,28 +27,23 @@ class PeerVectors:
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         """Memory for the next array of a message that arrives."""
-        pool = self._pool_for(dtype, size) if kind is Commit else None
-        if pool is None:
-            self._received.append(None)
-            return np.empty(size, dtype)
-        buffer = pool.take()
-        self._received.append(buffer)
-        return buffer.array
-
-    def _pool_for(self, dtype: np.dtype, size: int) -> Pool | None:
-        for pool in (self._center_pool(), self._encoded_pool):
-            if pool is not None and pool.size == size and pool.dtype == dtype:
-                return pool
-        return None
+        if kind is Commit and size:
+            for pool in (self._center_pool, self._encoded_pool):
+                if pool is not None and pool.size == size and pool.dtype == dtype:
+                    buffer = pool.take()
+                    self._received.append(buffer)
+                    return buffer.array
+        self._received.append(None)
+        return np.empty(size, dtype)
 
     @property
     def codec(self) -> Codec | None:
         """Of the wire format; None for float32."""
         return self._format.codec
 
-    def agree(self, codec: Codec | None) -> None:
-        """From now on vectors travel like this; the peer begins anew, with nothing."""
-        self._format = PeerFormat(codec)
+    def agree(self, codec: Codec | None, pool: Pool) -> None:
+        """From now on vectors, of ``pool``, travel like this; the peer begins anew, with nothing."""
+        self._format, self._center_pool = PeerFormat(codec), pool
         self._encoded_pool = Pool(codec.nbytes if codec else 0, np.uint8)
 
     def take_parts(self, commit: Commit, pool: Pool) -> list[Buffer]:
@@ -90,7 +82,7 @@ class PeerVectors:
 
 
 def _copied(part: np.ndarray, pool: Pool) -> Buffer:
-    """A part that came before the center was published, and so not into pooled memory."""
+    """A part that came before the peer's Hello, and so not into pooled memory."""
     buffer = pool.take()
     buffer.array[...] = part
     return buffer

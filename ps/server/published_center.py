@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distkeras.ps.center.buffers import Pool
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
@@ -99,10 +98,6 @@ class PublishedCenter:
         if self.center is None:
             raise RemoteProtocolError("the center must be published first. Received: a request for it")
         return self.center
-
-    def pool(self) -> Pool | None:
-        """Vectors of the center's size; None before there is a center."""
-        return None if self.center is None else self.center.pool
 
     @property
     def clock(self) -> int:

@@ -141,7 +141,7 @@ class ParameterServer:
 
     def _make_session(self, sock: socket.socket, host: str, port: int) -> Session:
         """Waits until there is room for it."""
-        vectors = PeerVectors(self.dispatcher.center_pool)
+        vectors = PeerVectors()
         limits = self.dispatcher.limits()
         connection = Connection(server=True, key=self._key, limits=limits, allocate=vectors.allocate)
         channel = Channel(sock, connection, frame=self.deadlines.frame, context=self._context)
