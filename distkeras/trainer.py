@@ -39,7 +39,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.worker.auto_window import AutoWindow
 from distkeras.results.outcome import Outcome
-from distkeras.results.tables import Records, Resumed
+from distkeras.results.tables import JobRecords, Resumed
 
 if TYPE_CHECKING:
     import keras
@@ -368,7 +368,7 @@ class Trainer(Outcome):
         center = CenterWeights.fetch(driver)
         center.load(replica)
         self._model = replica.model
-        self._records = Records.drain(driver)
+        self._records = JobRecords.drain(driver)
         return center
 
     def _collected(self, df: DataFrame, most: int) -> Batch | None:

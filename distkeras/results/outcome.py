@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distkeras.ps.errors import LocalProtocolError
 from distkeras.ps.events import Events
-from distkeras.results.tables import Records, Resumed, event_table
+from distkeras.results.tables import JobRecords, Resumed, event_table
 
 if TYPE_CHECKING:
     import keras
@@ -22,7 +22,7 @@ class Outcome:
 
     def _forget(self, df: DataFrame | None = None) -> None:
         self._frame = df
-        self._records: Records | None = None
+        self._records: JobRecords | None = None
         self._model: keras.Model | None = None
         self._events = Events()
         #: Where the last job went on with an earlier one; None where it began anew.

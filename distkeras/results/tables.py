@@ -70,7 +70,7 @@ class Resumed:
         return resumed
 
 
-class Records:
+class JobRecords:
     """All commits of a job with their history, in clock order, as the server told them.
 
     Args:
@@ -85,7 +85,7 @@ class Records:
         self.metrics = metrics
 
     @classmethod
-    def drain(cls, driver: DriverClient) -> Records:
+    def drain(cls, driver: DriverClient) -> JobRecords:
         """Everything that the server has."""
         commits, steps, names, start = [], [], "", 0
         while True:

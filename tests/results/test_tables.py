@@ -10,7 +10,7 @@ import pytest
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
-from distkeras.results.tables import Records
+from distkeras.results.tables import JobRecords
 
 
 def records(
@@ -26,7 +26,7 @@ def records(
     *,
     metrics: tuple[str, ...] = ("loss",),
     gap: float = np.nan,
-) -> Records:
+) -> JobRecords:
     """Commits ``(worker, epoch, first, last)`` in clock order; each step's loss is its number, overall."""
     commits = np.zeros(len(ranges), COMMIT)
     steps: list[Any] = []
@@ -40,7 +40,7 @@ def records(
         for _ in range(first, last + 1):
             steps.append([10.25 + len(steps), 4, *([float(len(steps))] * len(metrics))])
     rows = np.array(steps, np.float64).reshape(-1, 2 + len(metrics))
-    return Records(commits, rows, tuple(metrics))
+    return JobRecords(commits, rows, tuple(metrics))
 
 
 class TestHistory:
