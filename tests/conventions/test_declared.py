@@ -1,0 +1,103 @@
+"""What is imported is declared, and what the documentation names is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+PACKAGE = ("distkeras", "ps", "transformers")
+#: Distributions whose module is named otherwise.
+MODULES = {"mkdocs-material": "material"}
+#: Imported where it is there, by a reader who has it; the fuzzer says how to get it.
+OPTIONAL = {"atheris"}
+
+
+def declared(*extras: str) -> set[str]:
+    """The top-level modules of the distributions that pyproject.toml names, those of ``extras`` too."""
+    tomllib = pytest.importorskip("tomllib")
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    modules: set[str] = set()
+    pending = [
+        *project["dependencies"],
+        *(line for extra in extras for line in project["optional-dependencies"][extra]),
+    ]
+    while pending:
+        name, _, more = re.match(r"([\w.-]+)(\[([\w,]+)\])?", pending.pop()).groups()
+        if name == "distkeras":
+            pending += [line for extra in more.split(",") for line in project["optional-dependencies"][extra]]
+        modules.add(MODULES.get(name, name.replace("-", "_")))
+    return modules
+
+
+def imported(folder: str) -> Iterator[tuple[str, str]]:
+    """Top-level names imported in ``folder``, at any depth of the code, with where."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if "ps" in path.relative_to(ROOT).parts[1:2] and folder == "distkeras":
+            continue  # the link of a checkout
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                yield from ((alias.name.split(".")[0], where) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                yield node.module.split(".")[0], where
+
+
+@pytest.mark.parametrize(
+    ("folders", "extras"),
+    [
+        (PACKAGE, ("plots", "tls")),
+        (("scripts",), ("tests",)),
+        (("tests",), ("tests",)),
+    ],
+    ids=["package", "scripts", "tests"],
+)
+def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
+    own = {path.stem for top in ("scripts", "tests") for path in (ROOT / top).iterdir()} | {"distkeras"}
+    known = set(sys.stdlib_module_names) | own | OPTIONAL | declared(*extras)
+    strangers = [f"{where}: {name}" for folder in folders for name, where in imported(folder) if name not in known]
+    assert not strangers, "\n".join(strangers)
+
+
+#: Between backticks, in Markdown: a dotted name of the package, or a path of the repository.
+NAME = re.compile(r"`(distkeras(?:\.\w+)+)(?:\(.*?\))?`")
+PATH = re.compile(r"`((?:distkeras|ps|transformers|scripts|tests|docs|notebooks)/[\w./-]*)`")
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def exists(name: str) -> bool:
+    """Whether ``name`` is a module, or an attribute of one, at any depth."""
+    parts = name.split(".")
+    for depth in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:depth]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[depth:]:
+            if not hasattr(found, part):
+                return part in getattr(found, "__annotations__", {})
+            found = getattr(found, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_the_documentation_names_is_there(document: Path) -> None:
+    if document.name == "CHANGELOG.md":
+        pytest.skip("it tells of names as they were")
+    text = document.read_text(encoding="utf-8")
+    gone = [name for name in NAME.findall(text) if not exists(name)]
+    # Tests are also named from within their folder.
+    gone += [path for path in PATH.findall(text) if not (ROOT / path).exists() and not (TESTS / f"{path}.py").exists()]
+    assert not gone, "\n".join(gone)
