@@ -145,16 +145,22 @@ def require_share(rule: Rule, share: float) -> float:
     """Whether a worker may choose its communication window so that communication takes ``share`` of its time.
 
     Raises:
-        ConfigurationError: ``share`` is none, or the rule takes part in rounds, commits every gradient, or ends its
-            windows itself.
+        ConfigurationError: ``share`` is none, or the rule takes part in rounds, commits every gradient, ends its
+            windows itself, or adds up their steps, so that a window of whatever a network asks for could diverge.
     """
     traits = rule.traits
-    if traits.gradient or traits.synchronous or traits.probes:
-        why = "commits every gradient" if traits.gradient else "ends its windows itself"
-        why = "needs the same one at all workers" if traits.synchronous else why
-        raise ConfigurationError(
-            f"`communication_window` must be a number: rule {rule.name!r} {why}. Received: communication_window='auto'"
-        )
+    reasons = {
+        "needs the same one at all workers": traits.synchronous,
+        "commits every gradient": traits.gradient,
+        "ends its windows itself": traits.probes,
+        "adds up the steps of a window, so that a long one may diverge ('agn' takes their mean)": traits.grows,
+    }
+    for why, applies in reasons.items():
+        if applies:
+            raise ConfigurationError(
+                f"`communication_window` must be a number: rule {rule.name!r} {why}. "
+                "Received: communication_window='auto'"
+            )
     return require_number("communication_share", share, below=1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def _unpack(value: Any) -> Any:
     import keras
 
     if isinstance(value, _Config):
-        return keras.saving.deserialize_keras_object(value.config)
+        return keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes take it apart
     if isinstance(value, Mapping):
         return {key: _unpack(part) for key, part in value.items()}
     if isinstance(value, list):

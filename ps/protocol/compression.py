@@ -190,8 +190,8 @@ def require_format(wire_format: str, rule: Rule) -> None:
     """
     if codec_of(wire_format, 0) is None:
         return
-    if rule.traits.keeps_sent:
-        why = "reads at the server exactly what a worker was sent"
+    if rule.traits.reads_sent:
+        why = "reads exactly what a worker was sent"
     elif rule.traits.keeps_replica:
         why = "takes from a worker exactly what it gives to the center"
     elif _CODECS[wire_format] is Int8 and rule.info.family == "averaging":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,8 @@ class ADAG(Rule):
     * "4.1norm", "4.7norm": one scalar, with :math:`\|d\|^2` for :math:`d_i^2`
 
     The thesis writes a norm beside an element-wise product and speaks of a factor per weight; the square is therefore
-    element-wise, and the literal norm, which shrinks with the number of weights, a variant.
+    element-wise, and the literal norm, which shrinks with the number of weights, a variant. Where eta or gamma is 0, as
+    at the end of a schedule, s is the limit: 1 where nothing moved, else 0.
     :math:`\Delta` is AGN's payload (ADAG on top of AGN, Eq 4.8) or the plain accumulated movement.
 
     Three placements of the same formula:
@@ -88,14 +90,17 @@ class ADAG(Rule):
             parts=2 if self.algorithm == 11 else 1,
             pull_first=self.algorithm == 13,
             keeps_sent=self.algorithm == 12,
+            reads_sent=True,
+            grows=not self.normalize,
             reduction=self.form.endswith("norm") and self.algorithm != 13,
         )
 
-    def divisor(self, learning_rate: float) -> float:
-        """What :math:`d^2` is divided by."""
-        if self.form.startswith("4.1") and self.form != "4.10":
-            return learning_rate
-        return self.gamma**2 if self.form == "4.10" else self.gamma
+    def divisor(self, learning_rate: float) -> tuple[float, float]:
+        """What :math:`d^2` is divided by, and its root, which float32 can still hold where it cannot hold that."""
+        if self.form == "4.10":
+            return self.gamma**2, self.gamma
+        divisor = learning_rate if self.form in ("4.1", "4.1norm") else self.gamma
+        return divisor, math.sqrt(divisor)
 
     # ---- worker half ------------------------------------------------------------------------------------------
 
@@ -113,16 +118,16 @@ class ADAG(Rule):
 
     def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
         delta = self._delta(replica, state)
-        divisor = self.divisor(replica.learning_rate)
+        divisor, root = self.divisor(replica.learning_rate)
         moved = state.vectors.setdefault("moved", np.empty_like(center))
         np.subtract(center, state.sent, out=moved)
         if self.form.endswith("norm"):
-            state.scale = 1.0 / (sum_of_squares(moved) / divisor + 1.0)
+            state.scale = _factor(sum_of_squares(moved), divisor)
             delta *= state.scale
         else:
             total = 0.0
             for start in range(0, moved.size, BLOCK):
-                scale = _scale(moved[start : start + BLOCK], divisor)
+                scale = _scale(moved[start : start + BLOCK], divisor, root)
                 delta[start : start + BLOCK] *= scale
                 total += float(scale.sum(dtype=np.float64))
             state.scale = total / max(1, moved.size)
@@ -131,7 +136,7 @@ class ADAG(Rule):
     # ---- server half ------------------------------------------------------------------------------------------
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
-        return (self.divisor(context.learning_rate),)
+        return self.divisor(context.learning_rate)
 
     def _moved(self, chunk: Chunk) -> Vector:
         origin = chunk.payload[1] if self.algorithm == 11 else chunk.sent
@@ -142,8 +147,7 @@ class ADAG(Rule):
         return sum_of_squares(self._moved(chunk))
 
     def reduced(self, scalars: Scalars, total: float) -> Scalars:
-        (divisor,) = scalars
-        return (1.0 / (total / divisor + 1.0),)
+        return (_factor(total, scalars[0]),)
 
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         delta = chunk.payload[0]
@@ -154,17 +158,32 @@ class ADAG(Rule):
             delta *= factor
             total = factor * delta.size
         else:
-            scale = _scale(self._moved(chunk), scalars[0])
+            scale = _scale(self._moved(chunk), *scalars)
             delta *= scale
             total = float(scale.sum(dtype=np.float64))
         np.add(chunk.center, delta, out=chunk.out)
         return total
 
 
-def _scale(moved: Vector, divisor: float) -> Vector:
+def _factor(squares: float, divisor: float) -> float:
+    """:math:`1 / (\\|d\\|^2 / divisor + 1)`, of the sum of squares."""
+    if not divisor:  # the limit; squares may be 0 as well
+        return float(squares == 0)
+    return 1.0 / (squares / divisor + 1.0)
+
+
+def _scale(moved: Vector, divisor: float, root: float) -> Vector:
     """:math:`1 / (d^2 / divisor + 1)`, element-wise, in place."""
-    np.multiply(moved, moved, out=moved)
-    moved /= divisor
+    with np.errstate(over="ignore"):  # where the way is infinite, s is 0
+        if divisor >= np.finfo(moved.dtype).tiny:
+            np.multiply(moved, moved, out=moved)
+            moved /= divisor
+        elif moved.dtype.type(root):
+            moved /= root
+            np.multiply(moved, moved, out=moved)
+        else:
+            np.equal(moved, 0, out=moved)
+            return moved
     moved += 1.0
     np.reciprocal(moved, out=moved)
     return moved

@@ -49,6 +49,8 @@ class Traits:
         keeps_replica: the worker keeps its own parameters and never copies the center (elastic rules).
         plain_sgd: the formula holds for plain SGD only; another worker optimizer is refused.
         keeps_sent: the server half reads what the committing worker was last sent.
+        reads_sent: some half reads exactly what was sent: a wire format that rounds it changes the rule.
+        grows: the payload adds up the window's steps: a window twice as long takes a step twice as far.
         view: what a worker is sent is not the center itself but `Rule.view` of it.
         reduction: `apply` needs a sum over the whole vector first (`Rule.partial`, `Rule.reduced`).
         overlaps: a worker may compute its next window while a commit travels (`Rule.begin_overlapped_window`).
@@ -66,6 +68,8 @@ class Traits:
     keeps_replica: bool = False
     plain_sgd: bool = False
     keeps_sent: bool = False
+    reads_sent: bool = False
+    grows: bool = False
     view: bool = False
     reduction: bool = False
     overlaps: bool = False

@@ -46,6 +46,7 @@ class DanaDC(DanaZero):
             fixed_workers=True,
             view=True,
             keeps_sent=True,
+            reads_sent=True,
             model_vectors=("velocity_sum",),
             worker_vectors=("velocity",),
         )

@@ -71,6 +71,7 @@ class DCASGD(ASGD):
             gradient=True,
             fixed_workers=self.momentum > 0,
             keeps_sent=True,
+            reads_sent=True,
             model_vectors=("mean_square",) if self.adaptive else (),
             worker_vectors=("velocity",) if self.momentum else (),
         )
@@ -110,7 +111,10 @@ class DCASGD(ASGD):
         moved *= self.compensation_strength
         moved *= gradient
         moved *= gradient
-        moved /= np.sqrt(mean_square + self.epsilon)
+        root = np.sqrt(mean_square + self.epsilon)
+        if not root.dtype.type(self.epsilon):  # where every gradient was 0 so is this one, and 0 is what is divided
+            root[root == 0] = 1
+        moved /= root
         gradient += moved
 
 

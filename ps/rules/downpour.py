@@ -40,4 +40,4 @@ class Downpour(Rule):
 
     @property
     def traits(self) -> Traits:
-        return Traits(overlaps=True)
+        return Traits(overlaps=True, grows=True)

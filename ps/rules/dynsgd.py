@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, Context, Rule, RuleInfo, Scalars
+from distkeras.ps.rules.base import Chunk, Context, Rule, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.papers import THESIS
 
 
@@ -36,6 +36,10 @@ class DynSGD(Rule):
     )
 
     window: int | None = 5
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(grows=True)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return (1.0 / (context.staleness + 1),)

@@ -26,8 +26,9 @@ class OrMo(NagASGD):
     .. math:: u \leftarrow u + \eta\beta^e g, \qquad
               \tilde\theta \leftarrow \tilde\theta - \eta \frac{1 - \beta^{e+1}}{1 - \beta}\, g
 
-    When a schedule changes eta, u is scaled by the ratio first. With beta = 0 it is ASGD; under rounds, SSGD with
-    momentum.
+    When a schedule changes eta, u is scaled by the ratio first. With beta = 0 it is ASGD; under rounds and a constant
+    eta, SSGD with momentum. With a schedule those two differ: here each arrival takes the eta of its own clock, there
+    all arrivals of a round that of its first.
 
     Args:
         momentum: beta, in [0, 1). Default 0.9.

@@ -159,3 +159,15 @@ def test_the_weights_are_not_in_the_closure() -> None:
     given = dict.fromkeys(("optimizer", "metrics", "loss_weights", "weighted_metrics", "objects"))
     recipe = recipe_of(model, archive.to_bytes(model), loss="mse", **given)
     assert len(cloudpickle.dumps(recipe)) < 20_000
+
+
+def test_a_wrapped_optimizer_can_be_rebuilt_more_than_once() -> None:
+    """Keras takes the configuration of a `LossScaleOptimizer` apart when it reads it."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25)), "mse")
+    data = archive.to_bytes(model)
+    recipe = recipe_of(
+        model, data, optimizer=None, loss=None, metrics=None, loss_weights=None, weighted_metrics=None, objects=None
+    )
+    for _ in range(2):
+        assert float(recipe.build(data).optimizer.inner_optimizer.learning_rate) == 0.25

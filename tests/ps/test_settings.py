@@ -28,7 +28,7 @@ def server(rule: str = "downpour", **options: Any) -> ServerSettings:
     return ServerSettings(make(rule), **{"workers": 2} | options)
 
 
-def worker(rule: str = "downpour", **options: Any) -> WorkerSettings:
+def worker(rule: str = "agn", **options: Any) -> WorkerSettings:
     return WorkerSettings(make(rule), **{"workers": 2} | options)
 
 
@@ -62,7 +62,7 @@ def test_a_server_setting_that_cannot_work_is_named(rule: str, options: dict[str
         ("downpour", {"wire_format": "float16"}, "`wire_format` must be one of"),
         ("easgd", {"wire_format": "bfloat16"}, "`wire_format` must be 'float32'"),
         ("easgd", {"overlap": True}, "`overlap` is for rules"),
-        ("downpour", {"communication_share": 1}, "`communication_share` must be"),
+        ("agn", {"communication_share": 1}, "`communication_share` must be"),
         ("ssgd", {"communication_share": 0.1}, "`communication_window` must be a number"),
         ("downpour", {"threads": 0}, "`threads` must be a positive integer"),
     ],

@@ -194,8 +194,10 @@ class TestEveryRowOnce:
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
 
     def test_a_window_that_is_measured(self, ones: DataFrame) -> None:
-        trainer = counter(communication_window="auto", communication_share=0.5, num_epoch=12)
-        assert counts(trainer.train(ones)) == [12] * ROWS
+        rule = make("agn", window=1)
+        trainer = counter(rule, communication_window="auto", communication_share=0.5, num_epoch=12)
+        trainer.train(ones)
+        assert trainer.history.count() == 12 * 2 * 4
         rows = trainer.events.where("kind = 'window'").collect()
         assert len(rows) == 2
         # After six windows of one step come the chosen ones, cut at the end of each epoch of four batches.

@@ -66,18 +66,18 @@ def test_communication_keeps_to_its_share() -> None:
 
 
 def test_what_is_asked_for_is_what_comes() -> None:
-    assert windows_of(make("downpour"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.5)[-1] == (3, False)
-    assert windows_of(make("downpour"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.25)[-1] == (9, False)
+    assert windows_of(make("agn", window=1), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.5)[-1] == (3, False)
+    assert windows_of(make("agn", window=1), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.25)[-1] == (9, False)
 
 
 def test_a_whole_epoch_is_no_window_to_measure_with() -> None:
-    found = windows_of(make("dynsgd", window=None), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
+    found = windows_of(make("agn", window=None), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
     assert found == [(10, False)] * (MEASURED + 1) + [(1, False)]
 
 
 def test_overlapped_exchanges_are_hidden_behind_the_window() -> None:
     # 5 seconds behind steps of 2: three of them. While they are measured, they are waited for.
-    found = windows_of(make("downpour"), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
+    found = windows_of(make("agn", window=1), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
     assert found == [(1, False)] * (MEASURED + 1) + [(3, True)] * 2
 
 
@@ -89,6 +89,12 @@ def test_an_exchange_that_takes_for_ever_gets_the_longest_window() -> None:
 def test_rules_that_need_their_window_refuse(rule: str) -> None:
     with pytest.raises(ConfigurationError, match=rule):
         AutoWindow(make(rule))
+
+
+@pytest.mark.parametrize("rule", [make("downpour"), make("dynsgd"), make("adag", normalize=False)], ids=str)
+def test_rules_whose_steps_grow_with_the_window_refuse(rule: Rule) -> None:
+    with pytest.raises(ConfigurationError, match="adds up the steps of a window"):
+        AutoWindow(rule)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])

@@ -1,0 +1,64 @@
+"""Where a formula divides by what may be 0: the limit is taken, and no NaN comes of finite numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.toy_model import ToyJob
+
+from distkeras.ps.rules import make
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+FORMS = ("4.1", "4.7", "4.10", "4.1norm", "4.7norm")
+
+
+@pytest.mark.parametrize("algorithm", [11, 12, 13])
+@pytest.mark.parametrize("form", ["4.1", "4.1norm"])
+def test_adag_where_the_learning_rate_reaches_zero(form: str, algorithm: int) -> None:
+    """The worker's step is taken, then its schedule says 0: where the center has moved, the step counts for nothing."""
+    jobs: list[ToyJob] = []
+
+    def last_step(theta: np.ndarray, value: tuple[int, list[float]]) -> np.ndarray:
+        worker, gradient = value
+        if jobs:
+            jobs[0].replicas[worker].learning_rate = 0.0  # as Keras' optimizer has it after its last step
+        return np.array(gradient)
+
+    data = [[(0, [0.0, 0.0]), (0, [1.0, 0.0])], [(1, [0.0, 0.0]), (1, [1.0, 1.0])]]
+    rule = make("adag", window=1, form=form, algorithm=algorithm)
+    jobs.append(ToyJob(rule, [1.0, 2.0], data, eta=0.5, gradient=last_step))
+    job = jobs[0]
+    job.run([0, 1])  # nothing moves; both have taken their last step now
+    job.commit(0)
+    assert job.theta.tolist() == [0.5, 2.0]
+    job.commit(1)
+    assert job.theta.tolist() == [0.5, 1.5 if form == "4.1" else 2.0]
+    assert job.center.log.commits()["scale"].tolist() == [1.0, 1.0, 1.0, 0.5 if form == "4.1" else 0.0]
+
+
+@pytest.mark.parametrize("gamma", [1e-19, 1e-23, 1e-37, 1e-60, 1e-300])
+@pytest.mark.parametrize("form", FORMS[1:3] + FORMS[4:])
+def test_adag_with_a_scale_that_float32_cannot_hold(form: str, gamma: float) -> None:
+    """float32 comes to what float64 does, also where gamma or its square is no float32 number."""
+
+    def run(dtype: Any) -> np.ndarray:
+        steps = [[np.array([3.0, 0.0])] * 2, [np.array([1e-16, 5.0])] * 2]
+        job = ToyJob(make("adag", window=1, form=form, gamma=gamma), [0.0, 1.0], steps, eta=0.25, dtype=dtype)
+        return job.run([0, 1, 0, 1])
+
+    np.testing.assert_allclose(run(np.float32), run(np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_adaptive_compensation_without_an_epsilon(momentum: float) -> None:
+    """An element whose gradients were all 0 stays where it is."""
+    rule = make("dc_asgd", adaptive=True, epsilon=0.0, momentum=momentum)
+    data = [[np.array([1.0, 0.0])] * 2, [np.array([-2.0, 0.0])] * 2]
+    for dtype in (np.float32, np.float64):
+        theta = ToyJob(rule, [1.0, 3.0], data, dtype=dtype).run([0, 1, 1, 0])
+        assert np.isfinite(theta).all()
+        assert theta[1] == 3.0
+        assert theta[0] != 1.0
