@@ -11,9 +11,10 @@ No threads, no sockets, no clocks of its own; whoever drives it holds one lock a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from distkeras.ps.center.commit_log import CommitLog
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
-from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
+from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
@@ -51,6 +52,7 @@ class Center:
         scheduler: when replies are released; None: what the rule needs.
         moving_statistics: the initial ones (BatchNormalization), averaged by step count, never through the rule.
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit, for one more pass over the vector.
+        check_finite: find a NaN or infinity at the commit whose arithmetic makes it of finite numbers.
         incarnation: of the server: rises with each restart.
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
@@ -69,6 +71,7 @@ class Center:
         scheduler: Scheduler | None = None,
         moving_statistics: np.ndarray = NO_FLOATS,
         measure_gap: bool = False,
+        check_finite: bool = False,
         incarnation: int = 1,
         block: int = BLOCK,
         now: Callable[[], float] = time.time,
@@ -106,6 +109,9 @@ class Center:
         self._now = now
         self._chunks = Chunks(vector.size, vector.dtype, block)
         self._measure_gap = measure_gap
+        self._check_finite = check_finite
+        #: Whether a commit has failed within its arithmetic: it may be applied in part, and nothing is to be saved.
+        self.corrupt = False
         self._keeps_sent = self.traits.keeps_sent or measure_gap
         self.round = Round(np.zeros_like(self.moving_statistics))
 
@@ -166,13 +172,21 @@ class Center:
             LeaseLostError: the sender does not hold the lease.
             LedgerError: the mini-batches do not continue where the partition's last commit ended.
             RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
+            NonFiniteError: with ``check_finite``: the rule makes a NaN or infinity of it; the center is `corrupt`.
         """
         lease = self._due(commit, len(parts))
         if lease is None:
             return False
+        with self._arithmetic(commit.worker, commit.first):
+            self._take(commit, lease, parts)
+        return True
+
+    def _take(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer]) -> None:
         staleness = self._staleness(lease, commit)
         context = self._commit_context(commit, staleness)
         scalars = self.rule.accept(context, self.counters)
+        if self._check_finite and not all(map(math.isfinite, scalars)):
+            raise ArithmeticError(f"factors {scalars}")
         gap = math.nan
         if self._measure_gap and lease.sent is not None:
             gap = self._chunks.gap(self.current.array, lease.sent.array)
@@ -182,7 +196,7 @@ class Center:
         else:
             total = self._apply(lease, parts, scalars)
             if total is not None:
-                scale = total / self.size
+                scale = total / max(1, self.size)
         if self.moving_statistics.size:
             self._blend_moving_statistics(commit, lease)
         now = self._now()
@@ -199,10 +213,26 @@ class Center:
         lease.steps = commit.steps
         lease.advance(commit, now)
         if not commit.wants_center:
-            lease.released = self.clock
+            lease.begin_window(self.clock)
         self.scheduler.committed(commit.worker)
         self._end_round_if_complete()
-        return True
+
+    @contextlib.contextmanager
+    def _arithmetic(self, worker: int, step: int | None = None) -> Iterator[None]:
+        """The rule's own, at whose end all is finite that was: numpy's flags tell, at no pass over the vectors."""
+        if not self._check_finite:
+            yield
+            return
+        try:
+            with np.errstate(over="raise", divide="raise", invalid="raise"):
+                yield
+        except ArithmeticError as error:
+            self.corrupt = True
+            raise NonFiniteError(
+                f"rule {self.rule.name!r} must keep the center finite. Received: {error}, at clock {self.clock}",
+                worker=worker,
+                step=step,
+            ) from error
 
     def skip(self, commit: Commit) -> bool:
         """Leaves ``commit`` out, for its NaN or infinity: its mini-batches are done with, nothing else has changed.
@@ -265,11 +295,16 @@ class Center:
             )
 
     def _staleness(self, lease: PartitionLease, commit: Commit) -> int:
-        """Of an overlapped commit, the one before it counts as well: what its sender was sent lacked it."""
+        """Commits applied since the clock that the window began from: the one definition, for every rule and pace.
+
+        That is the clock of what the worker was sent before the window (`PartitionLease.released`). So in a round the
+        commits before it count, 0, 1, 2 …; and of an overlapped commit the worker's own one before it counts as well,
+        which what it was sent lacked.
+        """
         overlapped = commit.overlapped and lease.previous_released is not None
         since = lease.previous_released if overlapped else lease.released
         assert since is not None
-        return 0 if self.traits.synchronous else self.clock - since
+        return self.clock - since
 
     def _commit_context(self, commit: Commit, staleness: int) -> Context:
         at_server = self.traits.gradient
@@ -358,21 +393,24 @@ class Center:
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:
-            version = self.pool.take()
-            # A view uses the eta of the commit that it follows.
-            scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
-            center = self.current.array
-            for chunk in self._chunks.over(version.array, center, (), self.model, lease.vectors):
-                self.rule.view(chunk, scalars)
+            with self._arithmetic(worker):
+                version = self._view(worker, lease)
         else:
             version = self.current.hold()
         if self._keeps_sent:
-            if lease.sent is not None:
-                lease.sent.drop()
-            lease.sent = version.hold()
+            lease.keep_sent(version, within_window=self.traits.pull_first)
         if not self.traits.pull_first or lease.released is None:
             lease.released = self.clock
         return Released(version, self.clock, lease.sequence, self.rate(self.clock), self.moving_statistics)
+
+    def _view(self, worker: int, lease: PartitionLease) -> Buffer:
+        """What the rule sends in place of the center."""
+        version = self.pool.take()
+        # A view uses the eta of the commit that it follows.
+        scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
+        for chunk in self._chunks.over(version.array, self.current.array, (), self.model, lease.vectors):
+            self.rule.view(chunk, scalars)
+        return version
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""

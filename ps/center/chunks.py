@@ -69,4 +69,4 @@ class Chunks:
             stretch = slice(start, min(start + BLOCK, self._size))
             moved = np.subtract(center[stretch], sent[stretch], out=self._scratch[: stretch.stop - start])
             total += float(np.square(moved, dtype=np.float64).sum())
-        return math.sqrt(total / self._size)
+        return math.sqrt(total / max(1, self._size))

@@ -42,7 +42,9 @@ class PartitionLease:
     skipped: bool = False
     #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
     active_at: float = 0.0
+    #: What the worker was sent before its window, where that is kept; and what it pulled within it (pull-first rules).
     sent: Buffer | None = None
+    pulled: Buffer | None = None
     vectors: tuple[Vector, ...] = ()
 
     def require_next(self, commit: Commit) -> None:
@@ -71,9 +73,37 @@ class PartitionLease:
         self.epoch, self.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
         self.skipped, self.active_at, self.previous_released = False, now, self.released
 
+    def keep_sent(self, version: Buffer, *, within_window: bool) -> None:
+        """Holds what the worker is sent.
+
+        Args:
+            version: that.
+            within_window: a pull before a commit: what the window began with stays `sent` until that is applied.
+        """
+        if within_window and self.sent is not None:
+            if self.pulled is not None:
+                self.pulled.drop()
+            self.pulled = version.hold()
+            return
+        if self.sent is not None:
+            self.sent.drop()
+        self.sent = version.hold()
+
+    def begin_window(self, clock: int) -> None:
+        """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""
+        self.released = clock
+        if self.pulled is not None:
+            if self.sent is not None:
+                self.sent.drop()
+            self.sent, self.pulled = self.pulled, None
+
     def require_pull(self) -> None:
-        """The worker must pull before it commits again."""
+        """The worker must pull before it commits again; its next window begins with that."""
         self.released = self.previous_released = None
+        for buffer in (self.sent, self.pulled):
+            if buffer is not None:
+                buffer.drop()
+        self.sent = self.pulled = None
 
 
 class Leases(dict[int, PartitionLease]):

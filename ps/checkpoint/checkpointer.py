@@ -158,6 +158,8 @@ class Checkpointer:
             due = closing or center.clock >= self._next or self._covered < self._wanted
             if mark == self._covered or not due:  # woken while the last one was written, which covers it
                 return
+            if center.corrupt:
+                return
             snapshot, durable, clock = take(center, self._log_files), _sequences(center), center.clock
         try:
             self._directory.save(snapshot)

@@ -166,7 +166,7 @@ class ADAG(Rule):
 
 
 def _factor(squares: float, divisor: float) -> float:
-    """:math:`1 / (\\|d\\|^2 / divisor + 1)`, of the sum of squares."""
+    r""":math:`1 / (\|d\|^2 / divisor + 1)`, of the sum of squares."""
     if not divisor:  # the limit; squares may be 0 as well
         return float(squares == 0)
     return 1.0 / (squares / divisor + 1.0)

@@ -27,6 +27,7 @@ def make_center(
         scheduler=scheduler_for(settings.rule, settings.workers, settings.staleness_bound),
         moving_statistics=moving_statistics,
         measure_gap=settings.measure_gap,
+        check_finite=True,
         incarnation=incarnation,
     )
 

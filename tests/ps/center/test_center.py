@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from support.toy_model import ToyJob
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous
-from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, NonFiniteError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
-from distkeras.ps.rules import make
+from distkeras.ps.rules import Chunk, Context, Rule, all_rules, make
+from distkeras.ps.rules.base import Scalars
+from distkeras.ps.rules.downpour import Downpour
 
 
 def center_of(name: str = "downpour", workers: int = 2, size: int = 3, **options: Any) -> Center:
@@ -281,3 +284,70 @@ def test_a_rule_without_rounds_moves_the_center_at_each_arrival_of_one() -> None
     send(center, commit_of(1))
     np.testing.assert_array_equal(center.current.array, [2, 2, 2])
     assert center.ready(0)
+
+
+class TestWhatIsRecorded:
+    @pytest.mark.parametrize("rule", [make("aeasgd", window=1, rho=1.0), make("adag", window=1, algorithm=13)], ids=str)
+    def test_the_gap_of_a_rule_that_pulls_first_is_to_what_its_window_began_with(self, rule: Rule) -> None:
+        """What is pulled right before the commit is the center itself: the gap to that would always be 0."""
+        job = ToyJob(rule, [0.0], [[np.array([1.0])] * 3, [np.array([1.0])] * 3], eta=0.5, measure_gap=True)
+        sent = {0: [0.0], 1: [0.0]}  # what each worker pulled, one a window, the first one to begin with
+        gaps = []
+        for worker in (0, 1, 0, 1, 1, 0):
+            before = float(job.theta[0])
+            gaps.append(abs(before - sent[worker][-1]))
+            sent[worker].append(before)
+            job.commit(worker)
+        assert job.center.log.commits()["gap"].tolist() == pytest.approx(gaps, abs=1e-15)
+        assert max(gaps) > 0
+
+    @pytest.mark.parametrize("name", ["ssgd", "ssgdm", "ssgdm_local", "averaging", "easgd"])
+    def test_the_staleness_within_a_round_counts_its_earlier_commits(self, name: str) -> None:
+        rule = make(name, **({"window": 1} if name in ("averaging", "easgd") else {}))
+        job = ToyJob(rule, [0.0], [[np.array([1.0])] * 2] * 3)
+        job.run([1, 0, 2, 2, 1, 0])
+        assert job.center.log.commits()["staleness"].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+class Broken(Downpour):
+    """A rule whose arithmetic makes a NaN of finite numbers, at worker 1."""
+
+    name: ClassVar[str] = "broken"
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return (float(context.worker != 1),)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        np.divide(chunk.payload[0] * scalars[0], scalars[0], out=chunk.out)
+        return None
+
+
+class TestFinite:
+    def test_a_kernel_that_makes_a_nan_is_found_at_the_commit_that_it_does_it_at(self) -> None:
+        center = Center(Broken(), np.zeros(3, np.float32), workers=2, check_finite=True)
+        for worker in (0, 1):
+            joined(center, worker)
+        send(center, commit_of(0))
+        text = "rule 'broken' must keep the center finite. Received: invalid value encountered in divide, at clock 1"
+        with pytest.raises(NonFiniteError, match=text) as caught:
+            send(center, commit_of(1))
+        assert (caught.value.worker, caught.value.step) == (1, 0)
+        assert center.corrupt
+        assert center.clock == 1
+
+    @pytest.mark.parametrize("name", list(all_rules()))
+    def test_a_center_that_overflows_is_found_under_every_rule(self, name: str) -> None:
+        """Each number that comes is finite, and so is the center before it."""
+        largest, rule = 3e38, make(name)
+        gradient = rule.traits.gradient
+        vector = np.full(3, largest, np.float32)
+        center = Center(rule, vector, workers=2, learning_rate=1.0 if gradient else None, check_finite=True)
+        for worker in (0, 1):
+            center.join(worker, 0)
+        for worker in (0, 1):
+            center.release(worker, 0)
+
+        value = -largest if gradient else largest
+        with pytest.raises(NonFiniteError, match=f"rule '{name}' must keep the center finite"):  # noqa: PT012 - either
+            for worker in (0, 1):
+                send(center, commit_of(worker, value=value, wants_center=not rule.traits.pull_first))

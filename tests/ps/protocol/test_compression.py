@@ -244,3 +244,12 @@ def test_rules_that_rely_on_what_was_sent_refuse(name: str) -> None:
             refused.add(rule)
     exact = {"adag", "dana_dc", "dc_asgd", "aeasgd", "eamsgd", "easgd"}
     assert refused == {"float32": set(), "bfloat16": exact, "int8": exact | {"averaging"}}[name]
+
+
+@pytest.mark.parametrize("algorithm", [11, 12, 13])
+@pytest.mark.parametrize("form", ["4.1", "4.7", "4.10", "4.1norm", "4.7norm"])
+def test_adag_refuses_to_be_rounded_in_each_of_its_forms(form: str, algorithm: int) -> None:
+    """It compares the center with what was sent, wherever that is kept: roundings would look like movement."""
+    for name in FORMATS[1:]:
+        with pytest.raises(ConfigurationError, match="reads exactly what a worker was sent"):
+            require_format(name, make("adag", form=form, algorithm=algorithm))

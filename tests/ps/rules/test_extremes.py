@@ -62,3 +62,9 @@ def test_adaptive_compensation_without_an_epsilon(momentum: float) -> None:
         assert np.isfinite(theta).all()
         assert theta[1] == 3.0
         assert theta[0] != 1.0
+
+
+def test_nothing_to_train_has_a_scale_and_a_gap() -> None:
+    job = ToyJob(make("adag", window=1), [], [[np.empty(0)]], measure_gap=True)
+    job.commit(0)
+    assert job.center.log.commits()[["scale", "gap"]].tolist() == [(1.0, 0.0)]
