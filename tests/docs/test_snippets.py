@@ -1,0 +1,116 @@
+"""What README and guide tell the reader to type works: Python is run, commands name what is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide"
+START = GUIDE / "start.md"
+#: Pages that go on from where "Getting started" has come.
+FURTHER = sorted(path for path in GUIDE.glob("*.md") if path != START and "```python" in path.read_text())
+ROWS = {"train": 256, "test": 64}
+PIXELS = 784
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run(path: Path, namespace: dict[str, Any]) -> None:
+    """Executes a page's Python, one block after the other; an error names page and block.
+
+    The data lies in the current folder, but a relative path is Spark's: it begins where its JVM was started.
+    """
+    for place, block in enumerate(blocks(path, "python")):
+        absolute = block.replace('parquet("', f'parquet("{Path.cwd()}/')
+        exec(compile(absolute, f"{path.name}, block {place}", "exec"), namespace)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the snippets run: a little of the data that they read."""
+    place = tmp_path_factory.mktemp("snippets")
+    numbers = np.random.default_rng(0)
+    for name, rows in ROWS.items():
+        features = numbers.random((rows, PIXELS), np.float32)
+        table = pa.table({"features": list(features), "label": numbers.integers(0, 10, rows)})
+        pq.write_table(table, place / f"{name}.parquet")
+    before = Path.cwd()
+    os.chdir(place)
+    yield place
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def started(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """The names that "Getting started" leaves behind."""
+    namespace: dict[str, Any] = {"__name__": "snippets"}
+    run(START, namespace)
+    return namespace
+
+
+def test_the_readme_runs(spark: SparkSession) -> None:
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    run(ROOT / "README.md", namespace)
+    assert namespace["trained"].count_params() > 0
+
+
+@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
+def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:
+    run(path, dict(started))
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """File name and command: one for each logical line of each block of shell in README, CONTRIBUTING and guide."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(GUIDE.glob("*.md"))):
+        for block in blocks(path, "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if shlex.split(line, comments=True):
+                    yield path.name, line
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_a_command_names_what_is_there(name: str, command: str) -> None:
+    words = shlex.split(command, comments=True)
+    for place, word in enumerate(words):
+        if re.match(r"(scripts|tests|notebooks|docs)/", word):
+            assert (ROOT / word.partition("::")[0]).exists(), word
+        if re.fullmatch(r"scripts/\w+(\.py|\.sh)?", word):
+            told = helped(word)
+            options = [part.partition("=")[0] for part in words[place + 1 :] if part.startswith("--")]
+            missing = [option for option in options if option not in told]
+            assert not missing or word.endswith("test.sh")  # which hands them on to pytest
+    if words[:2] == ["python", "-m"] and words[2].startswith("distkeras"):
+        ran = subprocess.run([sys.executable, *words[1:], "--help"], cwd=ROOT, capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr.decode()
+
+
+def helped(script: str) -> str:
+    """What a script says about its options; a shell script hands them on to the Python one of its name."""
+    stem = ROOT / Path(script).with_suffix("")
+    program = next((path for path in (stem, stem.with_suffix(".py")) if path.exists()), None)
+    if program is None:
+        return (ROOT / script).read_text()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, program, "--help"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
