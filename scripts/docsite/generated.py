@@ -16,7 +16,7 @@ PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
 #: The README's five rules, and why one would take each.
 RULES = {
-    "agn": "the default choice: windows of any length stay stable, since a window's movement is divided by its steps",
+    "agn": "a good first choice: a window's movement is divided by its steps, whatever their number",
     "dynsgd": "workers of very different speed: a stale commit counts for less",
     "aeasgd": "workers that explore on their own, tied to the center by a spring",
     "dana_slim": "momentum with many asynchronous workers, at no cost at the server",

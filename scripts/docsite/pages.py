@@ -40,12 +40,12 @@ def navigation(folder: str) -> list[dict[str, str]]:
 
 def _rules() -> str:
     text = (Path(__file__).parent / "rules.md").read_text()
-    lines = ["| rule | name | source | family | a worker sends | replies |", "|---|---|---|---|---|---|"]
+    lines = ["| rule | a worker sends | replies | family | source |", "|---|---|---|---|---|"]
     for name in rules.all_rules():
         row = _facts(name)
         lines.append(
-            f"| [`{name}`]({name}.md) | {row['name']} | {row['paper']}, {row['equations']} | {row['family']} | "
-            f"{row['sends']} | {row['scheduler']} |"
+            f"| [{row['name']}]({name}.md)<br>`{name}` | {row['sends']} | {row['scheduler']} | {row['family']} | "
+            f"{row['paper']}, {row['equations']} |"
         )
     return text.replace("TABLE", "\n".join(lines))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from docsite import generated
 
+from distkeras.ps.rules import all_rules
+
 ROOT = Path(__file__).parents[2]
 #: As a reader of the repository sees them; those of the site's own pages are checked when it is built.
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -31,6 +33,14 @@ def test_the_readme_is_short() -> None:
 def test_the_readme_imports_from_the_public_face_only() -> None:
     imported = re.findall(r"^\s*(?:from|import) (distkeras[\w.]*)", (ROOT / "README.md").read_text(), re.M)
     assert set(imported) <= {"distkeras", "distkeras.transformers"}
+
+
+def test_the_readme_counts_right() -> None:
+    text = (ROOT / "README.md").read_text()
+    for count in re.findall(r"(?:all|one of) (\d+)", text):
+        assert int(count) == len(all_rules())
+    (met,) = re.findall(r"\d+ of \d+ criteria are met", text)
+    assert f"\n{met}." in (ROOT / "docs" / "reproduction" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
