@@ -90,7 +90,8 @@ def home(name: str, value: object) -> str:
     if isinstance(value, ModuleType):
         return value.__name__
     module = inspect.getmodule(value)
-    assert module is not None, name
+    if module is None:
+        raise ValueError(f"a public name must be a class, a function or a module. Received: {name}={value!r}")
     return f"{module.__name__}.{getattr(value, '__qualname__', name)}"
 
 
@@ -107,18 +108,9 @@ def reference() -> dict[str, str]:
     found = {f"reference/{page}.md": _reference(titles[page], names) for page, names in pages.items()}
     for name, value in public().items():
         if isinstance(value, ModuleType):
-            found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value.__name__, _collected(value))
-    found["reference/transformers.md"] = _module(
-        "distkeras.transformers", "distkeras.transformers", _collected(distkeras.transformers)
-    )
+            found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value)
+    found["reference/transformers.md"] = _module("distkeras.transformers", distkeras.transformers)
     return found
-
-
-def _collected(module: ModuleType) -> list[str]:
-    """Where the members of a package are at home that collects them from its modules; nothing for a plain module."""
-    if not hasattr(module, "__path__"):
-        return []
-    return [home(name, getattr(module, name)) for name in module.__all__]
 
 
 def _reference(title: str, names: list[str]) -> str:
@@ -129,14 +121,14 @@ def _reference(title: str, names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _module(title: str, name: str, members: list[str]) -> str:
-    """A page for a module; ``members`` where those that others define are its own too."""
+def _module(title: str, module: ModuleType) -> str:
+    """A page for a module; a package says itself which of its modules' members are its own."""
+    name = module.__name__
     lines = [f"# {title} {{#{name}}}", "", f"::: {name}", "    options:", "      show_root_heading: false"]
     lines += ["      show_root_toc_entry: false"]
-    lines += ["      members: false", ""] if members else [""]
-    for member in members:
-        lines += [f"::: {member}", "    options:", "      show_root_heading: true", ""]
-    return "\n".join(lines)
+    if hasattr(module, "__path__"):
+        lines += [f"      members: [{', '.join(module.__all__)}]"]
+    return "\n".join([*lines, ""])
 
 
 def layers(package: str) -> str:
