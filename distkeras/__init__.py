@@ -5,11 +5,13 @@ folder imports only from those above it, and from ``ps``::
 
     data         columns of a DataFrame to mini-batches, in a reproducible order
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
+    settings     what a trainer is told, checked once
     callbacks    stop conditions and the user's own hooks
     results      tables of history, commits and events
     job          one training job on Spark
     trainer      the trainer: one class for every rule
     trainers     dist-keras' names over it
+    flags        a trainer's keywords as flags, and a TOML file of them
     analysis     metrics and plots of those tables, gradients for the simulator
 """
 

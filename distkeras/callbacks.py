@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.protocol.messages import Status
+from distkeras.ps.validate import require_choice, require_integer, require_number
 
 if TYPE_CHECKING:
     import keras
@@ -148,14 +149,10 @@ class Callback:
     """
 
     def __init__(self, *, every_commits: int | None = None, every_seconds: float | None = None) -> None:
-        if every_commits is not None and (type(every_commits) is not int or every_commits < 1):
-            raise ConfigurationError(
-                f"`every_commits` must be a positive integer. Received: every_commits={every_commits!r}"
-            )
         if every_commits is None and every_seconds is None:
             every_seconds = _DEFAULT_SECONDS
-        self.every_commits = every_commits
-        self.every_seconds = None if every_seconds is None else _positive("every_seconds", every_seconds)
+        self.every_commits = None if every_commits is None else require_integer("every_commits", every_commits)
+        self.every_seconds = None if every_seconds is None else require_number("every_seconds", every_seconds)
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
@@ -181,7 +178,7 @@ class TimeBudget(Callback):
     """
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(every_seconds=_positive("seconds", seconds))
+        super().__init__(every_seconds=require_number("seconds", seconds))
 
     def on_center(self, context: CallbackContext) -> None:
         """Ends the job: the first call is when the time is spent."""
@@ -220,7 +217,7 @@ class EarlyStopping(Callback):
         BadValueError, ShapeError, MissingColumnError: of ``df``, before any work starts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword an option, as in Keras' class of this name
         self,
         df: DataFrame,
         monitor: str = "loss",
@@ -235,16 +232,13 @@ class EarlyStopping(Callback):
         max_rows: int = 10_000,
     ) -> None:
         super().__init__(every_commits=every_commits, every_seconds=every_seconds)
-        for name, value in (("patience", 1 if patience is None else patience), ("max_rows", max_rows)):
-            if type(value) is not int or value < 1:
-                raise ConfigurationError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-        if not (isinstance(min_delta, (int, float)) and 0 <= min_delta < math.inf):
-            raise ConfigurationError(f"`min_delta` must be a finite number. Received: min_delta={min_delta!r}")
         self.monitor = monitor.removeprefix("val_")
-        self.patience, self.min_delta, self.target = patience, min_delta, target
+        self.patience = None if patience is None else require_integer("patience", patience)
+        self.min_delta = require_number("min_delta", min_delta, inclusive=True)
+        self.target = target
         self.sign = _better_sign(self.monitor, mode)
         self.restore_best_weights = restore_best_weights
-        self.max_rows = max_rows
+        self.max_rows = require_integer("max_rows", max_rows)
         self._df = df
         self.validation_batch: Batch | None = None
         self.evaluations: list[dict[str, float]] = []
@@ -294,20 +288,13 @@ class EarlyStopping(Callback):
             context.restore(self._best_center)
 
 
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"`{name}` must be a finite number above 0. Received: {name}={value!r}")
-    return float(value)
-
-
 _LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
 _SMALLER_IS_BETTER = ("loss", "error", "entropy", "mse", "mae", "rmse", "divergence", "hinge", "log_cosh", "poisson")
 
 
 def _better_sign(monitor: str, mode: str) -> int:
     """1 where smaller is better, -1 where larger is."""
-    if mode not in ("min", "max", "auto"):
-        raise ConfigurationError(f"`mode` must be 'min', 'max' or 'auto'. Received: mode={mode!r}")
+    require_choice("mode", mode, ("min", "max", "auto"))
     if mode == "auto":
         name = monitor.lower()
         smaller, larger = (any(part in name for part in parts) for parts in (_SMALLER_IS_BETTER, _LARGER_IS_BETTER))

@@ -9,37 +9,32 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from distkeras.callbacks import Callback, CenterWeights, TrainingSetup
 from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
-from distkeras.data.schema import data_spec, example, names_of, weighted
+from distkeras.data.schema import data_spec, weighted
 from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks
 from distkeras.job.cluster import default_workers, driver_host
+from distkeras.job.plan import EndedJob, JobPlan, require_fit, require_optimizer
 from distkeras.job.progress import Progress
 from distkeras.job.spark_job import SparkJob
 from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
-from distkeras.job.task import Task
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
-from distkeras.ps.protocol.compression import require_format
+from distkeras.ps.errors import ConfigurationError, EmptyDataError
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.server.process import ServerProcess
-from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.ps.worker.auto_window import AutoWindow
 from distkeras.results.outcome import Outcome
 from distkeras.results.tables import JobRecords, Resumed
+from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
 
 if TYPE_CHECKING:
     import keras
@@ -75,10 +70,11 @@ class Trainer(Outcome):
             values that fill the output's shape.
         sample_weight_col: column with one weight a row.
         class_weight: weight of each class, where the one label column holds integer classes.
-        num_workers: partitions. Default: Spark's default parallelism.
+        num_workers: workers, each of which trains on one partition. Default: Spark's default parallelism.
         batch_size: rows of one mini-batch of one worker.
         num_epoch: passes over the data.
-        learning_rate: the server's, a number or a `ps.schedules.Schedule` over its clock; for gradient rules only.
+        learning_rate: the server's, a number or one of `distkeras.schedules` over its clock; for gradient rules only.
+            Default: the worker optimizer's.
         staleness_bound: iterations that a worker may be ahead of the slowest (stale synchronous). Default: no bound.
         seed: of the row order.
         shuffle: a new row order for each epoch.
@@ -101,7 +97,7 @@ class Trainer(Outcome):
         communication_window: steps between two exchanges, instead of the rule's `window`; "auto" has each worker
             measure its first exchanges and choose: `events` says what. Rules that need a fixed window refuse "auto".
         communication_share: of a worker's time, that "auto" lets communication take; with `overlap`, it chooses the
-            smallest window that hides an exchange.
+            smallest window that hides an exchange. Default: 0.1.
         progress: show a progress bar. Default: on a terminal and in a notebook.
         host: address of the driver that executors can reach. Default: loopback for a local master, else Spark's
             ``spark.driver.host``.
@@ -117,7 +113,7 @@ class Trainer(Outcome):
         ConfigurationError: an argument cannot work.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword an option, each in the signature for `help` and for type checkers
         self,
         model: keras.Model,
         rule: Rule | str,
@@ -146,7 +142,7 @@ class Trainer(Outcome):
         wire_format: str = "float32",
         overlap: bool = False,
         communication_window: int | str | None = None,
-        communication_share: float = 0.1,
+        communication_share: float | None = None,
         progress: bool | None = None,
         host: str | None = None,
         port: int = 0,
@@ -156,36 +152,15 @@ class Trainer(Outcome):
         deadlines: Deadlines | None = None,
         stall_after: float | None = 300.0,
     ) -> None:
+        arguments = {**locals(), "deadlines": deadlines or Deadlines()}  # each setting finds its keyword by name
         super().__init__()
-        self.rule = rules.make(rule) if isinstance(rule, str) else rule
-        if num_workers is not None and (type(num_workers) is not int or num_workers < 1):
-            raise ConfigurationError(f"`num_workers` must be a positive integer. Received: num_workers={num_workers!r}")
-        if learning_rate is not None and not self.rule.traits.gradient:
-            raise ConfigurationError(
-                f"`learning_rate` is the server's, for gradient rules; rule {self.rule.name!r} steps at the workers: "
-                f"set it in `worker_optimizer`. Received: learning_rate={learning_rate}"
-            )
-        if bad_numbers not in ("raise", "skip"):
-            raise ConfigurationError(f"`bad_numbers` must be 'raise' or 'skip'. Received: bad_numbers={bad_numbers!r}")
-        if type(max_skipped) is not int or max_skipped < 1:
-            raise ConfigurationError(f"`max_skipped` must be a positive integer. Received: max_skipped={max_skipped!r}")
-        require_format(wire_format, self.rule)
-        if overlap and not self.rule.traits.overlaps:
-            raise ConfigurationError(
-                f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
-                "Received: overlap=True"
-            )
-        automatic = communication_window == "auto"
-        if automatic:
-            AutoWindow(self.rule, communication_share)  # finds out now whether it can
-        elif communication_window is not None:
-            self.rule = replace(self.rule, window=communication_window)  # type: ignore[arg-type]  # checks it
-        if stall_after is not None and not stall_after > 0:
-            raise ConfigurationError(f"`stall_after` must be above 0. Received: stall_after={stall_after!r}")
-        self.model_file = archive.to_bytes(model)
-        self.recipe = recipe_of(
+        self.rule = rule_of(rule, communication_window)
+        self.settings = train_settings(arguments)
+        self.worker_settings = worker_settings(self.rule, self.settings, arguments)
+        self._model_file = archive.to_bytes(model)
+        self._recipe = recipe_of(
             model,
-            self.model_file,
+            self._model_file,
             optimizer=worker_optimizer,
             loss=loss,
             metrics=metrics,
@@ -193,35 +168,12 @@ class Trainer(Outcome):
             weighted_metrics=weighted_metrics,
             objects=custom_objects,
         )
-        self.features = names_of(features_col, "features_col")
-        self.labels = names_of(label_col, "label_col")
-        self.sample_weight_col = sample_weight_col
-        self.class_weight = dict(class_weight) if class_weight is not None else None
-        self.num_workers = num_workers
-        self.batch_size = batch_size
-        self.num_epoch = num_epoch
-        self.learning_rate = learning_rate
-        self.staleness_bound = staleness_bound
-        self.seed = seed
-        self.shuffle = shuffle
-        self.partitioned_already = partitioned_already
-        self.spool_bytes = spool_bytes
-        self.bad_numbers = bad_numbers
-        self.max_skipped = max_skipped
-        self.measure_gap = measure_gap
-        self.wire_format = wire_format
-        self.overlap = overlap
-        self.communication_share = communication_share if automatic else None
-        self.progress = progress
-        self.host = host
-        self.port = port
-        self.tls = tls
+        replica = self._build_replica()  # what cannot work fails here, not in `train`
+        if learning_rate is None and self.rule.traits.gradient:
+            arguments["learning_rate"] = replica.learning_rate
+        self.server_settings = server_settings(self.rule, self.settings, arguments)
         if tls:
             make_certificate()  # finds out now whether it can
-        self.threads = threads
-        self.deadlines = deadlines or Deadlines()
-        self.stall_after = stall_after
-        self._replica()  # what cannot work fails here, not in `train`
 
     def train(
         self,
@@ -256,74 +208,77 @@ class Trainer(Outcome):
             KeyboardInterrupt: likewise; `model` has the center's last weights.
         """
         began = time.monotonic()
-        saved = _checkpoint_of(checkpoint, resume)
-        replica = self._replica()
-        df, weight_col = weighted(df, self.labels, self.class_weight, self.sample_weight_col)
-        spec = replace(self._spec(replica.model, df, weight_col), rewindable=saved is not None or self.overlap)
-        _prepare(replica, spec)
-        workers = self.num_workers or default_workers(df)
+        plan = self._prepare(df, callbacks, _checkpoint_of(checkpoint, resume), resume)
+        ended = self._run(plan)
+        self._finish(plan, ended)
+        finished = time.monotonic()
+        self.timings = {
+            "start": ended.spark_began - began,
+            "spark": ended.spark_ended - ended.spark_began,
+            "finish": finished - ended.spark_ended,
+            "total": finished - began,
+        }
+        return self.model
+
+    # ---- the three steps of a job
+
+    def _prepare(
+        self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
+    ) -> JobPlan:
+        """Settles everything that can be settled without a server; what cannot work fails here."""
+        settings, replica = self.settings, self._build_replica()
+        weighted_df, weight_col = weighted(df, settings.label_col, settings.class_weight, settings.sample_weight_col)
+        rewindable = checkpoint is not None or self.worker_settings.overlap
+        spec = replace(self._spec(replica.model, weighted_df, weight_col), rewindable=rewindable)
+        require_fit(replica, spec)
+        workers = settings.num_workers or default_workers(df)
         self._forget(df)
-        begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._replica, self._collected))
-        start = np.empty(replica.size, np.float32)
-        replica.read(start)
-        moving = np.empty(replica.moving_statistics.size, np.float32)
-        replica.read_moving_statistics(moving)
-        layouts = (replica.layout, replica.moving_statistics)
+        begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._build_replica, self._read_rows))
+        return JobPlan(
+            df=partitioned(weighted_df, spec, workers, partitioned_already=settings.partitioned_already),
+            spec=spec,
+            model_file=self._model_file,
+            recipe=self._recipe,
+            replica=replica,
+            server=replace(
+                self.server_settings,
+                workers=workers,
+                host=settings.host or driver_host(df),
+                checkpoint=checkpoint,
+            ),
+            worker=replace(self.worker_settings, workers=workers),
+            callbacks=callbacks,
+            resume=resume,
+        )
 
-        def publish(driver: DriverClient) -> None:
-            driver.publish(start, moving, self.model_file, layouts)
-
-        laid_out = partitioned(df, spec, workers, partitioned_already=self.partitioned_already)
+    def _run(self, plan: JobPlan) -> EndedJob:
+        """Trains: a server for as long as Spark runs the tasks, and what it knows at their end."""
+        process = ServerProcess(
+            plan.server,
+            resume=plan.resume,
+            job=self.settings.row_settings,
+            epochs=self.settings.num_epoch,
+            tls=self.settings.tls,
+            events=self._events,
+        )
         with (
-            ServerProcess(
-                ServerSettings(
-                    self.rule,
-                    workers=workers,
-                    learning_rate=self._server_learning_rate(replica),
-                    staleness_bound=self.staleness_bound,
-                    measure_gap=self.measure_gap,
-                    max_skipped=self.max_skipped if self.bad_numbers == "skip" else 0,
-                    host=self.host or driver_host(df),
-                    port=self.port,
-                    deadlines=self.deadlines,
-                    checkpoint=saved,
-                ),
-                resume=resume,
-                job=self._facts(),
-                epochs=self.num_epoch,
-                tls=self.tls,
-                events=self._events,
-            ) as process,
-            Supervisor(process, publish, self._events) as server,
-            Progress(self.progress) as progress,
+            process,
+            Supervisor(process, plan.publisher(), self._events) as server,
+            Progress(self.settings.progress) as progress,
         ):
             self.resumed = Resumed.of(process.resumed)
-            task = Task(
-                address=process.address,
-                rule=self.rule,
-                spec=spec,
-                recipe=self.recipe,
-                size=replica.size,
-                moving_statistics=replica.moving_statistics.size,
-                metrics=replica.metric_names,
-                workers=workers,
-                threads=self.threads,
-                deadlines=self.deadlines,
-                wire_format=self.wire_format,
-                overlap=self.overlap,
-                share=self.communication_share,
-            )
+            stall_after = self.settings.stall_after
             job = SparkJob(
-                laid_out,
-                task,
+                plan.df,
+                plan.task(process.address),
                 supervisor=server,
                 progress=progress,
-                callbacks=callbacks,
-                build_replica=self._replica,
+                callbacks=plan.callbacks,
+                build_replica=self._build_replica,
                 events=self._events,
-                stalls=None if self.stall_after is None else StallDetector(self.stall_after, self._events),
+                stalls=None if stall_after is None else StallDetector(stall_after, self._events),
             )
-            started = time.monotonic()
+            began = time.monotonic()
             try:
                 rows = job.run()
                 ended = time.monotonic()
@@ -331,37 +286,26 @@ class Trainer(Outcome):
                 if server.alive():
                     # No commit may come between the center that is collected and its records.
                     server.ask(lambda driver: driver.stop("the driver ended the job"))
-                    server.ask(lambda driver: self._collect(driver, replica))
+                    server.ask(lambda driver: self._collect(driver, plan.replica))
                 raise
-            center = server.ask(lambda driver: self._collect(driver, replica))
-        self.stopped, records = job.stopped, self._records
+            center = server.ask(lambda driver: self._collect(driver, plan.replica))
+        return EndedJob(job, rows, center, began, ended)
+
+    def _finish(self, plan: JobPlan, ended: EndedJob) -> None:
+        """Checks that every mini-batch counts once, and gives the model the weights that it is to have."""
+        job, records = ended.job, self._records
+        self.stopped = job.stopped
         if records is None or not (len(records.commits_array) or self.stopped):
             raise EmptyDataError("`df` must have rows to train on. Received: none")
-        for row in rows:
+        for row in ended.rows:
             if row["window"] is not None:
                 text = "worker %d exchanges every %d steps"
                 self._events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
-        batches = {row["worker"]: row["batches"] for row in rows}
-        records.check_exactly_once(batches, self.num_epoch, self.resumed, stopped=self.stopped is not None)
-        job.callbacks.end(center).load(replica)
-        finished = time.monotonic()
-        self.timings = {
-            "start": started - began,
-            "spark": ended - started,
-            "finish": finished - ended,
-            "total": finished - began,
-        }
-        return self.model
+        batches = {row["worker"]: row["batches"] for row in ended.rows}
+        records.check_exactly_once(batches, self.settings.num_epoch, self.resumed, stopped=self.stopped is not None)
+        job.callbacks.end(ended.center).load(plan.replica)
 
-    def _facts(self) -> dict[str, Any]:
-        """What decides which rows a mini-batch has: a job that is resumed must have them the same."""
-        return {
-            "features": list(self.features),
-            "labels": list(self.labels),
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+    # ---- their parts
 
     def _collect(self, driver: DriverClient, replica: KerasReplica) -> CenterWeights:
         """The center and the records, also of a job that failed: what was learned is not lost."""
@@ -371,71 +315,42 @@ class Trainer(Outcome):
         self._records = JobRecords.drain(driver)
         return center
 
-    def _collected(self, df: DataFrame, most: int) -> Batch | None:
+    def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
         """Rows of a validation DataFrame, with the columns that the trainer is told of."""
-        spec = self._spec(self._replica().model, df, self.sample_weight_col)
-        return collect(df, replace(spec, epochs=1, shuffle=False), most)
+        spec = self._spec(self._build_replica().model, df, self.settings.sample_weight_col)
+        return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
 
-    def _replica(self) -> KerasReplica:
+    def _build_replica(self) -> KerasReplica:
         """A copy of the model, compiled like the workers', on the driver.
 
         Raises:
             ConfigurationError: the rule cannot work with the worker optimizer.
         """
-        replica = KerasReplica(self.recipe.build(self.model_file))
-        traits = self.rule.traits
-        optimizer = replica.model.optimizer
-        if (traits.plain_sgd or traits.gradient) and not _is_plain_sgd(optimizer):
-            why = "takes its steps at the server" if traits.gradient else "needs the plain step"
-            raise ConfigurationError(
-                f"`worker_optimizer` must be SGD without momentum or weight decay: rule {self.rule.name!r} {why}. "
-                f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
-            )
+        replica = KerasReplica(self._recipe.build(self._model_file))
+        require_optimizer(self.rule, replica.model.optimizer)
         return replica
 
-    def _server_learning_rate(self, replica: KerasReplica) -> float | Schedule | None:
-        if not self.rule.traits.gradient:
-            return None
-        return replica.learning_rate if self.learning_rate is None else self.learning_rate
-
     def _spec(self, model: keras.Model, df: DataFrame, weight_col: str | None) -> DataSpec:
+        settings = self.settings
         return data_spec(
             model,
             df,
-            features=self.features,
-            labels=self.labels,
+            features=settings.features_col,
+            labels=settings.label_col,
             weight=weight_col,
-            batch_size=self.batch_size,
-            epochs=self.num_epoch,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            spool_bytes=self.spool_bytes,
+            batch_size=settings.batch_size,
+            epochs=settings.num_epoch,
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+            spool_bytes=settings.spool_bytes,
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(rule={self.rule}, num_workers={self.num_workers}, batch_size={self.batch_size})"
+        workers, batch_size = self.settings.num_workers, self.settings.batch_size
+        return f"{type(self).__name__}(rule={self.rule}, num_workers={workers}, batch_size={batch_size})"
 
 
 def _checkpoint_of(checkpoint: str | PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
     if checkpoint is None and resume:
         raise ConfigurationError("`resume` needs to be told from where. Received: resume=True, checkpoint=None")
     return checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(fspath(checkpoint))
-
-
-def _prepare(replica: KerasReplica, spec: DataSpec) -> None:
-    try:
-        replica.prepare(example(spec))
-    except DistkerasError:
-        raise
-    except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
-        raise ConfigurationError(
-            "`model` must have inputs, loss and metrics that fit the data. "
-            f"Received: {[*spec.features, *spec.labels]}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _is_plain_sgd(optimizer: Any) -> bool:
-    import keras
-
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return isinstance(inner, keras.optimizers.SGD) and not inner.momentum and not inner.weight_decay

@@ -11,8 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distkeras.data.columns import quoted
-from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
+from distkeras.ps.validate import require_integer
 from distkeras.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class _Named(Trainer):
+class _RuleTrainer(Trainer):
     """dist-keras' positional arguments and defaults, and the accessors that its scripts call.
 
     The rule's hyper-parameters are keywords here, beside those of `Trainer`.
@@ -29,7 +29,7 @@ class _Named(Trainer):
     rule_name: ClassVar[str]
     default_window: ClassVar[int | None] = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
         worker_optimizer: Any = None,
@@ -45,11 +45,7 @@ class _Named(Trainer):
     ) -> None:
         names = (field.name for field in dataclasses.fields(all_rules()[self.rule_name]))
         chosen = {name: options.pop(name) for name in names if name in options}
-        if communication_window == "auto":
-            options["communication_window"] = communication_window
-        elif communication_window is not None:
-            chosen["window"] = communication_window
-        elif self.default_window is not None:
+        if communication_window is None and self.default_window is not None:
             chosen.setdefault("window", self.default_window)
         super().__init__(
             keras_model,
@@ -62,13 +58,14 @@ class _Named(Trainer):
             features_col=features_col,
             label_col=label_col,
             num_epoch=num_epoch,
+            communication_window=communication_window,
             **options,
         )
 
     def train(self, df: DataFrame, shuffle: bool | None = None, **options: Any) -> keras.Model:
         """See `Trainer.train`, which takes the ``options``. ``shuffle`` overrides the constructor's."""
         if shuffle is not None:
-            self.shuffle = shuffle
+            self.settings = dataclasses.replace(self.settings, shuffle=shuffle)
         return super().train(df, **options)
 
     def get_training_time(self) -> float:
@@ -91,56 +88,56 @@ class _Named(Trainer):
         return history.groupBy("iteration").mean(*map(quoted, names)).orderBy("iteration").toDF("iteration", *names)
 
 
-class DOWNPOUR(_Named):
+class DOWNPOUR(_RuleTrainer):
     """`Trainer` under `rules.downpour.Downpour`, with dist-keras' window of 5."""
 
     rule_name = "downpour"
     default_window = 5
 
 
-class AGN(_Named):
+class AGN(_RuleTrainer):
     """`Trainer` under `rules.agn.AGN`: what dist-keras called ``ADAG``."""
 
     rule_name = "agn"
 
 
-class ADAG(_Named):
+class ADAG(_RuleTrainer):
     """`Trainer` under `rules.adag.ADAG`, the adaptive rule: ``form``, ``gamma``, ``algorithm``, ``normalize``."""
 
     rule_name = "adag"
 
 
-class DynSGD(_Named):
+class DynSGD(_RuleTrainer):
     """`Trainer` under `rules.dynsgd.DynSGD`."""
 
     rule_name = "dynsgd"
 
 
-class AEASGD(_Named):
+class AEASGD(_RuleTrainer):
     """`Trainer` under `rules.aeasgd.AEASGD`: ``rho``, and ``learning_rate`` of the elastic move."""
 
     rule_name = "aeasgd"
 
 
-class EASGD(_Named):
+class EASGD(_RuleTrainer):
     """`Trainer` under `rules.easgd.EASGD`, synchronous: ``rho``, ``learning_rate``, ``early_stopping``."""
 
     rule_name = "easgd"
 
 
-class EAMSGD(_Named):
+class EAMSGD(_RuleTrainer):
     """`Trainer` under `rules.eamsgd.EAMSGD`: ``rho``, ``learning_rate``, ``momentum``."""
 
     rule_name = "eamsgd"
 
 
-class AveragingTrainer(_Named):
+class AveragingTrainer(_RuleTrainer):
     """`Trainer` under `rules.averaging.ModelAveraging`: the workers' mean, after every epoch by default."""
 
     rule_name = "averaging"
 
 
-class SingleTrainer(_Named):
+class SingleTrainer(_RuleTrainer):
     """One worker on one executor: sequential training, exactly. The window only sets how often it reports."""
 
     rule_name = "downpour"
@@ -181,14 +178,9 @@ class EnsembleTrainer:
         num_ensembles: int = 2,
         **options: Any,
     ) -> None:
-        if type(num_ensembles) is not int or num_ensembles < 1:
-            raise ConfigurationError(
-                f"`num_ensembles` must be a positive integer. Received: num_ensembles={num_ensembles!r}"
-            )
+        count = require_integer("num_ensembles", num_ensembles)
         #: One trainer a model, each with its own history and commits.
-        self.trainers = [
-            SingleTrainer(keras_model, worker_optimizer, loss, metrics, **options) for _ in range(num_ensembles)
-        ]
+        self.trainers = [SingleTrainer(keras_model, worker_optimizer, loss, metrics, **options) for _ in range(count)]
 
     def train(self, dataframe: DataFrame) -> list[keras.Model]:
         """Trains all models at once, as far as Spark has slots.
@@ -198,9 +190,9 @@ class EnsembleTrainer:
         """
         from pyspark.sql import functions as F
 
-        count = len(self.trainers)
-        used = [*self.trainers[0].features, *self.trainers[0].labels]
-        part = F.pmod(F.xxhash64(F.lit(self.trainers[0].seed), *(F.col(quoted(name)) for name in used)), F.lit(count))
+        count, settings = len(self.trainers), self.trainers[0].settings
+        columns = [F.col(quoted(name)) for name in (*settings.features_col, *settings.label_col)]
+        part = F.pmod(F.xxhash64(F.lit(settings.seed), *columns), F.lit(count))
         failures: list[tuple[int, BaseException]] = []
 
         def train(number: int) -> None:

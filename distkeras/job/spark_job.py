@@ -149,7 +149,7 @@ class SparkJob:
         self.callbacks.start()
         try:
             rows = self._wait_for_tasks()
-            self.callbacks.close(self._task.deadlines.reply)
+            self.callbacks.close(self._task.settings.deadlines.reply)
             self._raise_late_callback_error()
             return rows
         except BaseException:

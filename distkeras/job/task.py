@@ -1,7 +1,7 @@
 """What runs on an executor: one partition's worker, from Arrow batches to commits.
 
 The prefetch thread of `source.BatchSource` reads and cuts mini-batches while this thread trains and talks to the
-parameter server. The task's output is one row of figures; history travels with the commits.
+parameter server. The task's output is a summary of one row; history travels with the commits.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -33,23 +33,30 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.protocol.requests import Loop
-from distkeras.ps.rules import Rule
 from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.auto_window import AutoWindow
 from distkeras.ps.worker.driver import run_worker
 from distkeras.ps.worker.loop import work
 
-#: The task's output, as Spark spells a schema.
-SUMMARY = (
-    "worker int, attempt long, host string, rows long, batches long, commits long, ready double, seconds double, "
-    "window int"
+#: The task's output: columns with their types, as Spark and as Arrow spell them.
+_SUMMARY = (
+    ("worker", "int", pa.int32()),
+    ("attempt", "long", pa.int64()),
+    ("host", "string", pa.string()),
+    ("rows", "long", pa.int64()),
+    ("batches", "long", pa.int64()),
+    ("commits", "long", pa.int64()),
+    ("ready", "double", pa.float64()),
+    ("seconds", "double", pa.float64()),
+    ("window", "int", pa.int32()),
 )
+SUMMARY = ", ".join(f"{name} {kind}" for name, kind, _ in _SUMMARY)
 
 #: Errors of this attempt or of the job, not of the user's code or data: Spark may try again, or is told to end.
-_NOT_THE_USERS = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
+_UNREPORTED = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
 
 
 @dataclass(frozen=True)
@@ -58,33 +65,21 @@ class Task:
 
     Args:
         address: the parameter server's, with the job's key.
-        rule: the update rule.
+        settings: the workers'.
         spec: columns, mini-batches, epochs.
         recipe: how to rebuild the model.
         size: elements of the parameter vector, as the driver counted them.
         moving_statistics: elements of the moving statistics.
         metrics: history columns, loss first.
-        workers: number of workers of the job.
-        threads: compute threads of one worker; None: as many as Spark gives cores to a task.
-        deadlines: of every wait.
-        wire_format: what vectors look like on the wire.
-        overlap: compute while commits travel.
-        share: of the time, which communication may take: the window is chosen so. None: it is the rule's.
     """
 
     address: Address
-    rule: Rule
+    settings: WorkerSettings
     spec: DataSpec
     recipe: Recipe
     size: int
     moving_statistics: int
     metrics: tuple[str, ...]
-    workers: int
-    threads: int | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    wire_format: str = "float32"
-    overlap: bool = False
-    share: float | None = None
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for ``mapInArrow``."""
@@ -94,115 +89,157 @@ class Task:
         if context is None:
             raise ConfigurationError("a task must run inside Spark. Received: no task context")
         worker, attempt = context.partitionId(), context.taskAttemptId()
-        if worker >= self.workers:
+        if worker >= self.settings.workers:
             raise ConfigurationError(
-                f"`df` must have {self.workers} partitions, one a worker. Received: partition {worker}", worker=worker
+                f"`df` must have {self.settings.workers} partitions, one a worker. Received: partition {worker}",
+                worker=worker,
             )
         gpus = context.resources().get("gpu")
-        _prepare_process(self.threads or context.cpus(), gpus.addresses if gpus else None)
-        began = time.monotonic()
-        client = WorkerClient(
-            self.address,
+        _prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
+        yield _TaskAttempt(self, worker, attempt, records).run()
+
+
+class _TaskAttempt:
+    """One attempt at one partition: its rows, its connection, and the worker's loop from one to the other.
+
+    Args:
+        task: what to do.
+        worker: the partition's number.
+        attempt: Spark's task attempt id.
+        records: what Spark sends.
+    """
+
+    def __init__(self, task: Task, worker: int, attempt: int, records: Iterator[pa.RecordBatch]) -> None:
+        settings = task.settings
+        self._task = task
+        self._records = _RecordStream(records)
+        self._position = _Position()
+        self._client = WorkerClient(
+            task.address,
             worker=worker,
             attempt=attempt,
-            size=self.size,
-            moving_statistics=self.moving_statistics,
-            metrics=self.metrics,
-            deadlines=self.deadlines,
-            wire_format=self.wire_format,
+            size=task.size,
+            moving_statistics=task.moving_statistics,
+            metrics=task.metrics,
+            deadlines=settings.deadlines,
+            wire_format=settings.wire_format,
         )
-        position, stream = _Position(), _Stream(records)
-        windows = None if self.share is None else AutoWindow(self.rule, self.share, overlap=self.overlap)
+        self._auto_window: AutoWindow | None = None
+        if settings.communication_share is not None:
+            self._auto_window = AutoWindow(settings.rule, settings.communication_share, overlap=settings.overlap)
+        self._source: BatchSource | None = None
+        self._model_file = b""
+        self._began = time.monotonic()
+        self._ready: float | None = None
+
+    def run(self) -> pa.RecordBatch:
+        """Trains on the partition; returns the summary, one row.
+
+        Raises:
+            DistkerasError: as the driver is told it, too, if the reason is the user's code or data.
+            Exception: what reading from Spark raised.
+        """
         try:
-            rows, batches, ready = self._train(client, stream, position, windows)
-        except _NOT_THE_USERS:
+            rows, batches = self._train()
+        except _UNREPORTED:
             raise
         except DistkerasError as error:
-            error.worker = worker if error.worker is None else error.worker
-            error.step = position.step if error.step is None else error.step
+            error.worker = self._client.worker if error.worker is None else error.worker
+            error.step = self._position.step if error.step is None else error.step
             error.remote_traceback = traceback.format_exc()
-            client.report(error)
+            self._client.report(error)
             raise
         except Exception as error:
-            if stream.broken:
+            if self._records.broken:
                 raise
             wrapped = WorkerError(
                 f"{type(error).__name__}: {error}",
-                worker=worker,
-                step=position.step,
+                worker=self._client.worker,
+                step=self._position.step,
                 remote_traceback=traceback.format_exc(),
             )
-            client.report(wrapped)
+            self._client.report(wrapped)
             raise wrapped from error
         finally:
-            client.close()
-        seconds = time.monotonic() - began
-        window = windows.rule.window if windows is not None and windows.chosen else None
-        figures = (worker, attempt, socket.gethostname(), rows, batches, client.sequence, ready, seconds, window)
-        columns = [pa.array([figure], kind) for figure, kind in zip(figures, _ARROW_SUMMARY.types, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_SUMMARY)
+            self._client.close()
+        return self._summary(rows, batches)
 
-    def _train(
-        self,
-        client: WorkerClient,
-        records: Iterator[pa.RecordBatch],
-        position: _Position,
-        windows: AutoWindow | None,
-    ) -> tuple[int, int, float]:
-        """Returns rows and batches an epoch (-1 where the job ended early), and seconds until the first step."""
-        began = time.monotonic()
+    def _train(self) -> tuple[int, int]:
+        """Returns the partition's rows, and its batches an epoch (-1 where the job ended early)."""
+        client = self._client
         welcome = client.join()
         if welcome.finished and welcome.stopping:
-            return 0, -1, 0.0
+            return 0, -1
         if welcome.finished:
             # Spark lost what a predecessor returned, perhaps along with the stream that it read: an end of the stream
             # that was none looks like the end of the data. The rows are counted again for the driver's check.
-            rows = sum(batch.num_rows for batch in records)
-            return rows, -(-rows // self.spec.batch_size), 0.0
+            rows = sum(batch.num_rows for batch in self._records)
+            return rows, -(-rows // self._task.spec.batch_size)
         with ExitStack() as stack:
-            source: BatchSource | None = None
-            model_file, ready = b"", 0.0
+            run_worker(client, welcome, partial(self._begin_loop, stack))
+            if self._source is None or client.stopping:
+                return 0 if self._source is None else self._source.rows, -1
+            self._source.read_to_end()  # where another attempt, or an earlier incarnation, has trained on the rest
+            return self._source.rows, self._source.batches_per_epoch
 
-            def begin(welcome: Welcome) -> Loop:
-                nonlocal source, model_file, ready
-                place = (welcome.epoch, welcome.batch)
-                if source is None:
-                    model_file = client.fetch_model()
-                    options = _place(welcome) | {"worker": client.worker, "timeout": self.deadlines.rows}
-                    window = self.rule.window or MOST_STEPS_A_CALL
-                    source = stack.enter_context(BatchSource(records, self.spec, window=window, **options))
-                elif place != position.next:
-                    if not self.spec.rewindable:
-                        raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=client.worker)
-                    source.rewind(**_place(welcome))
-                position.next = place
-                # The optimizer's own state belongs to steps that are forgotten: another replica is sure to have none.
-                replica = KerasReplica(self.recipe.build(model_file))
-                ready = ready or time.monotonic() - began
-                return work(
-                    self.rule,
-                    replica,
-                    position.following(source),
-                    lambda: client.payload(self.rule.traits.parts),
-                    moving_statistics=self.moving_statistics,
-                    overlap=self.overlap,
-                    windows=windows,
-                )
+    def _begin_loop(self, stack: ExitStack, welcome: Welcome) -> Loop:
+        """The worker's loop from where the partition stands: the first one, or one after a rewind."""
+        task, settings = self._task, self._task.settings
+        source = self._source_from(stack, welcome)
+        self._position.next = (welcome.epoch, welcome.batch)
+        # The optimizer's own state belongs to steps that are forgotten: another replica is sure to have none.
+        replica = KerasReplica(task.recipe.build(self._model_file))
+        if self._ready is None:
+            self._ready = time.monotonic() - self._began
+        return work(
+            settings.rule,
+            replica,
+            self._position.following(source),
+            lambda: self._client.payload(settings.rule.traits.parts),
+            moving_statistics=task.moving_statistics,
+            overlap=settings.overlap,
+            windows=self._auto_window,
+        )
 
-            run_worker(client, welcome, begin)
-            if source is None or client.stopping:
-                return 0 if source is None else source.rows, -1, ready
-            source.read_to_end()  # where another attempt, or an earlier life, has trained on the rest
-            return source.rows, source.batches_per_epoch, ready
+    def _source_from(self, stack: ExitStack, welcome: Welcome) -> BatchSource:
+        start = (welcome.epoch, welcome.batch)
+        checksum = None if welcome.checksum < 0 else welcome.checksum
+        if self._source is None:
+            self._model_file = self._client.fetch_model()
+            source = BatchSource(
+                self._records,
+                self._task.spec,
+                worker=self._client.worker,
+                start=start,
+                checksum=checksum,
+                window=self._task.settings.rule.window or MOST_STEPS_A_CALL,
+                timeout=self._task.settings.deadlines.rows,
+            )
+            self._source = stack.enter_context(source)
+        elif start != self._position.next:
+            if not self._task.spec.rewindable:
+                raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=self._client.worker)
+            self._source.rewind(start, checksum)
+        return self._source
+
+    def _summary(self, rows: int, batches: int) -> pa.RecordBatch:
+        client, auto = self._client, self._auto_window
+        values = (
+            client.worker,
+            client.attempt,
+            socket.gethostname(),
+            rows,
+            batches,
+            client.sequence,
+            self._ready or 0.0,
+            time.monotonic() - self._began,
+            auto.rule.window if auto is not None and auto.chosen else None,
+        )
+        columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
 
 
-def _place(welcome: Welcome) -> dict[str, Any]:
-    """Where the partition stands, as `BatchSource` takes it."""
-    checksum = None if welcome.checksum < 0 else welcome.checksum
-    return {"start": (welcome.epoch, welcome.batch), "checksum": checksum}
-
-
-class _Stream:
+class _RecordStream:
     """What Spark sends, and whether reading it failed: Spark knows why, and runs the task again if it can."""
 
     def __init__(self, records: Iterator[pa.RecordBatch]) -> None:
@@ -230,25 +267,11 @@ class _Position:
         self.next = (0, 0)
 
     def following(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields ``batches``, and keeps up with them."""
         for batch in batches:
             self.step = batch.index
             self.next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
             yield batch
-
-
-_ARROW_SUMMARY = pa.schema(
-    [
-        ("worker", pa.int32()),
-        ("attempt", pa.int64()),
-        ("host", pa.string()),
-        ("rows", pa.int64()),
-        ("batches", pa.int64()),
-        ("commits", pa.int64()),
-        ("ready", pa.float64()),
-        ("seconds", pa.float64()),
-        ("window", pa.int32()),
-    ]
-)
 
 
 def _prepare_process(threads: int, gpus: list[str] | None) -> None:

@@ -154,4 +154,4 @@ def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
                 f"`learning_rate` must be a number or a schedule of {', '.join(_KINDS)}. Received: {value}"
             )
         return kind(**arguments)
-    return Constant(value)
+    return Constant(require_number("learning_rate", value))

@@ -61,7 +61,7 @@ def _returns_at_once(node: ast.Call, called: str, owner: str) -> bool:
     """Another's method of that name: a dict's ``get``, a string's ``join`` or the lease's, a frame's ``select``."""
     match called:
         case "get":
-            return not owner.endswith(("queue", "news"))
+            return not owner.endswith(("queue", "signals"))
         case "join":
             leases = ("self", "center", "self._center", "client")
             return owner in (*leases, "os.path") or owner.startswith(("'", '"', "b'"))
@@ -122,7 +122,7 @@ def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call() 
         "thread.join()",
         "lock.acquire()",
         "lock.acquire(True)",
-        "self._news.get()",
+        "self._signals.get()",
         "queue.get(True)",
         "future.result()",
         "select.select([sock], [], [])",
@@ -149,7 +149,7 @@ def test_the_reader_finds(call: str) -> None:
         "lock.acquire(timeout=3)",
         "lock.acquire(blocking=False)",
         "lock.acquire(False)",
-        "self._news.get(timeout=1)",
+        "self._signals.get(timeout=1)",
         "settings.get('x')",
         "', '.join(names)",
         "condition.wait_for(ready, 3)",

@@ -13,6 +13,7 @@ from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
+from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
@@ -38,9 +39,9 @@ def channel() -> Iterator[Channel]:
 
 
 def task() -> Task:
-    fields = Task.__dataclass_fields__
-    given = dict.fromkeys((name for name in fields if name not in ("threads", "deadlines")), None)
-    return Task(**given | {"address": ADDRESS, "rule": make("downpour"), "metrics": ("loss",), "workers": 2})
+    given = dict.fromkeys(Task.__dataclass_fields__, None)
+    settings = WorkerSettings(make("downpour"), workers=2)
+    return Task(**given | {"address": ADDRESS, "settings": settings, "metrics": ("loss",)})
 
 
 def test_no_repr_shows_a_secret(channel: Channel) -> None:

@@ -41,7 +41,7 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
         ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, silence=brief(1.5)))
     ) as process:
         with Supervisor(process, publish) as server:
-            assert server._driver.channel.sock.recv(1, socket.MSG_PEEK) == b""  # the server has hung up
+            assert server.ask(lambda driver: driver.channel.sock.recv(1, socket.MSG_PEEK)) == b""  # it has hung up
             assert server.ask(center) == START.tolist()
         assert server.restarts == 0
 

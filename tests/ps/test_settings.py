@@ -43,7 +43,7 @@ def worker(rule: str = "agn", **options: Any) -> WorkerSettings:
         ("ssgd", {"learning_rate": 0.1, "staleness_bound": 1}, "`staleness_bound` is for rules without rounds"),
         ("aeasgd", {"staleness_bound": 1}, "`staleness_bound` hold back the center"),
         ("asgd", {}, "`learning_rate` must be given"),
-        ("asgd", {"learning_rate": 0}, "`rate` must be"),
+        ("asgd", {"learning_rate": 0}, "`learning_rate` must be"),
         ("downpour", {"learning_rate": 0.1}, "`learning_rate` is the server's"),
         ("downpour", {"max_skipped": -1}, "`max_skipped` must be"),
         ("downpour", {"port": 65536}, "`port` must be an integer from 0 to 65535"),

@@ -17,6 +17,7 @@ from support.patience import patience
 
 from distkeras import Trainer
 from distkeras.data.datasets import write_parquet
+from distkeras.flags import RENAMED, trainer_keywords, values_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
@@ -60,17 +61,23 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 # ---- options
 
 
-def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType, files: Path) -> None:
-    group = next(group for group in train.parser()._action_groups if group.title == train.TRAINING)
-    flags = {action.dest for action in group._group_actions}
-    reached = {train.KEYWORDS.get(flag, flag) for flag in flags} | {"worker_optimizer"}
+def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType) -> None:
+    reached = {RENAMED.get(flag, flag) for flag in train.parser().options()} | {"worker_optimizer"}
     by_other_means = {"self", "model", "rule", "custom_objects", "deadlines"}
     assert set(inspect.signature(Trainer.__init__).parameters) - by_other_means <= reached
 
 
+def test_flags_say_what_the_trainers_docstring_says(train: ModuleType) -> None:
+    options = train.parser().options()
+    assert options["batch_size"].help == "rows of one mini-batch of one worker (default: 32)"
+    assert options["threads"].help == "compute threads of one worker (default: the cores that Spark gives to a task)"
+    assert options["shuffle"].help == "a new row order for each epoch (default: on)"
+    assert options["partitioned_already"].help.startswith("df has --workers partitions")
+
+
 def test_where_to_save(train: ModuleType, files: Path) -> None:
     def saving(*options: str) -> dict[str, object]:
-        return train.saving_of(train.parse(needed(files, *options)))
+        return train.saving_of(train.parser().parse_with_file(needed(files, *options)))
 
     assert saving("--rule", "agn") == {}
     assert saving("--rule", "agn", "--checkpoint", "there") == {"checkpoint": Checkpoint("there"), "resume": False}
@@ -93,23 +100,27 @@ def test_help_names_every_rule(train: ModuleType, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("rule", rules.all_rules())
 def test_every_rule_is_reachable(train: ModuleType, files: Path, rule: str) -> None:
-    arguments = train.parse(needed(files, "--rule", rule, "--optimizer", "sgd", "--loss", LOSS, "--workers", "2"))
+    arguments = train.parser().parse_with_file(
+        needed(files, "--rule", rule, "--optimizer", "sgd", "--loss", LOSS, "--workers", "2")
+    )
     trainer = train.trainer_of(arguments, train.load(arguments.model))
-    assert (trainer.rule.name, trainer.num_workers) == (rule, 2)
+    assert (trainer.rule.name, trainer.settings.num_workers) == (rule, 2)
 
 
 def test_the_trainers_that_are_no_rules(train: ModuleType, files: Path) -> None:
     model = train.load(str(files / "compiled.keras"))
-    single = train.trainer_of(train.parse(needed(files, "--rule", "single")), model)
-    assert (single.rule.name, single.num_workers) == ("downpour", 1)
-    ensemble = train.trainer_of(train.parse(needed(files, "--rule", "ensemble", "--workers", "3")), model)
-    assert [one.num_workers for one in ensemble.trainers] == [1, 1, 1]
+    single = train.trainer_of(train.parser().parse_with_file(needed(files, "--rule", "single")), model)
+    assert (single.rule.name, single.settings.num_workers) == ("downpour", 1)
+    ensemble = train.trainer_of(
+        train.parser().parse_with_file(needed(files, "--rule", "ensemble", "--workers", "3")), model
+    )
+    assert [one.settings.num_workers for one in ensemble.trainers] == [1, 1, 1]
     with pytest.raises(ConfigurationError, match=r"`--workers` must be 1.*Received: 2"):
-        train.trainer_of(train.parse(needed(files, "--rule", "single", "--workers", "2")), model)
+        train.trainer_of(train.parser().parse_with_file(needed(files, "--rule", "single", "--workers", "2")), model)
 
 
 def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: Path) -> None:
-    arguments = train.parse(
+    arguments = train.parser().parse_with_file(
         needed(files, "--rule", "adag", "--set", "form=4.1", "gamma=1e-3", "--set", "normalize=false", "--loss", LOSS)
     )
     rule = train.trainer_of(arguments, train.load(arguments.model)).rule
@@ -119,8 +130,8 @@ def test_values_are_json_where_the_rule_takes_no_text(train: ModuleType, files: 
 def test_optimizer_and_weights(train: ModuleType, files: Path) -> None:
     optimizer = ["--optimizer", "adam", "--optimizer-set", "learning_rate=0.25", "beta_1=0.5"]
     others = ["--class-weight", "0=1", "1=2.5", "--loss", LOSS, "--features", "a", "--no-shuffle"]
-    arguments = train.parse(needed(files, "--rule", "agn", *optimizer, *others))
-    keywords = train.training_of(arguments)
+    arguments = train.parser().parse_with_file(needed(files, "--rule", "agn", *optimizer, *others))
+    keywords = trainer_keywords(arguments)
     adam = keywords.pop("worker_optimizer")
     assert (float(adam.learning_rate), adam.beta_1) == (0.25, 0.5)
     assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
@@ -150,12 +161,12 @@ def test_flags_win_over_the_file(train: ModuleType, files: Path, tmp_path: Path)
         """
     )
     flags = ["--workers", "2", "--shuffle", "--metrics", "mae", "--set", "rho=1.5", "--optimizer", "sgd"]
-    arguments = train.parse(["--config", str(config), *flags])
+    arguments = train.parser().parse_with_file(["--config", str(config), *flags])
     assert (arguments.out, arguments.rule, arguments.workers, arguments.epochs) == ("from file", "aeasgd", 2, 3)
     assert (arguments.shuffle, arguments.progress) == (True, True)
     assert (arguments.metrics, arguments.features) == (["mae"], ["pixels"])
-    assert train.values_of(arguments.set) == {"window": 7, "rho": 1.5}
-    assert train.values_of(arguments.optimizer_set) == {"learning_rate": 0.5, "nesterov": True}
+    assert values_of(arguments.set) == {"window": 7, "rho": 1.5}
+    assert values_of(arguments.optimizer_set) == {"learning_rate": 0.5, "nesterov": True}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +185,7 @@ def test_files_that_cannot_work(train: ModuleType, tmp_path: Path, text: str | N
     if text is not None:
         config.write_text(text)
     with pytest.raises(ConfigurationError, match=expected):
-        train.parse(["--config", str(config)])
+        train.parser().parse_with_file(["--config", str(config)])
 
 
 # ---- errors

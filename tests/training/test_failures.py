@@ -125,12 +125,6 @@ class TestBeforeAnyWork:
         with pytest.raises(ShapeError, match="one label column of integer classes"):
             train(frame(spark, GOOD).selectExpr("features", "array(label) as label"), class_weight={0: 1.0})
 
-    @pytest.mark.parametrize(("name", "bad"), [("batch_size", 0), ("num_epoch", 0), ("seed", -1)])
-    def test_numbers(self, spark: SparkSession, name: str, bad: int) -> None:
-        options: dict[str, Any] = {name: bad}
-        with pytest.raises(ConfigurationError, match="Received"):
-            train(frame(spark, GOOD), **options)
-
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])
 def test_empty(spark: SparkSession, rule: str) -> None:

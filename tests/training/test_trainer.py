@@ -569,54 +569,10 @@ def each() -> Any:
     return output
 
 
-class TestArguments:
-    @pytest.mark.parametrize("workers", [0, -1, 1.5, "2", True])
-    def test_num_workers(self, workers: int) -> None:
-        with pytest.raises(ConfigurationError, match="`num_workers` must be"):
-            counter(workers=workers)
-
-    def test_a_learning_rate_for_a_rule_that_has_none(self) -> None:
-        with pytest.raises(ConfigurationError, match="`learning_rate` is the server's"):
-            counter(learning_rate=0.1)
-
-    def test_a_rule_that_cannot_go_on_while_a_commit_travels(self) -> None:
-        with pytest.raises(ConfigurationError, match="`overlap` is for rules"):
-            counter("aeasgd", overlap=True)
-
-    @pytest.mark.parametrize("window", [0, "often", 1.5])
-    def test_what_is_no_window(self, window: float | str) -> None:
-        with pytest.raises(ConfigurationError, match="`window` must be"):
-            counter(communication_window=window)
-
-    def test_a_rule_whose_window_cannot_be_chosen(self) -> None:
-        with pytest.raises(ConfigurationError, match="`communication_window` must be a number"):
-            Trainer(wrong_model(), "asgd", loss=SPARSE, communication_window="auto")
-
-    def test_no_loss(self) -> None:
-        with pytest.raises(ConfigurationError, match="`loss` must be given"):
-            Trainer(wrong_model(), "downpour")
-
-    def test_an_unbuilt_model(self) -> None:
-        with pytest.raises(ConfigurationError, match="`model` must be built"):
-            Trainer(keras.Sequential([keras.layers.Dense(1)]), "downpour", loss="mse")
-
-    def test_an_unknown_rule(self) -> None:
-        with pytest.raises(ConfigurationError, match="`rule` must be one of"):
-            counter("sgd")
-
-    @pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if kind().traits.gradient])
-    def test_a_worker_optimizer_that_a_gradient_rule_refuses(self, name: str) -> None:
-        with pytest.raises(ConfigurationError, match="`worker_optimizer` must be SGD"):
-            Trainer(wrong_model(), name, worker_optimizer="adam", loss=SPARSE)
-
-    def test_a_worker_optimizer_that_early_stopping_refuses(self) -> None:
-        with pytest.raises(ConfigurationError, match="needs the plain step"):
-            Trainer(wrong_model(), make("easgd", early_stopping="2.9"), worker_optimizer=sgd(momentum=0.9), loss=SPARSE)
-
-    def test_default_workers_are_sparks_parallelism(self, ones: DataFrame) -> None:
-        trainer = counter(workers=None, num_epoch=1)
-        trainer.train(ones)
-        assert {row["worker"] for row in trainer.commits.collect()} == {0, 1}
+def test_default_workers_are_sparks_parallelism(ones: DataFrame) -> None:
+    trainer = counter(workers=None, num_epoch=1)
+    trainer.train(ones)
+    assert {row["worker"] for row in trainer.commits.collect()} == {0, 1}
 
 
 def test_a_job_over_tls_trains_every_row_and_shows_no_secret(

@@ -84,8 +84,9 @@ def test_positions_and_defaults_are_dist_keras(kind: type[Any]) -> None:
         "num_epoch", "communication_window",
     ]  # fmt: skip
     trainer = kind(wrong_model(), sgd(), SPARSE)
-    assert (trainer.num_workers, trainer.batch_size, trainer.num_epoch) == (2, 32, 1)
-    assert (trainer.features, trainer.labels) == (("features",), ("label",))
+    settings = trainer.settings
+    assert (settings.num_workers, settings.batch_size, settings.num_epoch) == (2, 32, 1)
+    assert (settings.features_col, settings.label_col) == (("features",), ("label",))
 
 
 def test_hyper_parameters_are_keywords() -> None:

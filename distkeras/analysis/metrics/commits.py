@@ -112,7 +112,7 @@ def recorded_schedule(commits: Any) -> list[int]:
 
     ::
 
-        trace = simulate(rule, gradient.theta0, gradient, workers=trainer.num_workers,
+        trace = simulate(rule, gradient.theta0, gradient, workers=trainer.settings.num_workers,
                          schedule=recorded_schedule(trainer.commits), learning_rate=0.05)
 
     The order of commits fixes the staleness of each, once a worker has begun: simulated workers are all sent the center

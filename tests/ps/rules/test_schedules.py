@@ -113,5 +113,5 @@ def test_an_unknown_schedule_is_refused(bad: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("bad", ["0.1", None, -0.1])
 def test_what_is_no_rate_at_all_is_refused(bad: Any) -> None:
-    with pytest.raises(ConfigurationError, match="`rate` must be a finite number above 0"):
+    with pytest.raises(ConfigurationError, match="`learning_rate` must be a finite number above 0"):
         schedule_of(bad)

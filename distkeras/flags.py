@@ -1,0 +1,198 @@
+"""The keywords of `Trainer` as flags, from its signature and docstring; and any options as a TOML file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import json_or_text
+from distkeras.trainer import Trainer
+
+#: Flag to keyword, where they differ.
+RENAMED = {
+    "features": "features_col",
+    "label": "label_col",
+    "sample_weight": "sample_weight_col",
+    "workers": "num_workers",
+    "epochs": "num_epoch",
+    "server_learning_rate": "learning_rate",
+}
+#: Keywords that are no flags of their own; the worker optimizer is two, its name and its arguments.
+LEFT_OUT = {"model", "rule", "worker_optimizer", "custom_objects", "deadlines"}
+
+_FLAGS = {keyword: flag for flag, keyword in RENAMED.items()}
+
+
+class TomlArgumentParser(argparse.ArgumentParser):
+    """A parser with ``--config``: a TOML file whose keys are flags' names with underscores; flags win over it.
+
+    The file's values pass through the parser too, so that they are checked like flags.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.add_argument("--config", metavar="FILE", help="TOML file with the options below as keys")
+
+    def parse_with_file(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The options from the command line and, before it, the file that it names.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or has a key that is no option.
+            SystemExit: from argparse, with its message and status 2.
+        """
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        first.add_argument("--config")
+        config = first.parse_known_args(argv)[0].config
+        return self.parse_args([*(self._arguments_of(config) if config else ()), *argv])
+
+    def options(self) -> dict[str, argparse.Action]:
+        """What a file may set, by its keys."""
+        keys = {action.option_strings[0][2:].replace("-", "_"): action for action in self._actions}
+        return {key: action for key, action in keys.items() if key not in ("help", "config", "h")}
+
+    def _arguments_of(self, path: str) -> Iterator[str]:
+        """A TOML file as the command line that says the same."""
+        options = self.options()
+        for key, value in _read_toml(path).items():
+            option = options.get(key)
+            if option is None:
+                raise ConfigurationError(f"{path} may have the keys {', '.join(options)}. Received: {key}")
+            flag = option.option_strings[0]
+            if option.type is _pair:
+                if not isinstance(value, Mapping):
+                    raise ConfigurationError(f"`{key}` in {path} must be a table. Received: {key}={value!r}")
+                texts = [f"{name}={json.dumps(part, default=str)}" for name, part in value.items()]
+                yield from [flag, *texts] if texts else []
+            elif isinstance(option, argparse.BooleanOptionalAction):
+                if not isinstance(value, bool):
+                    raise ConfigurationError(f"`{key}` in {path} must be true or false. Received: {key}={value!r}")
+                yield flag if value else option.option_strings[1]
+            elif option.nargs == "+":
+                yield from [flag, *map(str, value if isinstance(value, list) else [value])]
+            else:
+                yield f"{flag}={value}"
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    if importlib.util.find_spec("tomllib") is None:
+        raise ConfigurationError(
+            f"`--config` needs Python 3.11 or newer. Received: --config {path} on Python {sys.version.split()[0]}"
+        )
+    import tomllib
+
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"`--config` must be a TOML file. Received: --config {path}: {error}") from error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE. Received: {text!r}")
+    return name, value
+
+
+def values_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """NAME=VALUE pairs as a mapping; the last of a name counts. Values are JSON where they can be, else text."""
+    return {name: json_or_text(text) for name, text in pairs}
+
+
+#: A flag and its opposite; NAME=VALUE pairs, any number of times.
+SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+PAIRS: dict[str, Any] = {"nargs": "+", "action": "extend", "type": _pair, "default": [], "metavar": "NAME=VALUE"}
+
+#: What a flag takes: by the keyword's annotation, or by its name.
+_KINDS: dict[str, dict[str, Any]] = {
+    "bool": SWITCH,
+    "int": {"type": int, "metavar": "N"},
+    "float": {"type": float, "metavar": "X"},
+    "float | Schedule": {"type": float, "metavar": "X"},
+    "str": {},
+    "Any": {},
+    "int | str": {"type": json_or_text, "metavar": "N"},
+    "str | Sequence[str]": {"nargs": "+", "metavar": "COLUMN"},
+    "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
+    "Mapping[int, float]": PAIRS | {"metavar": "CLASS=VALUE"},
+    "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},
+    "sample_weight_col": {"metavar": "COLUMN"},
+}
+
+
+def add_trainer_flags(parser: Any) -> None:
+    """Adds a flag for each keyword of `Trainer`: its help is the first sentence of the docstring, and the default.
+
+    Args:
+        parser: of argparse, or a group of one.
+    """
+    parser.add_argument("--optimizer", help="Keras' name of the workers' (default: the model's, or sgd)")
+    parser.add_argument("--optimizer-set", **PAIRS, help="arguments of the optimizer")
+    texts = _texts_of_arguments(Trainer)
+    for name, parameter in _keywords().items():
+        text, default = texts[name].partition(". ")[0].rstrip("."), parameter.default
+        told = re.search(r"Default: (.*?)\.(?: |$)", texts[name])
+        if default is not None and default is not False:
+            text += f" (default: {'on' if default is True else default})"
+        elif told:
+            text += f" (default: {told[1]})"
+        kind = _KINDS.get(name) or _KINDS[parameter.annotation.removesuffix(" | None")]
+        for keyword, renamed in _FLAGS.items():
+            text = re.sub(rf"\b{keyword}\b", f"--{renamed.replace('_', '-')}", text)
+        flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+        parser.add_argument(flag, **kind, help=text.replace("%", "%%"))
+
+
+def trainer_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of `Trainer` that were given.
+
+    Raises:
+        ConfigurationError: a class that is no number, or an optimizer that Keras cannot make.
+    """
+    flags = {name: getattr(arguments, _FLAGS.get(name, name)) for name in _keywords()}
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    if "class_weight" in given:
+        weights = values_of(given["class_weight"])
+        try:
+            given["class_weight"] = {int(name): float(weight) for name, weight in weights.items()}
+        except (TypeError, ValueError):
+            raise ConfigurationError(f"`--class-weight` must be CLASS=WEIGHT. Received: {weights}") from None
+    options = values_of(arguments.optimizer_set)
+    if arguments.optimizer is not None:
+        given["worker_optimizer"] = _optimizer(arguments.optimizer, options)
+    elif options:
+        raise ConfigurationError(f"`--optimizer-set` needs `--optimizer`. Received: {options} for none")
+    return given
+
+
+def _optimizer(name: str, options: Mapping[str, Any]) -> Any:
+    import keras
+
+    try:
+        return keras.optimizers.get({"class_name": name, "config": dict(options)})
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"`--optimizer` and `--optimizer-set` must be what Keras knows. Received: {name} with {options}; "
+            f"Keras said: {error}"
+        ) from error
+
+
+def _keywords() -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(Trainer).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in LEFT_OUT}
+
+
+def _texts_of_arguments(kind: type) -> dict[str, str]:
+    """What the docstring's section "Args" says of each argument, on one line and without markup."""
+    section = (inspect.getdoc(kind) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    texts: dict[str, str] = {}
+    for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.M):
+        texts |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
+    return texts

@@ -1,0 +1,136 @@
+"""What a job is to do, settled before any of it starts; and what it is when all its tasks have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.callbacks import Callback, CenterWeights
+from distkeras.data.schema import example
+from distkeras.data.spec import DataSpec
+from distkeras.job.task import Task
+from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.rules import Rule
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+    from distkeras.job.spark_job import SparkJob
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job that has not begun.
+
+    Args:
+        df: one partition a worker.
+        spec: columns, mini-batches, epochs.
+        model_file: the model.
+        recipe: how to compile it.
+        replica: the model, compiled like the workers'.
+        server: what the server is told.
+        worker: what the workers are told.
+        callbacks: begun.
+        resume: go on with the job that the server's checkpoint holds.
+    """
+
+    df: DataFrame
+    spec: DataSpec
+    model_file: bytes
+    recipe: Recipe
+    replica: KerasReplica
+    server: ServerSettings
+    worker: WorkerSettings
+    callbacks: Sequence[Callback]
+    resume: bool
+
+    def task(self, address: Address) -> Task:
+        """What Spark runs on each partition, with the server at ``address``."""
+        return Task(
+            address=address,
+            settings=self.worker,
+            spec=self.spec,
+            recipe=self.recipe,
+            size=self.replica.size,
+            moving_statistics=self.replica.moving_statistics.size,
+            metrics=self.replica.metric_names,
+        )
+
+    def publisher(self) -> Callable[[DriverClient], None]:
+        """Hands the model as it is now over to a server, any number of times."""
+        replica = self.replica
+        start = np.empty(replica.size, np.float32)
+        replica.read(start)
+        moving_statistics = np.empty(replica.moving_statistics.size, np.float32)
+        replica.read_moving_statistics(moving_statistics)
+        layouts = (replica.layout, replica.moving_statistics)
+
+        def publish(driver: DriverClient) -> None:
+            driver.publish(start, moving_statistics, self.model_file, layouts)
+
+        return publish
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """A job whose tasks have all ended well.
+
+    Args:
+        job: Spark's.
+        rows: a summary of each task.
+        center: the last one.
+        spark_began, spark_ended: when, in seconds of the monotonic clock.
+    """
+
+    job: SparkJob
+    rows: Sequence[Row]
+    center: CenterWeights
+    spark_began: float
+    spark_ended: float
+
+
+def require_fit(replica: KerasReplica, spec: DataSpec) -> None:
+    """Tries the model, its loss and its metrics on a mini-batch as the data have them.
+
+    Raises:
+        ConfigurationError: they do not fit.
+    """
+    try:
+        replica.prepare(example(spec))
+    except DistkerasError:
+        raise
+    except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
+        raise ConfigurationError(
+            "`model` must have inputs, loss and metrics that fit the data. "
+            f"Received: {[*spec.features, *spec.labels]}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def require_optimizer(rule: Rule, optimizer: Any) -> None:
+    """Whether the rule can work with the workers' optimizer, of Keras.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    traits = rule.traits
+    if (traits.plain_sgd or traits.gradient) and not _is_plain_sgd(optimizer):
+        why = "takes its steps at the server" if traits.gradient else "needs the plain step"
+        raise ConfigurationError(
+            f"`worker_optimizer` must be SGD without momentum or weight decay: rule {rule.name!r} {why}. "
+            f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
+        )
+
+
+def _is_plain_sgd(optimizer: Any) -> bool:
+    import keras
+
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return isinstance(inner, keras.optimizers.SGD) and not inner.momentum and not inner.weight_decay

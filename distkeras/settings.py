@@ -1,0 +1,140 @@
+"""What a `Trainer` is told beside the model and its compilation: typed, validated once, in the trainer's constructor.
+
+An option is one keyword of `Trainer`, with its text in that docstring, and one field of the settings that act on it:
+`TrainSettings` for the data and the driver, `ServerSettings` and `WorkerSettings` of `ps.settings` for the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distkeras.data.schema import names_of
+from distkeras.ps.rules import Rule, make
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.validate import invalid, require_choice, require_integer, require_number
+
+_S = TypeVar("_S")
+
+#: The share of a worker's time that communication may take, where its window is to be measured and nobody says.
+_DEFAULT_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What acts on the data and on the driver; each field is the keyword of `Trainer` that has its name.
+
+    Raises:
+        ConfigurationError: one of them cannot work.
+    """
+
+    features_col: tuple[str, ...] = ("features",)
+    label_col: tuple[str, ...] = ("label",)
+    sample_weight_col: str | None = None
+    class_weight: dict[int, float] | None = None
+    num_workers: int | None = None
+    batch_size: int = 32
+    num_epoch: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    partitioned_already: bool = False
+    spool_bytes: int = 256 << 20
+    bad_numbers: str = "raise"
+    max_skipped: int = 100
+    progress: bool | None = None
+    host: str | None = None
+    tls: bool = False
+    stall_after: float | None = 300.0
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "features_col": names_of(self.features_col, "features_col"),
+            "label_col": names_of(self.label_col, "label_col"),
+            "class_weight": None if self.class_weight is None else dict(self.class_weight),
+        }
+        for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 1)):
+            checked[name] = require_integer(name, getattr(self, name), least)
+        if self.num_workers is not None:
+            checked["num_workers"] = require_integer("num_workers", self.num_workers)
+        if self.stall_after is not None:
+            checked["stall_after"] = require_number("stall_after", self.stall_after)
+        require_choice("bad_numbers", self.bad_numbers, ("raise", "skip"))
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # frozen from here on
+
+    @property
+    def row_settings(self) -> dict[str, Any]:
+        """What decides which rows a mini-batch has, JSON-ready: a job that is resumed must have them the same."""
+        return {
+            "features": list(self.features_col),
+            "labels": list(self.label_col),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+
+def rule_of(rule: Rule | str, window: int | str | None) -> Rule:
+    """The rule, with the window that `Trainer` is told: a number of steps, "auto" (its own, at first), or None.
+
+    Raises:
+        ConfigurationError: there is no such rule, or ``window`` is none of these.
+    """
+    made = make(rule) if isinstance(rule, str) else rule
+    if not isinstance(made, Rule):
+        raise invalid("rule", rule, "a `Rule` or the name of one")
+    if window is None or window == "auto":
+        return made
+    return dataclasses.replace(made, window=require_integer("communication_window", window))
+
+
+def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
+    """From the keywords of `Trainer`.
+
+    Raises:
+        ConfigurationError: one of them cannot work.
+    """
+    return TrainSettings(**_fields(TrainSettings, arguments))
+
+
+def server_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> ServerSettings:
+    """From the keywords of `Trainer`; number of workers and host are settled when there is a DataFrame.
+
+    Raises:
+        ConfigurationError: one of them cannot work.
+    """
+    given = _fields(ServerSettings, arguments) | {
+        "rule": rule,
+        "workers": training.num_workers or 1,
+        "max_skipped": training.max_skipped if training.bad_numbers == "skip" else 0,
+    }
+    given.pop("host")
+    if not isinstance(given["deadlines"], Deadlines):
+        raise invalid("deadlines", given["deadlines"], "`Deadlines`")
+    return ServerSettings(**given)
+
+
+def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> WorkerSettings:
+    """From the keywords of `Trainer`; the number of workers is settled when there is a DataFrame.
+
+    Raises:
+        ConfigurationError: one of them cannot work.
+    """
+    window, share = arguments["communication_window"], arguments["communication_share"]
+    if share is not None and window != "auto":
+        raise invalid("communication_share", share, 'None, unless `communication_window` is "auto"')
+    given = _fields(WorkerSettings, arguments) | {
+        "rule": rule,
+        "workers": training.num_workers or 1,
+        "communication_share": _DEFAULT_SHARE if share is None and window == "auto" else share,
+    }
+    return WorkerSettings(**given)
+
+
+def _fields(kind: type[_S], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are fields of ``kind``; None stands for a field's default where that is not None."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
+    return {name: value for name, value in arguments.items() if name in names}

@@ -1,0 +1,182 @@
+"""What a trainer is told: what cannot work is refused in its constructor, by the argument's own name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from distkeras import AEASGD, Deadlines, EnsembleTrainer, Trainer
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.schedules import Constant
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.settings import TrainSettings
+
+NO_COUNT: tuple[Any, ...] = (-1, 1.5, 2.0, True, "2", np.float64(2), math.nan)
+BAD: dict[str, tuple[Any, ...]] = {
+    "num_workers": (0, *NO_COUNT),
+    "batch_size": (0, None, *NO_COUNT),
+    "num_epoch": (0, None, *NO_COUNT),
+    "seed": (None, *NO_COUNT),
+    "spool_bytes": (None, *NO_COUNT),
+    "max_skipped": (0, None, *NO_COUNT),
+    "staleness_bound": NO_COUNT,
+    "port": (65536, None, *NO_COUNT),
+    "threads": (0, *NO_COUNT),
+    "communication_window": (0, "often", *NO_COUNT),
+    "stall_after": (0, -1.0, math.nan, math.inf, "1", True),
+    "deadlines": (5.0, {"reply": 5.0}),
+    "bad_numbers": ("ignore", None),
+    "wire_format": ("float16", None),
+    "features_col": ((), "", (3,)),
+    "label_col": ((), ""),
+    "learning_rate": (0.1,),  # the rule takes no steps at the server
+    "communication_share": (0.1,),  # the window is not to be measured
+}
+SYNCHRONOUS = [name for name, kind in all_rules().items() if kind().traits.synchronous]
+#: Keywords that say what the model and the rule are.
+OF_MODEL_AND_RULE = {
+    "model", "rule", "worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "custom_objects",
+    "communication_window",
+}  # fmt: skip
+#: Fields of server and workers that `train` settles, and the limit that a trainer leaves as it is.
+SETTLED_LATER = {"rule", "workers", "checkpoint", "max_body"}
+
+
+@cache
+def linear_model() -> keras.Model:
+    """No trainer changes the model that it is given."""
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def trainer(rule: Any = "downpour", **options: Any) -> Trainer:
+    return Trainer(linear_model(), rule, loss="mse", **options)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_what_cannot_work_is_refused_by_its_own_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^`{name}`"):
+        trainer(**{name: value})
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, math.nan, "0.1", True])
+def test_what_is_no_share(share: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^`communication_share`"):
+        trainer(communication_window="auto", communication_share=share)
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, "0.1", True, math.nan])
+def test_what_is_no_learning_rate_of_a_server(rate: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^`learning_rate`"):
+        trainer("asgd", learning_rate=rate)
+
+
+@pytest.mark.parametrize("rule", SYNCHRONOUS)
+def test_a_rule_of_rounds_has_no_staleness_to_bound(rule: str) -> None:
+    with pytest.raises(ConfigurationError, match="`staleness_bound`"):
+        trainer(rule, staleness_bound=1)
+
+
+def test_a_rule_that_is_none() -> None:
+    with pytest.raises(ConfigurationError, match=r"^`rule` must be"):
+        trainer(7)
+
+
+@pytest.mark.parametrize("number", NO_COUNT)
+def test_a_number_of_models_that_is_none(number: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^`num_ensembles` must be"):
+        EnsembleTrainer(linear_model(), loss="mse", num_ensembles=number)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    given = {"num_workers": 3, "batch_size": 8, "num_epoch": 2, "seed": 0, "spool_bytes": 10, "max_skipped": 4}
+    server, worker = {"staleness_bound": 5, "port": 80}, {"threads": 2}
+    made = trainer(**{name: np.int64(value) for name, value in (given | server | worker).items()})
+    for settings, expected in ((made.settings, given), (made.server_settings, server), (made.worker_settings, worker)):
+        for name, value in expected.items():
+            kept = getattr(settings, name)
+            assert kept == value
+            assert type(kept) is int
+    assert trainer(communication_window=np.uint8(7)).rule.window == 7
+
+
+def test_each_keyword_is_a_field_of_the_settings_that_act_on_it() -> None:
+    kinds = (TrainSettings, ServerSettings, WorkerSettings)
+    fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert set(inspect.signature(Trainer).parameters) - OF_MODEL_AND_RULE == fields - SETTLED_LATER
+
+
+def test_defaults_are_the_same_in_the_signature_and_in_the_settings() -> None:
+    made = trainer()
+    assert made.settings == TrainSettings()
+    assert made.server_settings == ServerSettings(made.rule, workers=1)
+    assert made.worker_settings == WorkerSettings(made.rule, workers=1)
+
+
+def test_settings_are_where_they_act() -> None:
+    deadlines = Deadlines(reply=5.0)
+    made = trainer("asgd", num_workers=3, deadlines=deadlines, staleness_bound=2, threads=4, host="10.0.0.1")
+    assert (made.server_settings.workers, made.worker_settings.workers) == (3, 3)
+    assert made.server_settings.deadlines is made.worker_settings.deadlines is deadlines
+    assert made.settings.host == "10.0.0.1"
+    assert made.server_settings.learning_rate == Constant(float(np.float32(0.01)))  # the worker optimizer's
+
+
+def test_commits_are_skipped_only_where_the_user_says_so() -> None:
+    assert trainer(max_skipped=5).server_settings.max_skipped == 0
+    assert trainer(max_skipped=5, bad_numbers="skip").server_settings.max_skipped == 5
+
+
+def test_a_share_of_communication_belongs_to_a_measured_window() -> None:
+    assert trainer().worker_settings.communication_share is None
+    assert trainer(communication_window="auto").worker_settings.communication_share == 0.1
+    assert trainer(communication_window="auto", communication_share=0.5).worker_settings.communication_share == 0.5
+
+
+def test_a_rule_that_cannot_go_on_while_a_commit_travels() -> None:
+    with pytest.raises(ConfigurationError, match="`overlap` is for rules"):
+        trainer("aeasgd", overlap=True)
+
+
+def test_a_rule_whose_window_cannot_be_chosen() -> None:
+    with pytest.raises(ConfigurationError, match="`communication_window` must be a number"):
+        trainer("asgd", communication_window="auto")
+
+
+def test_no_loss() -> None:
+    with pytest.raises(ConfigurationError, match="`loss` must be given"):
+        Trainer(linear_model(), "downpour")
+
+
+def test_an_unbuilt_model() -> None:
+    with pytest.raises(ConfigurationError, match="`model` must be built"):
+        Trainer(keras.Sequential([keras.layers.Dense(1)]), "downpour", loss="mse")
+
+
+def test_an_unknown_rule() -> None:
+    with pytest.raises(ConfigurationError, match="`rule` must be one of"):
+        trainer("sgd")
+
+
+@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if kind().traits.gradient])
+def test_a_worker_optimizer_that_a_gradient_rule_refuses(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="`worker_optimizer` must be SGD"):
+        trainer(name, worker_optimizer="adam")
+
+
+def test_a_worker_optimizer_that_early_stopping_refuses() -> None:
+    rule, momentum = make("easgd", early_stopping="2.9"), keras.optimizers.SGD(momentum=0.9)
+    with pytest.raises(ConfigurationError, match="needs the plain step"):
+        trainer(rule, worker_optimizer=momentum)
+
+
+def test_a_number_names_itself_in_the_dist_keras_classes_too() -> None:
+    with pytest.raises(ConfigurationError, match="`communication_window` must be"):
+        AEASGD(linear_model(), "sgd", "mse", communication_window=0)
