@@ -69,14 +69,14 @@ def test_published_versions_never_change(name: str) -> None:
             np.testing.assert_array_equal(array, copy)
 
 
-def half_way(name: str) -> ToyJob:
+def job_half_way(name: str) -> ToyJob:
     """A job in the midst of its work: of a round's, for rules that have some."""
     toy = job(name)
     toy.run([0] if toy.rule.window is None else SCHEDULE[:5])
     return toy
 
 
-def go_on(center: Center) -> Iterator[tuple[np.ndarray, float]]:
+def continue_job(center: Center) -> Iterator[tuple[np.ndarray, float]]:
     """Four more exchanges of each worker, begun by a pull, with payloads that are the same each time."""
     rng = np.random.default_rng(2)
     for worker in [0, 1, 1, 0, 1, 0, 0, 1]:
@@ -107,7 +107,7 @@ def go_on(center: Center) -> Iterator[tuple[np.ndarray, float]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_round_trip_through_a_snapshot(name: str, tmp_path: Path) -> None:
-    toy = half_way(name)
+    toy = job_half_way(name)
     state = capture(toy.center)
     store = Store(str(tmp_path))
     store.save("state", state.header, state.arrays)
@@ -125,7 +125,7 @@ def test_state_round_trip_through_a_snapshot(name: str, tmp_path: Path) -> None:
     # Nothing that matters was left out: both go on the same, to the bit.
     for worker in range(2):
         again.join(worker, 0)
-    for (theirs, other), (ours, own) in zip(go_on(toy.center), go_on(again), strict=True):
+    for (theirs, other), (ours, own) in zip(continue_job(toy.center), continue_job(again), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert own == other
 

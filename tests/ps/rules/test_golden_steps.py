@@ -12,7 +12,7 @@ from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import Schedule, StepDecay
 
 
-def close(actual: np.ndarray, expected: list[float]) -> None:
+def assert_close(actual: np.ndarray, expected: list[float]) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=0)
 
 
@@ -21,11 +21,11 @@ def test_every_rule_is_here(name: str) -> None:
     assert f'make("{name}"' in Path(__file__).read_text(encoding="utf-8")
 
 
-def follows(rule: Rule, expected: list[float], *, eta: Schedule | float = 0.1) -> ToyJob:
+def assert_trajectory(rule: Rule, expected: list[float], *, eta: Schedule | float = 0.1) -> ToyJob:
     """Two workers in turn from 1, g = theta: the center after each commit."""
     job = ToyJob(rule, [1.0], [[0] * 4, [0] * 4], gradient=lambda theta, _: theta, eta=eta)
     for number, center in enumerate(expected):
-        close(job.run([number % 2]), [center])
+        assert_close(job.run([number % 2]), [center])
     return job
 
 
@@ -33,15 +33,15 @@ def test_downpour_per_batch() -> None:
     # g = theta, eta = .1. Both pull 1. Worker 0: delta = -.1, center .9. Worker 1, still at 1: -.1, center .8.
     # Worker 0 continues from .9: -.09, center .71.
     job = ToyJob(make("downpour"), [1.0], [[0, 0], [0, 0]], gradient=lambda theta, _: theta)
-    close(job.run([0]), [0.9])
-    close(job.run([1]), [0.8])
-    close(job.run([0]), [0.71])
+    assert_close(job.run([0]), [0.9])
+    assert_close(job.run([1]), [0.8])
+    assert_close(job.run([0]), [0.71])
 
 
 def test_downpour_accumulated() -> None:
     # Window 2 from 1: .9, .81: delta -.19. The second worker adds the same delta: .62.
     job = ToyJob(make("downpour", window=2), [1.0], [[0] * 2, [0] * 2], gradient=lambda theta, _: theta)
-    close(job.run([0, 1]), [0.62])
+    assert_close(job.run([0, 1]), [0.62])
 
 
 @pytest.mark.parametrize(
@@ -63,27 +63,27 @@ def test_zealous_downpour(explore: bool, answers: list[bool], center: float) -> 
     asked = iter([*answers, False])  # the last is for the window after the commit
     data = [[1.0, 2.0, 3.0, 0.0, 0.0]]
     job = ToyJob(rule, [1.0], data, gradient=lambda theta, v: theta * v, occupied=lambda worker: next(asked))
-    close(job.run([0]), [center])
+    assert_close(job.run([0]), [center])
     assert list(asked) == []
 
 
 def test_agn() -> None:
     # The same delta -.19 over two steps: -.095 each. Then a window of one step from .905 - .095 = .81: -.081.
     job = ToyJob(make("agn", window=2), [1.0], [[0] * 3, [0] * 2], gradient=lambda theta, _: theta)
-    close(job.run([0, 1]), [0.81])
-    close(job.run([0]), [0.905 - 0.095 + (0.905 * -0.1)])
+    assert_close(job.run([0, 1]), [0.81])
+    assert_close(job.run([0]), [0.905 - 0.095 + (0.905 * -0.1)])
 
 
 def test_downpour_goes_on_while_a_commit_travels() -> None:
     # eta = .1, gradient theta, two workers. Worker 0: 1 -> .9 (posted, -.1) -> .81 (-.09); worker 1 the same from 1.
     job = ToyJob(make("downpour"), [1.0], [[0] * 3, [0] * 2], gradient=lambda theta, _: theta, overlap=True)
-    close(job.run([0]), [0.9])
-    close(job.run([1]), [0.8])
+    assert_close(job.run([0]), [0.9])
+    assert_close(job.run([1]), [0.8])
     # Worker 0's second payload is there already. It was sent .9, without that: the third window begins at .81, -.081.
-    close(job.run([0]), [0.71])
+    assert_close(job.run([0]), [0.71])
     # Worker 1 was sent .8 and begins nothing any more; its second payload is -.09.
-    close(job.run([1]), [0.62])
-    close(job.run([0]), [0.62 - 0.081])
+    assert_close(job.run([1]), [0.62])
+    assert_close(job.run([0]), [0.62 - 0.081])
     # Worker 0: started from clock 0, then (second window) from 0 too, for its first commit was not in what it was
     # sent; then from clock 1. The commits of its own that it did not know of count.
     assert job.center.log.commits()["staleness"].tolist() == [0, 1, 2, 3, 3]
@@ -92,14 +92,14 @@ def test_downpour_goes_on_while_a_commit_travels() -> None:
 def test_agn_goes_on_from_what_the_server_will_add() -> None:
     # Two steps of .1 from 1: .81, the payload -.095, so the next window begins at .905: .905 * .81 = .73305, -.085975.
     job = ToyJob(make("agn", window=2), [1.0], [[0] * 4], gradient=lambda theta, _: theta, overlap=True)
-    close(job.run([0, 0]), [0.905 - 0.905 * 0.19 / 2])
+    assert_close(job.run([0, 0]), [0.905 - 0.905 * 0.19 / 2])
 
 
 def test_asgd_takes_the_next_gradient_where_it_was_sent_to() -> None:
     # The second gradient is taken at 1 as well, the third where the first commit led: at .9.
     job = ToyJob(make("asgd"), [1.0], [[0] * 3], gradient=lambda theta, _: theta, overlap=True)
-    close(job.run([0, 0]), [0.8])
-    close(job.run([0]), [0.8 - 0.09])
+    assert_close(job.run([0, 0]), [0.8])
+    assert_close(job.run([0]), [0.8 - 0.09])
     assert job.center.log.commits()["staleness"].tolist() == [0, 1, 1]
 
 
@@ -107,9 +107,9 @@ def test_dynsgd() -> None:
     # Fixed gradients 1: every delta -.1. Worker 0: tau 0. Worker 1 then has tau 1: -.05. Worker 0, released at
     # clock 1, commits at clock 2: tau 1: -.05.
     job = ToyJob(make("dynsgd", window=1), [1.0], [[1.0, 1.0], [1.0]])
-    close(job.run([0]), [0.9])
-    close(job.run([1]), [0.85])
-    close(job.run([0]), [0.80])
+    assert_close(job.run([0]), [0.9])
+    assert_close(job.run([1]), [0.85])
+    assert_close(job.run([0]), [0.80])
     assert job.center.log.commits()["staleness"].tolist() == [0, 1, 1]
 
 
@@ -128,8 +128,8 @@ def test_dynsgd() -> None:
 def test_adag_at_the_server(algorithm: int, form: str, scales: list[float]) -> None:
     rule = make("adag", window=1, form=form, gamma=0.02, algorithm=algorithm)
     job = ToyJob(rule, [1.0, 1.0], [[[1.0, 2.0]], [[1.0, 2.0]]])
-    close(job.run([0]), [0.9, 0.8])  # nothing has moved yet: plain add
-    close(job.run([1]), [0.9 - 0.1 * scales[0], 0.8 - 0.2 * scales[1]])
+    assert_close(job.run([0]), [0.9, 0.8])  # nothing has moved yet: plain add
+    assert_close(job.run([1]), [0.9 - 0.1 * scales[0], 0.8 - 0.2 * scales[1]])
     scale = job.center.log.commits()["scale"][1]
     assert scale == pytest.approx(np.mean(scales), rel=1e-13)
 
@@ -138,16 +138,16 @@ def test_adag_13_restarts_from_the_pull_before_its_commit() -> None:
     # gamma = .01, g = 1, eta = .1, one worker. Commit 1: fresh = sent = 1, s = 1: center .9; the worker goes on
     # from 1. Commit 2: delta again -.1, fresh .9, d = -.1: s = 1 / (.01 / .01 + 1) = .5: center .85.
     job = ToyJob(make("adag", window=1, gamma=0.01, algorithm=13), [1.0], [[1.0] * 3])
-    close(job.run([0]), [0.9])
-    close(job.replicas[0].theta, [1.0 - 0.1])  # it has already taken its next local step, from 1
-    close(job.run([0]), [0.85])
+    assert_close(job.run([0]), [0.9])
+    assert_close(job.replicas[0].theta, [1.0 - 0.1])  # it has already taken its next local step, from 1
+    assert_close(job.run([0]), [0.85])
 
 
 def test_adag_on_agn_and_on_the_plain_accumulated_gradient() -> None:
     # Window 2, g = 1: delta -.2; AGN halves it.
     for normalize, expected in ((True, 0.9), (False, 0.8)):
         job = ToyJob(make("adag", window=2, normalize=normalize), [1.0], [[1.0] * 2])
-        close(job.run([0]), [expected])
+        assert_close(job.run([0]), [expected])
 
 
 def test_aeasgd() -> None:
@@ -155,21 +155,21 @@ def test_aeasgd() -> None:
     # Worker 1: .9; fresh .98: E = .2 * -.08 = -.016; center .964.
     # Worker 0 steps to .82; fresh .964: E = .2 * -.144 = -.0288; worker .8488, center .9352.
     job = ToyJob(make("aeasgd", window=1, rho=2.0), [1.0], [[1.0, 1.0, 1.0], [1.0]])
-    close(job.run([0]), [0.98])
-    close(job.replicas[0].theta, [0.92 - 0.1])
-    close(job.run([1]), [0.964])
-    close(job.run([0]), [0.9352])
-    close(job.replicas[0].theta, [0.8488 - 0.1])
+    assert_close(job.run([0]), [0.98])
+    assert_close(job.replicas[0].theta, [0.92 - 0.1])
+    assert_close(job.run([1]), [0.964])
+    assert_close(job.run([0]), [0.9352])
+    assert_close(job.replicas[0].theta, [0.8488 - 0.1])
 
 
 def test_easgd() -> None:
     # alpha .2, both at .9 against the pulled 1: E = -.02 each; center .96 after the round; both workers at .92.
     # Round 2 at .82 against .96: E = -.028 each: center .904.
     job = ToyJob(make("easgd", window=1, rho=2.0), [1.0], [[1.0] * 3, [1.0] * 3])
-    close(job.run([0]), [1.0])  # nothing moves within a round
-    close(job.run([1]), [0.96])
-    close(job.replicas[0].theta, [0.82 + 0.028])  # it has stepped to .82 and taken its next E off
-    close(job.run([1, 0]), [0.904])
+    assert_close(job.run([0]), [1.0])  # nothing moves within a round
+    assert_close(job.run([1]), [0.96])
+    assert_close(job.replicas[0].theta, [0.82 + 0.028])  # it has stepped to .82 and taken its next E off
+    assert_close(job.run([1, 0]), [0.904])
 
 
 @pytest.mark.parametrize(
@@ -196,118 +196,118 @@ def test_eamsgd() -> None:
     # Step 2: look-ahead .9 - .05 = .85: v = -.05 - .085 = -.135; theta .765.
     # Exchange: E = .2 * (.765 - 1) = -.047; theta .812, center .953; v stays.
     job = ToyJob(make("eamsgd", window=2, rho=2.0, momentum=0.5), [1.0], [[0] * 4], gradient=lambda theta, _: theta)
-    close(job.run([0]), [0.953])
+    assert_close(job.run([0]), [0.953])
     # Step 3 from .812: look-ahead .812 - .0675 = .7445: v = -.0675 - .07445 = -.14195; theta .67005.
     # Step 4: look-ahead .67005 - .070975 = .599075: v = -.070975 - .0599075 = -.1308825; theta .5391675.
     # Exchange: E = .2 * (.5391675 - .953) = -.0827665: center .8702335.
-    close(job.run([0]), [0.8702335])
+    assert_close(job.run([0]), [0.8702335])
 
 
 def test_model_averaging() -> None:
     # Workers step to 1 - .1 * 1 = .9 and 1 - .1 * 3 = .7: mean .8. The next round starts from there: .7, .5: .6.
     job = ToyJob(make("averaging", window=1), [1.0], [[1.0, 1.0], [3.0, 3.0]])
-    close(job.run([0, 1]), [0.8])
-    close(job.run([1, 0]), [0.6])
+    assert_close(job.run([0, 1]), [0.8])
+    assert_close(job.run([1, 0]), [0.6])
 
 
 def test_model_averaging_divides_by_contributions() -> None:
     # Worker 1 has one batch only: the second round is worker 0's alone.
     job = ToyJob(make("averaging", window=1), [1.0], [[1.0, 1.0], [3.0]])
-    close(job.run([0, 1]), [0.8])
-    close(job.run([0]), [0.7])
+    assert_close(job.run([0, 1]), [0.8])
+    assert_close(job.run([0]), [0.7])
 
 
 def test_asgd() -> None:
     # g = theta. Both pull 1; .9, then .8 (gradient of 1 again), then worker 0 with the gradient of .9: .71.
     job = ToyJob(make("asgd"), [1.0], [[0, 0], [0]], gradient=lambda theta, _: theta)
-    close(job.run([0, 1]), [0.8])
-    close(job.run([0]), [0.71])
+    assert_close(job.run([0, 1]), [0.8])
+    assert_close(job.run([0]), [0.71])
 
 
 def test_nag_asgd_is_heavy_ball_over_all_workers() -> None:
     # v = 1: .9. v = .5 + 1 = 1.5: .75. Worker 0 at .9: v = .75 + .9 = 1.65: .585.
-    follows(make("nag_asgd", momentum=0.5), [0.9, 0.75, 0.585])
+    assert_trajectory(make("nag_asgd", momentum=0.5), [0.9, 0.75, 0.585])
 
 
 def test_naive_asgdm() -> None:
     # The same with eta inside: u = .1, .15, .165.
-    follows(make("asgdm", momentum=0.5), [0.9, 0.75, 0.585])
+    assert_trajectory(make("asgdm", momentum=0.5), [0.9, 0.75, 0.585])
 
 
 def test_naive_asgdm_rescales_its_momentum_when_eta_changes() -> None:
     # eta halves before the third commit: u = .5 * (.15 / 2) + .05 * .9 = .0825.
-    follows(make("asgdm", momentum=0.5), [0.9, 0.75, 0.6675], eta=StepDecay(0.1, (2,), 0.5))
+    assert_trajectory(make("asgdm", momentum=0.5), [0.9, 0.75, 0.6675], eta=StepDecay(0.1, (2,), 0.5))
 
 
 def test_multi_asgd() -> None:
     # Each worker's own v: 1: .9. 1: .8. Worker 0 at .9: v = .5 + .9 = 1.4: .66.
-    follows(make("multi_asgd", momentum=0.5), [0.9, 0.8, 0.66])
+    assert_trajectory(make("multi_asgd", momentum=0.5), [0.9, 0.8, 0.66])
 
 
 def test_shifted_momentum() -> None:
     # u of worker 0: .1, then .05 + .09 = .14; of worker 1: .1.
-    follows(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.66])
+    assert_trajectory(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.66])
 
 
 def test_shifted_momentum_takes_the_rate_that_came_with_the_parameters() -> None:
     # eta halves at clock 1. Worker 1 was sent the old one at clock 0: u = .1. Worker 0 was sent the new one after its
     # first commit: u = .5 * (.1 / 2) + .05 * .9 = .07.
-    follows(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.73], eta=StepDecay(0.1, (1,), 0.5))
+    assert_trajectory(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.73], eta=StepDecay(0.1, (1,), 0.5))
 
 
 def test_lwp() -> None:
     # tau = 1. v = 1: .9, sent .8. v = 1.5: .75, sent .6. Worker 0 at .8: v = .75 + .8 = 1.55: .595.
     # Worker 1 at .6: v = .775 + .6 = 1.375: .4575.
-    follows(make("lwp", momentum=0.5), [0.9, 0.75, 0.595, 0.4575])
+    assert_trajectory(make("lwp", momentum=0.5), [0.9, 0.75, 0.595, 0.4575])
 
 
 def test_dana_zero() -> None:
     # v0 = 1, sum 1: .9, sent .9 - .05 = .85. v1 = 1, sum 2: .8, sent .7. Worker 0 at .85: v0 = 1.35: .665.
     # Worker 1 at .7: v1 = .5 + .7 = 1.2: .545.
-    job = follows(make("dana_zero", momentum=0.5), [0.9, 0.8, 0.665, 0.545])
-    close(job.center.model[0], [1.35 + 1.2])
+    job = assert_trajectory(make("dana_zero", momentum=0.5), [0.9, 0.8, 0.665, 0.545])
+    assert_close(job.center.model[0], [1.35 + 1.2])
 
 
 def test_dana_slim() -> None:
     # v0 = 1, sends 1.5: .85. v1 = 1: .7. Worker 0 at .85: v0 = .5 + .85 = 1.35, sends .675 + .85 = 1.525: .5475,
     # which is DANA-Zero's .665 - .05 * (1.35 + 1).
-    follows(make("dana_slim", momentum=0.5), [0.85, 0.7, 0.5475])
+    assert_trajectory(make("dana_slim", momentum=0.5), [0.85, 0.7, 0.5475])
 
 
 def test_dana_dc() -> None:
     # lambda 2. Worker 0 has no delay: .9, sent .85. Worker 1 at 1: 1 + 2 * (.9 - 1) = .8: .82, sent .82 - .05 * 1.8.
     # Worker 0 at .85: .85 + 2 * .7225 * (.82 - .85) = .80665; v0 = 1.30665: .689335.
-    follows(make("dana_dc", momentum=0.5, compensation=2.0), [0.9, 0.82, 0.689335])
+    assert_trajectory(make("dana_dc", momentum=0.5, compensation=2.0), [0.9, 0.82, 0.689335])
 
 
 def test_dc_asgd_with_a_constant_strength() -> None:
     # lambda 2. .9. Worker 1 at 1: .8: .82. Worker 0 at .9: .9 + 2 * .81 * (.82 - .9) = .7704: .74296.
-    follows(make("dc_asgd", compensation=2.0), [0.9, 0.82, 0.74296])
+    assert_trajectory(make("dc_asgd", compensation=2.0), [0.9, 0.82, 0.74296])
 
 
 def test_dc_asgd_with_momentum() -> None:
     # As above, with v0 = .5 + .7704 = 1.2704: .69296.
-    follows(make("dc_asgd", compensation=2.0, momentum=0.5), [0.9, 0.82, 0.69296])
+    assert_trajectory(make("dc_asgd", compensation=2.0, momentum=0.5), [0.9, 0.82, 0.69296])
 
 
 def test_dc_asgd_with_an_adaptive_strength() -> None:
     # m .6, epsilon 0, lambda0 2. MS = .4. Then MS = .24 + .4 = .64, lambda = 2 / .8 = 2.5: 1 + 2.5 * (.9 - 1) = .75:
     # .825.
-    follows(make("dc_asgd", adaptive=True, compensation=2.0, decay=0.6, epsilon=0.0), [0.9, 0.825])
+    assert_trajectory(make("dc_asgd", adaptive=True, compensation=2.0, decay=0.6, epsilon=0.0), [0.9, 0.825])
 
 
 def test_ormo() -> None:
     # t 0: e 0: u = .1: .9. t 1: head 1: center -.05, u = .05; e 1: u += .05, center -.1 * 1.5: .7.
     # t 2, worker 0 at .9, sent at 1: e 0: u = .19: .61. t 3: head 2: center -.095; worker 1 at .7, sent at 2: e 1:
     # -.1 * 1.5 * .7: .41.
-    job = follows(make("ormo", momentum=0.5), [0.9, 0.7, 0.61, 0.41])
-    close(job.center.model[0], [0.095 + 0.1 * 0.5 * 0.7])
+    job = assert_trajectory(make("ormo", momentum=0.5), [0.9, 0.7, 0.61, 0.41])
+    assert_close(job.center.model[0], [0.095 + 0.1 * 0.5 * 0.7])
 
 
 def test_smega2() -> None:
     # M = 0: .9, S = 1, sent .9 - .05 * .5 = .875. .8, M = 1, S = 0, sent .8 - .05 * 2 = .7.
     # Worker 0 at .875: .8 - .1 * (.875 + .5) = .6625. Worker 1 at .7: .6625 - .1 * (.7 + .5) = .5425.
-    follows(make("smega2", momentum=0.5), [0.9, 0.8, 0.6625, 0.5425])
+    assert_trajectory(make("smega2", momentum=0.5), [0.9, 0.8, 0.6625, 0.5425])
 
 
 ROUNDS = [[1.0, 2.0], [3.0, 6.0]]  # the gradients of either worker
@@ -316,26 +316,26 @@ ROUNDS = [[1.0, 2.0], [3.0, 6.0]]  # the gradients of either worker
 def test_ssgd() -> None:
     # Means 2 and 4.
     job = ToyJob(make("ssgd"), [1.0], ROUNDS)
-    close(job.run([0]), [1.0])
-    close(job.run([1]), [0.8])
-    close(job.run([1, 0]), [0.4])
+    assert_close(job.run([0]), [1.0])
+    assert_close(job.run([1]), [0.8])
+    assert_close(job.run([1, 0]), [0.4])
 
 
 def test_ssgdm() -> None:
     # u = .1 * 4: .6. u = .2 + .1 * 8 = 1: -.4.
     job = ToyJob(make("ssgdm", momentum=0.5), [1.0], ROUNDS)
-    close(job.run([1, 0]), [0.6])
-    close(job.run([0, 1]), [-0.4])
+    assert_close(job.run([1, 0]), [0.6])
+    assert_close(job.run([0, 1]), [-0.4])
 
 
 def test_ssgdm_local() -> None:
     # u0 = .1, u1 = .3: .6. u0 = .05 + .2, u1 = .15 + .6: -.4.
     job = ToyJob(make("ssgdm_local", momentum=0.5), [1.0], ROUNDS)
-    close(job.run([1, 0]), [0.6])
-    close(job.run([0, 1]), [-0.4])
+    assert_close(job.run([1, 0]), [0.6])
+    assert_close(job.run([0, 1]), [-0.4])
 
 
 def test_weight_decay_joins_the_gradient_where_it_was_taken() -> None:
     # g = 1 + .5 * 1: .85. Worker 1, still at 1: the same: .7.
     job = ToyJob(make("asgd", weight_decay=0.5), [1.0], [[1.0], [1.0]])
-    close(job.run([0, 1]), [0.7])
+    assert_close(job.run([0, 1]), [0.7])

@@ -42,7 +42,7 @@ schedules = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 fast = settings(max_examples=40, deadline=None)
 
 
-def both(first: Rule, second: Rule, schedule: list[int], **options: Any) -> tuple[np.ndarray, np.ndarray]:
+def run_both(first: Rule, second: Rule, schedule: list[int], **options: Any) -> tuple[np.ndarray, np.ndarray]:
     return job(first, **options).run(schedule), job(second, **options).run(schedule)
 
 
@@ -53,22 +53,22 @@ def assert_close(a: float | np.ndarray, b: list[float] | np.ndarray) -> None:
 @fast
 @given(schedules)
 def test_agn_with_window_one_is_downpour_to_the_bit(schedule: list[int]) -> None:
-    a, b = both(make("agn", window=1), make("downpour"), schedule, dtype=np.float32)
+    a, b = run_both(make("agn", window=1), make("downpour"), schedule, dtype=np.float32)
     np.testing.assert_array_equal(a, b)
 
 
 @fast
 @given(schedules)
 def test_downpour_is_asgd(schedule: list[int]) -> None:
-    assert_close(*both(make("downpour"), make("asgd"), schedule))
+    assert_close(*run_both(make("downpour"), make("asgd"), schedule))
 
 
 @fast
 @given(schedules, st.sampled_from([1, 2, 5]))
 def test_zealous_downpour_at_an_idle_server_is_downpour(schedule: list[int], window: int) -> None:
-    assert_close(*both(make("zealous_downpour", window=window), make("downpour"), schedule))
+    assert_close(*run_both(make("zealous_downpour", window=window), make("downpour"), schedule))
     exploring = make("zealous_downpour", window=window, explore=True)
-    np.testing.assert_array_equal(*both(exploring, make("downpour"), schedule, dtype=np.float32))
+    np.testing.assert_array_equal(*run_both(exploring, make("downpour"), schedule, dtype=np.float32))
 
 
 @fast
@@ -135,21 +135,21 @@ def test_dynsgd_round_robin_is_downpour_with_eta_over_n_after_the_first_round() 
 @given(schedules, st.sampled_from(["4.1", "4.7", "4.10", "4.1norm", "4.7norm"]), st.sampled_from([True, False]))
 def test_adag_11_is_adag_12_to_the_bit(schedule: list[int], form: str, normalize: bool) -> None:
     options = {"window": 1, "form": form, "normalize": normalize, "gamma": 0.01}
-    a, b = both(make("adag", algorithm=11, **options), make("adag", algorithm=12, **options), schedule)
+    a, b = run_both(make("adag", algorithm=11, **options), make("adag", algorithm=12, **options), schedule)
     np.testing.assert_array_equal(a, b)
 
 
 @fast
 @given(schedules)
 def test_adag_4_7_with_gamma_eta_is_4_1(schedule: list[int]) -> None:
-    a, b = both(make("adag", window=1, form="4.7", gamma=ETA), make("adag", window=1, form="4.1"), schedule)
+    a, b = run_both(make("adag", window=1, form="4.7", gamma=ETA), make("adag", window=1, form="4.1"), schedule)
     np.testing.assert_array_equal(a, b)
 
 
 @fast
 @given(schedules, st.sampled_from([11, 12, 13]))
 def test_adag_4_10_is_4_7_with_gamma_squared(schedule: list[int], algorithm: int) -> None:
-    a, b = both(
+    a, b = run_both(
         make("adag", window=1, form="4.10", gamma=0.125, algorithm=algorithm),
         make("adag", window=1, form="4.7", gamma=0.125**2, algorithm=algorithm),
         schedule,
@@ -160,8 +160,10 @@ def test_adag_4_10_is_4_7_with_gamma_squared(schedule: list[int], algorithm: int
 @fast
 @given(schedules)
 def test_adag_with_huge_gamma_is_its_base(schedule: list[int]) -> None:
-    assert_close(*both(make("adag", window=2, gamma=1e300), make("agn", window=2), schedule[:6]))
-    assert_close(*both(make("adag", window=2, gamma=1e300, normalize=False), make("downpour", window=2), schedule[:6]))
+    assert_close(*run_both(make("adag", window=2, gamma=1e300), make("agn", window=2), schedule[:6]))
+    assert_close(
+        *run_both(make("adag", window=2, gamma=1e300, normalize=False), make("downpour", window=2), schedule[:6])
+    )
 
 
 @fast
@@ -236,7 +238,7 @@ def test_sync_easgd_equilibrium_distance_under_a_constant_gradient() -> None:
 @fast
 @given(schedules)
 def test_eamsgd_without_momentum_is_aeasgd(schedule: list[int]) -> None:
-    assert_close(*both(make("eamsgd", window=2, momentum=0.0), make("aeasgd", window=2), schedule[:5]))
+    assert_close(*run_both(make("eamsgd", window=2, momentum=0.0), make("aeasgd", window=2), schedule[:5]))
 
 
 def test_aeasgd_takes_its_difference_to_the_center_as_it_is_at_the_exchange() -> None:

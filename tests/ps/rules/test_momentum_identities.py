@@ -66,7 +66,7 @@ def bengio(job: Problem, ahead: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
     return ahead - ETA * (GAMMA * v + g), v
 
 
-def alone(name: str, **hyper: Any) -> np.ndarray:
+def single_worker(name: str, **hyper: Any) -> np.ndarray:
     return centers(name, [0] * 20, n=1, **hyper)
 
 
@@ -95,16 +95,16 @@ def alone(name: str, **hyper: Any) -> np.ndarray:
     ],
 )
 def test_one_worker_is_the_sequential_method(name: str, hyper: dict[str, Any], method: Callable[..., Any]) -> None:
-    assert_close(alone(name, **hyper), sequential(method))
+    assert_close(single_worker(name, **hyper), sequential(method))
 
 
 def test_one_worker_of_nag_asgd_is_not_nesterovs_method() -> None:
-    assert np.abs(alone("nag_asgd", momentum=GAMMA) - sequential(nesterov)).max() > 1e-3
+    assert np.abs(single_worker("nag_asgd", momentum=GAMMA) - sequential(nesterov)).max() > 1e-3
 
 
 def test_one_worker_of_dana_dc_is_not_nesterovs_method() -> None:
     # The difference that compensates is taken from the look-ahead that was sent, which is not the center.
-    assert np.abs(alone("dana_dc", momentum=GAMMA, compensation=2.0) - sequential(nesterov)).max() > 1e-3
+    assert np.abs(single_worker("dana_dc", momentum=GAMMA, compensation=2.0) - sequential(nesterov)).max() > 1e-3
 
 
 def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_late() -> None:
@@ -113,7 +113,7 @@ def test_one_worker_of_adag_13_is_sgd_that_sees_each_of_its_commits_one_commit_l
     for _ in range(20):
         theta, before = theta - ETA * job.g(0, before), theta
         iterates.append(theta)
-    assert_close(alone("adag", window=1, gamma=1e300, algorithm=13), iterates)
+    assert_close(single_worker("adag", window=1, gamma=1e300, algorithm=13), iterates)
 
 
 # several workers, any schedule

@@ -36,18 +36,18 @@ def variants() -> Iterator[Rule]:
     yield make("dc_asgd", adaptive=True, momentum=0.9)
 
 
-def answers() -> Any:
+def occupied_answers() -> Any:
     """What one worker is told when it asks whether the server is occupied."""
     return itertools.cycle([True, False, True, True])
 
 
-class Paced:
+class ScheduledWorker:
     """A worker over a socket, in a thread of its own, that makes one exchange a turn."""
 
     def __init__(
         self, running: Running, rule: Rule, worker: int, values: np.ndarray, gradient: Callable[..., Any], paused: Any
     ) -> None:
-        self._answers = answers()
+        self._answers = occupied_answers()
         self.client, self._loop = toy_worker(
             running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, deadlines=PATIENT
         )
@@ -94,7 +94,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
     # Two decays, the second in the middle of a round.
     eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
     taken = [iter(steps) for _ in range(WORKERS)]
-    told = [answers() for _ in range(WORKERS)]
+    told = [occupied_answers() for _ in range(WORKERS)]
 
     def gradient_of(worker: int) -> Callable[..., Any]:
         return lambda theta, step: theta * np.float32(0.5) + noise[worker] / step
@@ -113,7 +113,9 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
     assert expected.dtype == np.float32
     paused: queue.Queue[int] = queue.Queue()
     with Running(rule, workers=WORKERS, start=start, eta=eta) as running:
-        workers = [Paced(running, rule, worker, steps, gradient_of(worker), paused) for worker in range(WORKERS)]
+        workers = [
+            ScheduledWorker(running, rule, worker, steps, gradient_of(worker), paused) for worker in range(WORKERS)
+        ]
         for _ in workers:
             paused.get(timeout=WAIT)
         for clock, worker in enumerate(schedule):

@@ -21,16 +21,21 @@ from distkeras.ps.simulation.trace import Trace
 CURVES = np.linspace(0.5, 2.0, 6, dtype=np.float32)
 
 
-def pull(theta: np.ndarray, worker: int) -> np.ndarray:
+def quadratic_gradient(theta: np.ndarray, worker: int) -> np.ndarray:
     return CURVES * theta + np.float32(0.1) * np.float32(worker)
 
 
-def usable(name: str) -> Rule:
+def with_finite_window(name: str) -> Rule:
     return make(name) if make(name).window is not None else make(name, window=2)
 
 
 def run(
-    rule: Rule | str, *, workers: int = 4, size: int = 6, gradient: Callable[..., Any] = pull, **options: Any
+    rule: Rule | str,
+    *,
+    workers: int = 4,
+    size: int = 6,
+    gradient: Callable[..., Any] = quadratic_gradient,
+    **options: Any,
 ) -> Trace:
     options.setdefault("learning_rate", 0.02)
     return simulate(rule, np.ones(size), gradient, workers=workers, **options)
@@ -45,7 +50,7 @@ def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: 
         "measure_gap": True,
         "keep_centers": True,
     }
-    first, again, other = (run(usable(name), seed=seed, **options) for seed in (5, 5, 6))
+    first, again, other = (run(with_finite_window(name), seed=seed, **options) for seed in (5, 5, 6))
     for field in vars(first):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
     assert first.theta.dtype == np.float32
@@ -55,8 +60,8 @@ def test_a_seed_gives_the_same_run_to_the_bit_and_another_a_different_one(name: 
 
 @pytest.mark.parametrize("name", all_rules())
 def test_a_recorded_order_replays_the_run_to_the_bit(name: str) -> None:
-    recorded = run(usable(name), timing=Gamma(heterogeneous=True), steps=32, keep_centers=True)
-    replayed = run(usable(name), schedule=recorded.worker.tolist(), keep_centers=True)
+    recorded = run(with_finite_window(name), timing=Gamma(heterogeneous=True), steps=32, keep_centers=True)
+    replayed = run(with_finite_window(name), schedule=recorded.worker.tolist(), keep_centers=True)
     np.testing.assert_array_equal(recorded.centers, replayed.centers)
     np.testing.assert_array_equal(recorded.staleness, replayed.staleness)
 
@@ -77,7 +82,7 @@ def test_the_trace_has_a_row_for_each_commit() -> None:
 
 def test_inputs_are_left_alone() -> None:
     start = np.ones(6)
-    simulate("downpour", start, pull, workers=2, learning_rate=0.1, schedule=[0, 1, 0])
+    simulate("downpour", start, quadratic_gradient, workers=2, learning_rate=0.1, schedule=[0, 1, 0])
     np.testing.assert_array_equal(start, np.ones(6))
 
 
@@ -104,16 +109,16 @@ def test_long_windows_are_taken_in_bursts_without_a_trace(window: int) -> None:
 # memory
 
 
-def vectors_made(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, steps: int, **options: Any) -> int:
+def vectors_allocated(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, steps: int, **options: Any) -> int:
     """Vectors that the pool has made by the end of a run."""
     centers: list[Center] = []
 
-    class Kept(Center):
+    class RecordedCenter(Center):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             centers.append(self)
 
-    monkeypatch.setattr(virtual_job, "Center", Kept)
+    monkeypatch.setattr(virtual_job, "Center", RecordedCenter)
     run(rule, workers=workers, timing=Gamma(), steps=steps, **options)
     return centers[0].pool.made
 
@@ -121,11 +126,11 @@ def vectors_made(monkeypatch: pytest.MonkeyPatch, rule: Rule, workers: int, step
 @pytest.mark.parametrize("name", ["asgd", "downpour", "nag_asgd", "dana_slim", "dana_zero", "smega2", "dc_asgd"])
 def test_a_run_keeps_one_vector_a_worker_and_a_few(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     steady = {"gradient": lambda theta, worker: CURVES, "learning_rate": 1e-4}
-    assert vectors_made(monkeypatch, make(name), 64, 1000, **steady) <= 64 + 3
+    assert vectors_allocated(monkeypatch, make(name), 64, 1000, **steady) <= 64 + 3
 
 
 def test_synchronous_workers_share_what_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert vectors_made(monkeypatch, make("ssgd"), 64, 640) <= 4
+    assert vectors_allocated(monkeypatch, make("ssgd"), 64, 640) <= 4
 
 
 def test_memory_is_what_was_sent_and_no_more() -> None:
@@ -141,7 +146,7 @@ def test_memory_is_what_was_sent_and_no_more() -> None:
 # virtual time
 
 
-class Steady(Timing):
+class ConstantTiming(Timing):
     """Every step takes the mean time; worker k begins k seconds late, so that no two events coincide."""
 
     def sampler(self, workers: int, rng: np.random.Generator) -> Callable[..., Any]:
@@ -155,30 +160,36 @@ class Steady(Timing):
 
 
 def test_time_without_communication_is_computation() -> None:
-    trace = run(make("agn", window=2), workers=3, timing=Steady(mean=10.0), steps=6)
+    trace = run(make("agn", window=2), workers=3, timing=ConstantTiming(mean=10.0), steps=6)
     assert trace.time.tolist() == [20, 21, 22, 40, 41, 42]
 
 
 def test_latency_is_paid_on_both_ways_and_bandwidth_by_the_byte() -> None:
     # 48 bytes a vector at 16 bytes a second: 3 seconds, and 2 of latency, each way.
     link = Communication(latency=2.0, bandwidth=16.0)
-    trace = run("asgd", workers=1, timing=Steady(mean=10.0), steps=3, communication=link)
+    trace = run("asgd", workers=1, timing=ConstantTiming(mean=10.0), steps=3, communication=link)
     assert trace.time.tolist() == [15, 35, 55]
     two_vectors = make("adag", window=1, algorithm=11)  # ships what it was sent along
-    assert run(two_vectors, workers=1, timing=Steady(mean=10.0), steps=2, communication=link).time.tolist() == [18, 41]
+    assert run(two_vectors, workers=1, timing=ConstantTiming(mean=10.0), steps=2, communication=link).time.tolist() == [
+        18,
+        41,
+    ]
     pulls_first = make("aeasgd", window=1)
-    assert run(pulls_first, workers=1, timing=Steady(mean=10.0), steps=2, communication=link).time.tolist() == [15, 35]
+    assert run(pulls_first, workers=1, timing=ConstantTiming(mean=10.0), steps=2, communication=link).time.tolist() == [
+        15,
+        35,
+    ]
 
 
 def test_the_server_serves_one_exchange_at_a_time() -> None:
     # Three workers, 12 seconds each at the server, and computation of 10: the server is the bottleneck.
-    trace = run("asgd", workers=3, timing=Steady(mean=10.0), steps=6, communication=Communication(service=12.0))
+    trace = run("asgd", workers=3, timing=ConstantTiming(mean=10.0), steps=6, communication=Communication(service=12.0))
     assert trace.time.tolist() == [22, 34, 46, 58, 70, 82]
 
 
 def test_one_message_a_window_pays_for_communication_once() -> None:
     early = make("easgd", window=6, rho=0.0, early_stopping="2.9")  # asks after every step; never stops early
-    trace = run(early, workers=1, timing=Steady(mean=1.0), steps=2, communication=Communication(latency=100.0))
+    trace = run(early, workers=1, timing=ConstantTiming(mean=1.0), steps=2, communication=Communication(latency=100.0))
     assert trace.time.tolist() == [106, 312]
 
 
@@ -187,7 +198,9 @@ def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with() 
     # worker 1 finds it so at 11 and 21, and commits its third gradient at 31 unasked; worker 2 finds it free at 22, and
     # holds it until 33.5, worker 1 until 45. Worker 0, back at 21.5, finds that at 31.5 and 41.5: it commits at 51.5.
     zealous = make("zealous_downpour", window=3)
-    trace = run(zealous, workers=3, timing=Steady(mean=10.0), steps=4, communication=Communication(service=11.5))
+    trace = run(
+        zealous, workers=3, timing=ConstantTiming(mean=10.0), steps=4, communication=Communication(service=11.5)
+    )
     assert trace.worker.tolist() == [0, 2, 1, 0]
     assert trace.time.tolist() == [21.5, 33.5, 45, 63]
     assert trace.steps.tolist() == [1, 2, 3, 3]
@@ -195,7 +208,7 @@ def test_the_server_is_occupied_from_a_commits_arrival_until_it_is_dealt_with() 
 
 def test_asking_takes_the_latency_of_both_ways() -> None:
     link = Communication(latency=2.0)
-    options: dict[str, Any] = {"workers": 1, "timing": Steady(mean=10.0), "steps": 2, "communication": link}
+    options: dict[str, Any] = {"workers": 1, "timing": ConstantTiming(mean=10.0), "steps": 2, "communication": link}
     assert run(make("zealous_downpour", window=2), **options).time.tolist() == [16, 34]
     assert run(make("zealous_downpour", window=1), **options).time.tolist() == [12, 26]  # nothing to ask
 
@@ -205,7 +218,7 @@ def test_a_question_is_answered_as_things_stand_when_it_arrives() -> None:
     # back at 31; what it asks at 41, while the other is there, arrives at 43. Its commit leaves at 45.
     link = Communication(latency=2.0, service=13.0)
     zealous = make("zealous_downpour", window=2)
-    trace = run(zealous, workers=2, timing=Steady(mean=10.0), steps=3, communication=link)
+    trace = run(zealous, workers=2, timing=ConstantTiming(mean=10.0), steps=3, communication=link)
     assert trace.time.tolist() == [29, 42, 60]
     assert trace.steps.tolist() == [1, 1, 1]
 
@@ -215,7 +228,7 @@ def test_a_commit_on_its_way_does_not_occupy_the_server() -> None:
     # at 74 and asks at 84 and 94, while worker 1's commit is there from 23 until 102; its third gradient leaves at 104.
     link = Communication(bandwidth=4.0, service=40.0)
     zealous = make("zealous_downpour", window=3)
-    trace = run(zealous, workers=2, timing=Steady(mean=10.0), steps=3, communication=link)
+    trace = run(zealous, workers=2, timing=ConstantTiming(mean=10.0), steps=3, communication=link)
     assert trace.worker.tolist() == [0, 1, 0]
     assert trace.time.tolist() == [62, 102, 156]
     assert trace.steps.tolist() == [1, 1, 3]
@@ -284,4 +297,4 @@ def test_bad_arguments_are_refused(change: dict[str, Any], text: str) -> None:
 
 def test_a_start_that_is_no_vector_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="one flat vector"):
-        simulate("asgd", np.ones((2, 2)), pull, workers=1, learning_rate=0.1, schedule=[0])
+        simulate("asgd", np.ones((2, 2)), quadratic_gradient, workers=1, learning_rate=0.1, schedule=[0])

@@ -1,0 +1,66 @@
+"""Runs of DASO on small problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.simulation.daso import Daso, DasoTrace, simulate_daso
+from support.transcriptions import Problem
+
+ETA = 0.05
+#: Loss of every epoch the same: the first counts as a decrease, each further one does not.
+FLAT: dict[str, Any] = {"loss": lambda theta: 1.0}
+
+
+def run_daso(
+    daso: Daso, *, nodes: int = 3, devices: int = 2, epochs: int = 4, batches: int = 3, seed: int = 0, **options: Any
+) -> DasoTrace:
+    """The run of a noisy quadratic."""
+    job = Problem(nodes * devices, [], eta=ETA, seed=7)
+    options.setdefault("learning_rate", ETA)
+    options.setdefault("keep_thetas", True)
+    return simulate_daso(
+        daso,
+        job.start,
+        lambda theta, worker: job.g(worker, theta),
+        nodes=nodes,
+        devices=devices,
+        epochs=epochs,
+        batches=batches,
+        seed=seed,
+        **options,
+    )
+
+
+def run_without_gradients(
+    daso: Daso,
+    *,
+    nodes: int = 2,
+    devices: int = 2,
+    epochs: int = 20,
+    batches: int = 1,
+    gradient: Callable[..., Any] = lambda theta, worker: np.zeros(1),
+    **options: Any,
+) -> DasoTrace:
+    """A run in which nothing happens to the parameters: for who sends when."""
+    options.setdefault("learning_rate", 1.0)
+    return simulate_daso(
+        daso, np.ones(1), gradient, nodes=nodes, devices=devices, epochs=epochs, batches=batches, **options
+    )
+
+
+def cycling(**hyper: Any) -> Daso:
+    """No other phase."""
+    return Daso(**{"warm_up": 0, "cool_down": 0, **hyper})
+
+
+def blocking(epochs: int, **hyper: Any) -> Daso:
+    """Blocking throughout, as sequential methods are: no cast."""
+    return Daso(**{"warm_up": epochs, "cool_down": 0, "cast": False, **hyper})
+
+
+def assert_close(actual: list[np.ndarray] | np.ndarray | float, expected: float | np.ndarray | list[Any]) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
