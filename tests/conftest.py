@@ -40,14 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One for all tests of a process, since starting it takes longer than most of them.
 
-    Two cores, and up to four attempts of a task: `local[2]` would never retry one.
+    Two cores, and a second attempt of a failed task: `local[2]` would never retry one, and more show nothing new.
     """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     session = (
-        SparkSession.builder.master("local[2,4]")
+        SparkSession.builder.master("local[2,2]")
         .appName("distkeras tests")
         .config("spark.driver.memory", "2g")
         .config("spark.ui.enabled", "false")

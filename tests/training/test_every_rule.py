@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.spark_jobs import accuracy, assert_nothing_left
+from support.spark_jobs import accuracy, assert_nothing_left, image_classifier
 
 from distkeras import Trainer
 from distkeras.data import datasets
@@ -58,17 +58,6 @@ RATES = {
 }
 
 
-def network() -> keras.Model:
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((784,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
-
-
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     (x, y), (x_test, y_test) = datasets.fashion_mnist()
@@ -89,7 +78,7 @@ def train(
 def sequential(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> float:
     """Plain Keras on the same number of mini-batches of the same size."""
     x, y, x_test, y_test = data
-    model = network()
+    model = image_classifier()
     model.compile(keras.optimizers.SGD(SGD_RATE), SPARSE)
     model.fit(x.astype(np.float32) / 255, y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
     return accuracy(model, x_test, y_test)
@@ -106,7 +95,7 @@ def test_it_is_within_three_points_of_sgd(
 ) -> None:
     rate = RATES.get(name, SGD_RATE)
     trainer = Trainer(
-        network(),
+        image_classifier(),
         make(name),
         worker_optimizer=keras.optimizers.SGD(rate),
         loss=SPARSE,

@@ -10,7 +10,15 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from support.spark_jobs import accuracy, assert_nothing_left, counting_model, counting_rows, counts, total
+from support.spark_jobs import (
+    accuracy,
+    assert_nothing_left,
+    counting_model,
+    counting_rows,
+    counts,
+    image_classifier,
+    total,
+)
 
 from distkeras import Trainer
 from distkeras.data import datasets
@@ -43,17 +51,6 @@ def test_refused_before_any_work(rule: str, wire_format: str) -> None:
         counter(rule, wire_format=wire_format)
 
 
-def network() -> keras.Model:
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((784,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "window", "rate"), [("agn", 10, 0.3), ("downpour", 1, 0.1)])
@@ -74,7 +71,7 @@ def test_it_learns_as_well(
         for wire_format, accuracies in found.items():
             falling = keras.optimizers.schedules.CosineDecay(rate, EPOCHS * len(x) // (WORKERS * BATCH))
             trainer = Trainer(
-                network(),
+                image_classifier(),
                 make(name, window=window),
                 worker_optimizer=keras.optimizers.SGD(falling),
                 loss=SPARSE,
