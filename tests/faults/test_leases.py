@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
@@ -154,7 +153,7 @@ def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Pat
     with Job(folder, RULE, plan, workers=1, every=1000) as job:
         holder = job.start_one(0)
         end.wait()
-        os.rename(folder, tmp_path / "away")  # as good as a full disk
+        folder.rename(tmp_path / "away")  # as good as a full disk
         end.release()
         leave.wait()
         job.until_finished(1)
@@ -162,7 +161,7 @@ def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Pat
         leave.release()
         newcomer = job.start_one(0)
         assert not newcomer.joined.wait(brief(2))
-        os.rename(tmp_path / "away", folder)
+        (tmp_path / "away").rename(folder)
         check(job)
         assert newcomer.welcome["finished"]
         job.kill_server()

@@ -156,7 +156,7 @@ class Job:
         deadlines: of server and workers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
         self,
         folder: Path,
         rule: Rule,

@@ -22,7 +22,7 @@ SIZE = 140_001  # several chunks, and not a multiple of one
 class Running:
     """A server that serves, and has been sent a center of ``size`` elements (zeros, unless ``start`` is given)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
         self,
         rule: Rule,
         *,

@@ -91,7 +91,7 @@ class ToyReplica:
 class ToyJob:
     """Workers and a center in this process, one commit at a time, in the order that a test wants."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
         self,
         rule: Rule,
         theta0: Sequence[float] | np.ndarray,
@@ -193,7 +193,7 @@ class ToyJob:
         return self.theta
 
 
-def toy_client(
+def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
     address: Address,
     rule: Rule,
     values: Values,
