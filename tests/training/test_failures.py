@@ -408,7 +408,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        assert select.select([reader], [], [], 100)[0], "no training"
+        assert select.select([reader], [], [], patience(100))[0], "no training"
         driver.send_signal(signal.SIGINT)
         output, _ = driver.communicate(timeout=patience(60))
     finally:

@@ -35,14 +35,14 @@ def nothing_left() -> Iterator[None]:
 
 def until_there(path: Path | str) -> Callable[..., None]:
     """An action: waits for a file."""
-    path = str(path)
+    path, looks = str(path), int(patience(600))  # workers know nothing of `support`
 
     def wait(*_: object) -> None:
         pause = threading.Event()
-        for _attempt in range(2000):
+        for _look in range(looks):
             if Path(path).exists():
                 return
-            pause.wait(patience(0.1))
+            pause.wait(0.1)
         raise TimeoutError(path)
 
     return wait

@@ -102,7 +102,7 @@ def test_records_and_history_come_back_whole() -> None:
         np.testing.assert_array_equal(commits["bytes"], [4 * SIZE] * 3)
         assert records.history.reshape(5, 3)[:, 1].tolist() == [1] * 5
         assert records.metrics == "loss"
-        status = running.driver.observe(0, 1.0)
+        status = running.driver.observe(0, patience(5))
         assert (status.clock, status.finished, status.batches, status.samples) == (3, 1, 5, 5)
         assert running.driver.drain(start=2).commits.view(COMMIT)["clock"].tolist() == [2]
 
@@ -243,7 +243,7 @@ class TestRefusals:
             assert received.clock == 1
             assert np.isfinite(received.center).all()
             with pytest.raises(NonFiniteError):
-                running.driver.observe(0, 1.0)
+                running.driver.observe(0, patience(5))
             client.close()
 
     def test_large_finite_numbers_are_no_fault(self) -> None:

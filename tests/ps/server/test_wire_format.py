@@ -191,7 +191,7 @@ class TestInt8:
             def then_cut(message: Commit) -> None:
                 if applied:
                     send(message)
-                    assert running.driver.observe(3, 5.0).clock == 4
+                    assert running.driver.observe(3, patience(5)).clock == 4
                 else:
                     buffers = [bytes(buffer) for buffer in channel.connection.send(message)]
                     channel.sock.sendall(buffers[0] + buffers[1][:1000])
@@ -268,7 +268,7 @@ def test_every_other_rule_trains(name: str, wire_format: str) -> None:
             assert {type(error) for error in errors} == {ConfigurationError}
             return
         assert errors == []
-        assert running.driver.observe(-1, 1.0).batches == 100
+        assert running.driver.observe(-1, patience(1)).batches == 100
         error = np.abs(center_of(running) - 0.5)
         assert error.max() < 1.3  # it was 1.5
 

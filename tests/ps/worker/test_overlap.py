@@ -83,7 +83,7 @@ def test_a_connection_cut_under_a_commit_that_travels(step: int) -> None:
         parties.append(client)
         run_worker(client, welcome, begin)
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, 0.5**STEPS, np.float32))
-        assert running.driver.observe(0, 5.0).batches == STEPS
+        assert running.driver.observe(0, patience(5)).batches == STEPS
 
 
 def test_bad_numbers_of_a_commit_that_travels_are_named() -> None:
