@@ -69,7 +69,7 @@ def test_what_cannot_work_is_refused_by_its_own_name(name: str, value: Any) -> N
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, math.nan, "0.1", True])
 def test_what_is_no_share(share: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^`communication_share`"):
-        trainer(communication_window="auto", communication_share=share)
+        trainer("agn", communication_window="auto", communication_share=share)
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, "0.1", True, math.nan])
@@ -136,8 +136,10 @@ def test_commits_are_skipped_only_where_the_user_says_so() -> None:
 
 def test_a_share_of_communication_belongs_to_a_measured_window() -> None:
     assert trainer().worker_settings.communication_share is None
-    assert trainer(communication_window="auto").worker_settings.communication_share == 0.1
-    assert trainer(communication_window="auto", communication_share=0.5).worker_settings.communication_share == 0.5
+    assert trainer("agn", communication_window="auto").worker_settings.communication_share == 0.1
+    assert (
+        trainer("agn", communication_window="auto", communication_share=0.5).worker_settings.communication_share == 0.5
+    )
 
 
 def test_a_rule_that_cannot_go_on_while_a_commit_travels() -> None:
