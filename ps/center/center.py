@@ -11,21 +11,21 @@ No threads, no sockets, no clocks of its own; whoever drives it holds one lock a
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from distkeras.ps.center.arithmetic import CheckedArithmetic
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.chunks import Chunks
 from distkeras.ps.center.commit_log import CommitLog
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
-from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError
+from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
@@ -61,7 +61,7 @@ class Center:
         ConfigurationError: a gradient rule without a learning rate, or no worker.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent facts of one job, which callers name
         self,
         rule: Rule,
         vector: Vector,
@@ -109,9 +109,7 @@ class Center:
         self._now = now
         self._chunks = Chunks(vector.size, vector.dtype, block)
         self._measure_gap = measure_gap
-        self._check_finite = check_finite
-        #: Whether a commit has failed within its arithmetic: it may be applied in part, and nothing is to be saved.
-        self.corrupt = False
+        self._arithmetic = CheckedArithmetic(rule.name, enabled=check_finite)
         self._keeps_sent = self.traits.keeps_sent or measure_gap
         self.round = Round(np.zeros_like(self.moving_statistics))
 
@@ -124,10 +122,13 @@ class Center:
         """Elements of the center."""
         return self.pool.size
 
+    @property
+    def corrupt(self) -> bool:
+        """Whether a commit has failed within its arithmetic: it may be applied in part, and nothing is to be saved."""
+        return self._arithmetic.failed
+
     def _make_worker_vectors(self) -> tuple[Vector, ...]:
         return tuple(np.zeros_like(self.current.array) for _ in self.traits.worker_vectors)
-
-    # ---- leases -----------------------------------------------------------------------------------------------
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
         """Gives ``attempt`` the lease of ``worker``'s partition, or None where it has to wait: see `Leases.join`.
@@ -159,8 +160,6 @@ class Center:
         self.stopping = self.stopping or reason
         self.scheduler.gather = False  # those who have joined are all there will be
 
-    # ---- commits ----------------------------------------------------------------------------------------------
-
     def commit(self, commit: Commit, parts: Sequence[Buffer]) -> bool:
         """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
 
@@ -177,7 +176,7 @@ class Center:
         lease = self._due(commit, len(parts))
         if lease is None:
             return False
-        with self._arithmetic(commit.worker, commit.first):
+        with self._arithmetic.of(commit.worker, commit.first, self.clock):
             self._take(commit, lease, parts)
         return True
 
@@ -185,7 +184,7 @@ class Center:
         staleness = self._staleness(lease, commit)
         context = self._commit_context(commit, staleness)
         scalars = self.rule.accept(context, self.counters)
-        if self._check_finite and not all(map(math.isfinite, scalars)):
+        if self._arithmetic.enabled and not all(map(math.isfinite, scalars)):
             raise ArithmeticError(f"factors {scalars}")
         gap = math.nan
         if self._measure_gap and lease.sent is not None:
@@ -216,23 +215,6 @@ class Center:
             lease.begin_window(self.clock)
         self.scheduler.committed(commit.worker)
         self._end_round_if_complete()
-
-    @contextlib.contextmanager
-    def _arithmetic(self, worker: int, step: int | None = None) -> Iterator[None]:
-        """The rule's own, at whose end all is finite that was: numpy's flags tell, at no pass over the vectors."""
-        if not self._check_finite:
-            yield
-            return
-        try:
-            with np.errstate(over="raise", divide="raise", invalid="raise"):
-                yield
-        except ArithmeticError as error:
-            self.corrupt = True
-            raise NonFiniteError(
-                f"rule {self.rule.name!r} must keep the center finite. Received: {error}, at clock {self.clock}",
-                worker=worker,
-                step=step,
-            ) from error
 
     def skip(self, commit: Commit) -> bool:
         """Leaves ``commit`` out, for its NaN or infinity: its mini-batches are done with, nothing else has changed.
@@ -347,8 +329,6 @@ class Center:
         self.current.drop()
         self.current = version
 
-    # ---- rounds -----------------------------------------------------------------------------------------------
-
     def _end_round_if_complete(self) -> None:
         """A rule without rounds of its own has moved the center at each arrival; its workers are only let go."""
         if not isinstance(self.scheduler, Synchronous) or not self.scheduler.round_complete():
@@ -379,8 +359,6 @@ class Center:
             commit.steps / steps
         )
 
-    # ---- releases ---------------------------------------------------------------------------------------------
-
     def ready(self, worker: int) -> bool:
         """Whether ``worker`` may be sent the center now."""
         return self.scheduler.ready(worker)
@@ -393,7 +371,7 @@ class Center:
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:
-            with self._arithmetic(worker):
+            with self._arithmetic.of(worker, None, self.clock):
                 version = self._view(worker, lease)
         else:
             version = self.current.hold()

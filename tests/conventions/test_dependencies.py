@@ -33,7 +33,10 @@ LIGHT = [
 SANS_IO = [
     *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "requests", "error_codes", "layout")),
     *(f"protocol/{name}" for name in ("compression", "wire_format")),
-    *(f"center/{name}" for name in ("center", "schedulers", "commit_log", "checks")),
+    *(
+        f"center/{name}"
+        for name in ("center", "leases", "rounds", "schedulers", "commit_log", "checks", "chunks", "arithmetic")
+    ),
     "worker/loop",
     *(f"simulation/{name}" for name in ("simulate", "virtual_clock", "virtual_job", "function_replica", "daso")),
 ]
