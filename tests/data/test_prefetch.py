@@ -91,7 +91,7 @@ def test_a_consumer_does_not_wait_for_ever() -> None:
         gate.wait(SECONDS)
         yield 1
 
-    prefetcher = Prefetcher(late(), 1, timeout=patience(0.01), what="the first of all", worker=7)
+    prefetcher = Prefetcher(late(), 1, timeout=0.01, what="the first of all", worker=7)
     prefetcher.start()
     with pytest.raises(DeadlineError, match=r"waited 0\.01 s for the first of all \[worker/partition 7\]"):
         next(prefetcher)
