@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from distkeras.ps.center.commit_log import COMMIT, FIXED_HISTORY
+from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
 from distkeras.ps.events import Event
+from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 
@@ -92,12 +93,13 @@ class JobRecords:
             records = driver.drain(start)
             names = records.metrics
             commits.append(records.commits.view(COMMIT))
-            steps.append(records.history)
+            if records.history.size:
+                steps.append(records.history)
             start += len(commits[-1])
             if start >= records.total:
                 break
         metrics = tuple(names.split("\n")) if names else ("loss",)
-        rows = np.concatenate(steps).reshape(-1, len(FIXED_HISTORY) + len(metrics))
+        rows = np.concatenate(steps) if steps else np.empty((0, len(FIXED_HISTORY) + len(metrics)))
         return cls(np.concatenate(commits), rows, metrics)
 
     def commits(self) -> pa.Table:

@@ -21,7 +21,7 @@ import numpy as np
 from distkeras.ps.center.arithmetic import CheckedArithmetic
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.chunks import Chunks
-from distkeras.ps.center.commit_log import CommitLog
+from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
@@ -201,12 +201,14 @@ class Center:
         now = self._now()
         self.log.add(
             commit,
-            clock=self.clock,
-            staleness=staleness,
-            timestamp=now,
-            eta=context.learning_rate,
-            gap=gap,
-            scale=scale,
+            CommitOutcome(
+                clock=self.clock,
+                staleness=staleness,
+                timestamp=now,
+                learning_rate=context.learning_rate,
+                gap=gap,
+                scale=scale,
+            ),
         )
         self.clock += 1
         lease.steps = commit.steps
@@ -233,13 +235,15 @@ class Center:
         now = self._now()
         self.log.add(
             commit,
-            clock=self.clock,
-            staleness=self._staleness(lease, commit),
-            timestamp=now,
-            eta=commit.learning_rate,
-            gap=math.nan,
-            scale=0.0,
-            skipped=True,
+            CommitOutcome(
+                clock=self.clock,
+                staleness=self._staleness(lease, commit),
+                timestamp=now,
+                learning_rate=commit.learning_rate,
+                gap=math.nan,
+                scale=0.0,
+                skipped=True,
+            ),
         )
         lease.advance(commit, now)
         lease.skipped = True

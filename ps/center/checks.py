@@ -14,7 +14,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.errors import NonFiniteError, RemoteProtocolError, ShapeError
 from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import Commit, Hello
+from distkeras.ps.protocol.messages import FIXED_HISTORY, Commit, Hello
 
 
 def check_hello(center: Center, message: Hello) -> None:
@@ -59,13 +59,22 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
             worker=commit.worker,
             step=commit.first,
         )
-    if commit.steps < 1 or commit.history.size % commit.steps:
+    if not _history_fits(commit, center.log.columns):
+        rows, columns = commit.history.shape
         raise ShapeError(
-            f"a commit must have a row of history for each of its {commit.steps} steps. "
-            f"Received: {commit.history.size} numbers",
+            f"a commit must have a row of history, of the same columns as all, for each of its {commit.steps} steps. "
+            f"Received: {rows} rows of {columns}",
             worker=commit.worker,
             step=commit.first,
         )
+
+
+def _history_fits(commit: Commit, log_columns: int) -> bool:
+    """Whether there is a row for each step, with the columns of all other commits' rows, or no row."""
+    rows, columns = commit.history.shape
+    if commit.steps < 1 or rows not in (0, commit.steps):
+        return False
+    return not rows or bool(columns >= len(FIXED_HISTORY) and columns == (log_columns or columns))
 
 
 def not_finite(commit: Commit, parts: Sequence[np.ndarray], layouts: Sequence[Layout] = ()) -> NonFiniteError | None:

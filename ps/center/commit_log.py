@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
+import typing
 from collections import deque
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_ROWS, Commit
 
-#: One row a commit, in clock order. ``gap`` is NaN where it was not measured. A commit that was ``skipped`` for its
-#: numbers has the clock of the one that comes after it, and has not moved the center.
+
+class CommitOutcome(NamedTuple):
+    """What the server adds to a commit when it applies it, or skips it.
+
+    Args:
+        clock: commits applied before this one. A skipped commit has the clock of the one that comes after it.
+        staleness: commits applied since the worker was sent what it computed the payload from.
+        timestamp: seconds since the epoch.
+        learning_rate: in force: the server's for gradient rules, else the worker optimizer's.
+        gap: ``||center - sent|| / sqrt(size)``; NaN where it was not measured.
+        scale: mean scale factor of the payload, that of the worker's half or of the server's.
+        skipped: it was left out for its numbers, and has not moved the center.
+    """
+
+    clock: int
+    staleness: int
+    timestamp: float
+    learning_rate: float
+    gap: float
+    scale: float
+    skipped: bool = False
+
+
+#: Columns that are the commit's own, and its attributes. The `CommitOutcome` follows.
+_OF_COMMIT = {
+    "worker": "worker",
+    "attempt": "attempt",
+    "incarnation": "incarnation",
+    "sequence": "sequence",
+    "epoch": "epoch",
+    "first_batch": "first",
+    "last_batch": "last",
+    "steps": "steps",
+    "bytes": "payload_bytes",
+    "wait": "waited",
+}
+_of_commit = attrgetter(*_OF_COMMIT.values())
+_FORMATS = {int: "<i8", bool: "<i8", float: "<f8"}
+
+#: One row a commit, in clock order.
 COMMIT = np.dtype(
-    [
-        ("clock", "<i8"),
-        ("worker", "<i8"),
-        ("attempt", "<i8"),
-        ("incarnation", "<i8"),
-        ("sequence", "<i8"),
-        ("epoch", "<i8"),
-        ("first_batch", "<i8"),
-        ("last_batch", "<i8"),
-        ("steps", "<i8"),
-        ("staleness", "<i8"),
-        ("bytes", "<i8"),
-        ("timestamp", "<f8"),
-        ("learning_rate", "<f8"),
-        ("gap", "<f8"),
-        ("scale", "<f8"),
-        ("wait", "<f8"),
-        ("skipped", "<i8"),
-    ]
+    [(column, "<f8" if column == "wait" else "<i8") for column in _OF_COMMIT]
+    + [(column, _FORMATS[kind]) for column, kind in typing.get_type_hints(CommitOutcome).items()]
 )
-
-#: History columns that every row has, before the metrics.
-FIXED_HISTORY = ("timestamp", "samples")
 
 _RECENT = 64
 _STEPS, _STALENESS, _SKIPPED = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness", "skipped"))
@@ -43,67 +64,36 @@ class CommitLog:
     """All commits of a job, each once, with their history: what `trainer.commits` and `trainer.history` are made of."""
 
     def __init__(self) -> None:
-        self._commits: list[tuple] = []
+        self._commits: list[tuple[float, ...]] = []
         self._history: list[np.ndarray] = []
+        #: Columns of the history; 0 before there is any.
+        self.columns = 0
         self.batches = 0
         self.samples = 0
         #: Commits that were left out for their numbers.
         self.skipped = 0
         self._losses: deque[float] = deque(maxlen=_RECENT)
-        self._staleness: deque[int] = deque(maxlen=_RECENT)
+        self._staleness: deque[float] = deque(maxlen=_RECENT)
 
-    def add(
-        self,
-        commit: Commit,
-        *,
-        clock: int,
-        staleness: int,
-        timestamp: float,
-        eta: float,
-        gap: float,
-        scale: float,
-        skipped: bool = False,
-    ) -> None:
-        """Writes one commit down: applied, or ``skipped``."""
-        size = sum([part.nbytes for part in commit.packed or commit.parts])
-        self._commits.append(
-            (
-                clock,
-                commit.worker,
-                commit.attempt,
-                commit.incarnation,
-                commit.sequence,
-                commit.epoch,
-                commit.first,
-                commit.last,
-                commit.steps,
-                staleness,
-                size,
-                timestamp,
-                eta,
-                gap,
-                scale,
-                commit.waited,
-                int(skipped),
-            )
-        )
-        self._note(commit.history, commit.steps, staleness, skipped)
+    def add(self, commit: Commit, outcome: CommitOutcome) -> None:
+        """Writes one commit down."""
+        self._append(_of_commit(commit) + outcome, commit.history)
 
-    def _note(self, history: np.ndarray, steps: int, staleness: int, skipped: bool) -> None:
+    def _append(self, row: tuple[float, ...], history: np.ndarray) -> None:
+        self._commits.append(row)
         self._history.append(history)
-        self.batches += steps
-        if skipped:
-            self.skipped += 1
-            if history.size:
-                self.samples += int(history.reshape(steps, -1)[:, 1].sum())
+        self.batches += int(row[_STEPS])
+        skipped = bool(row[_SKIPPED])
+        self.skipped += skipped
+        if not skipped:
+            self._staleness.append(row[_STALENESS])
+        if not history.size:
             return
-        self._staleness.append(staleness)
-        if history.size:
-            rows = history.reshape(steps, -1)
-            # A few rows at most times: Python adds them up faster than numpy, and a lock is held.
-            self.samples += int(sum(rows[:, 1].tolist()))
-            if rows.shape[1] > len(FIXED_HISTORY):
-                self._losses.append(sum(rows[:, len(FIXED_HISTORY)].tolist()) / len(rows))
+        self.columns = history.shape[1]
+        # A few rows at most times: Python adds them up faster than numpy, and a lock is held.
+        self.samples += int(sum(history[:, 1].tolist()))
+        if not skipped and self.columns > len(FIXED_HISTORY):
+            self._losses.append(sum(history[:, len(FIXED_HISTORY)].tolist()) / len(history))
 
     @property
     def loss(self) -> float:
@@ -123,17 +113,16 @@ class CommitLog:
         return np.array(self._commits[start : None if count is None else start + count], COMMIT)
 
     def lengths(self, start: int, count: int) -> np.ndarray:
-        """How many numbers of history each of ``count`` commits from number ``start`` on has, int64."""
-        return np.array([rows.size for rows in self._history[start : start + count]], np.int64)
+        """How many rows of history each of ``count`` commits from number ``start`` on has, int64."""
+        return np.array([len(rows) for rows in self._history[start : start + count]], np.int64)
+
+    def history(self, start: int, count: int) -> np.ndarray:
+        """The history behind ``count`` commits from number ``start`` on, float64 ``(rows, columns)``."""
+        pieces = [rows for rows in self._history[start : start + count] if rows.size]
+        return np.concatenate(pieces) if pieces else NO_ROWS
 
     def extend(self, commits: np.ndarray, lengths: np.ndarray, history: np.ndarray) -> None:
         """Takes back what `commits`, `lengths` and `history` gave."""
         pieces = np.split(history, np.cumsum(lengths)[:-1])
-        for commit, piece in zip(commits.tolist(), pieces, strict=True):
-            self._commits.append(commit)
-            self._note(piece, commit[_STEPS], commit[_STALENESS], bool(commit[_SKIPPED]))
-
-    def history(self, start: int, count: int) -> np.ndarray:
-        """The history rows behind ``count`` commits from number ``start`` on, flat."""
-        rows = self._history[start : start + count]
-        return np.concatenate(rows) if rows else np.empty(0, np.float64)
+        for row, piece in zip(commits.tolist(), pieces, strict=True):
+            self._append(row, piece)

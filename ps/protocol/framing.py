@@ -3,7 +3,8 @@
 A frame is a fixed header, the message's fields, a table of its arrays, and the arrays' raw bytes::
 
     magic 4 | version 1 | code 1 | arrays 2 | fields 4 | body 8      (big-endian)
-    fields:  every number as 8 bytes, every string as length 4 + UTF-8, the number of vectors of each tuple as 8 bytes
+    fields:  every number as 8 bytes, every string as length 4 + UTF-8; how many vectors a tuple has, and how many
+             columns an array of rows, as 8 bytes
     table:   for each array: dtype 1, elements 8
     body:    the arrays, little-endian, one after the other
 
@@ -21,6 +22,7 @@ import struct
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.messages import MESSAGES, Message
 
 MAGIC = b"DKPS"
-VERSION = 3
+VERSION = 4
 #: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
 READ_AHEAD = 256
 
@@ -63,6 +65,17 @@ class EndOfStream:
     """The peer closed the connection, between two frames."""
 
 
+class _ArrayField(NamedTuple):
+    """A field that holds an array, or several."""
+
+    name: str
+    dtype_code: int
+    #: Whether it is a tuple of them; a number says of how many.
+    several: bool
+    #: Whether it has two dimensions; a number says how many columns.
+    rows: bool
+
+
 @dataclass(frozen=True)
 class _Schema:
     """How one message type is laid out: its numbers in one struct, then its strings; its arrays in field order."""
@@ -72,25 +85,25 @@ class _Schema:
     packer: struct.Struct
     booleans: tuple[str, ...]
     strings: tuple[str, ...]
-    #: Name, dtype code, whether the field is a tuple of them.
-    arrays: tuple[tuple[str, int, bool], ...]
+    arrays: tuple[_ArrayField, ...]
 
 
 def _schema_of(kind: type[Message]) -> _Schema:
     numbers: list[str] = []
     codes: list[str] = []
     strings: list[str] = []
-    arrays: list[tuple[str, int, bool]] = []
+    arrays: list[_ArrayField] = []
     hints = typing.get_type_hints(kind, include_extras=True)
     for name, hint in hints.items():
         several = typing.get_origin(hint) is tuple
         kept = typing.get_args(hint)[0] if several else hint
         if typing.get_origin(kept) is typing.Annotated:
-            arrays.append((name, _CODES[typing.get_args(kept)[1]], several))
-            if not several:
-                continue
-            numbers.append(name)
-            codes.append("q")
+            dtype, *dimensions = typing.get_args(kept)[1:]
+            array = _ArrayField(name, _CODES[dtype], several, rows=bool(dimensions))
+            arrays.append(array)
+            if array.several or array.rows:
+                numbers.append(name)
+                codes.append("q")
         elif hint is str:
             strings.append(name)
         else:
@@ -121,11 +134,17 @@ def encode(message: Message) -> list[bytes | memoryview]:
         raise LocalProtocolError(f"`message` must be one of the protocol's. Received: {kind.__name__}")
     arrays: list[tuple[np.ndarray, int]] = []
     counts: dict[str, int] = {}
-    for name, code, several in schema.arrays:
+    for name, code, several, rows in schema.arrays:
         value = getattr(message, name)
-        arrays.extend([(array, code) for array in (value if several else (value,))])
         if several:
+            arrays.extend([(array, code) for array in value])
             counts[name] = len(value)
+            continue
+        arrays.append((value, code))
+        if rows:
+            if value.ndim != 2:
+                raise LocalProtocolError(f"`{name}` must have two dimensions. Received: {value.ndim}")
+            counts[name] = value.shape[1]
     values = [counts[name] if name in counts else getattr(message, name) for name in schema.numbers]
     fields = [schema.packer.pack(*values)]
     for name in schema.strings:
@@ -140,6 +159,11 @@ def encode(message: Message) -> list[bytes | memoryview]:
     head = b"".join(fields)
     header = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body)
     return [header + head, *(array.data.cast("B") for array, _ in arrays if array.size)]
+
+
+def _check_rows(name: str, columns: int, size: int) -> None:
+    if columns < 0 or (size % columns if columns else size):
+        raise RemoteProtocolError(f"`{name}` must fill its rows of {columns} columns. Received: {size} elements")
 
 
 class Reader:
@@ -263,25 +287,29 @@ class Reader:
         self._check_array_table(entries)
         self._incoming = [self._allocate(schema.kind, _DTYPES[code], size) for code, size in entries]
         # One system call may fill them all.
-        self._stage, self._spaces = (
-            self._finish_message,
-            [array.data.cast("B") for array in self._incoming if array.size],
-        )
+        self._stage = self._finish_message
+        self._spaces = [array.data.cast("B") for array in self._incoming if array.size]
         return None if self._spaces else self._finish_message()
 
     def _check_array_table(self, entries: list[tuple[int, int]]) -> None:
         """Before anything is allocated for them."""
-        name, codes, body = self._schema.kind.__name__, [], 0
-        for field, code, several in self._schema.arrays:
-            count = self._values[field] if several else 1
-            if not 0 <= count <= len(entries):
-                raise RemoteProtocolError(f"{name} has {count} arrays in `{field}`. Received: {len(entries)} in all")
-            codes += [code] * count
+        kind, values, body = self._schema.kind.__name__, self._values, 0
+        codes: list[int] = []
+        for name, code, several, rows in self._schema.arrays:
+            if several:
+                count = values[name]
+                if not 0 <= count <= len(entries):
+                    raise RemoteProtocolError(f"{kind} has {count} arrays in `{name}`. Received: {len(entries)} in all")
+                codes += [code] * count
+                continue
+            if rows and len(codes) < len(entries):
+                _check_rows(name, values[name], entries[len(codes)][1])
+            codes.append(code)
         if len(codes) != len(entries):
-            raise RemoteProtocolError(f"{name} has {len(codes)} arrays. Received: {len(entries)}")
+            raise RemoteProtocolError(f"{kind} has {len(codes)} arrays. Received: {len(entries)}")
         for (code, size), expected in zip(entries, codes, strict=True):
             if code != expected:
-                raise RemoteProtocolError(f"{name} has arrays of dtypes {codes}. Received: {entries}")
+                raise RemoteProtocolError(f"{kind} has arrays of dtypes {codes}. Received: {entries}")
             body += _DTYPES[code].itemsize * size
         if body != self._body:
             raise RemoteProtocolError(f"the arrays must fill the body of {self._body} bytes. Received: {entries}")
@@ -289,13 +317,13 @@ class Reader:
     def _finish_message(self) -> Message:
         values, arrays = self._values, self._incoming
         at = 0
-        for name, _, several in self._schema.arrays:
+        for name, _, several, rows in self._schema.arrays:
             if several:
                 values[name] = tuple(arrays[at : at + values[name]])
                 at += len(values[name])
-            else:
-                values[name] = arrays[at]
-                at += 1
+                continue
+            array, at = arrays[at], at + 1
+            values[name] = array.reshape(-1 if values[name] else 0, values[name]) if rows else array
         for name in self._schema.booleans:
             values[name] = bool(values[name])
         self._values, self._incoming = {}, []  # the message's arrays are its owner's now

@@ -1,4 +1,4 @@
-"""What travels: frozen message types. `wire` turns them into bytes and back.
+"""What travels: frozen message types. `framing` turns them into bytes and back.
 
 Numbers are 64-bit on the wire, strings UTF-8, arrays raw little-endian segments behind the fields. A worker's
 identity is its partition; ``attempt`` is Spark's task attempt id, which rises with every attempt and fences the
@@ -15,11 +15,15 @@ import numpy as np
 #: Arrays of any length. One of another dtype is refused by both ends.
 Bytes = Annotated[np.ndarray, np.dtype("u1")]
 Floats = Annotated[np.ndarray, np.dtype("<f4")]
-Doubles = Annotated[np.ndarray, np.dtype("<f8")]
+#: Of two dimensions.
+Rows = Annotated[np.ndarray, np.dtype("<f8"), "rows"]
 
 NO_FLOATS = np.empty(0, np.float32)
-NO_DOUBLES = np.empty(0, np.float64)
+NO_ROWS = np.empty((0, 0), np.float64)
 NO_BYTES = np.empty(0, np.uint8)
+
+#: History columns that every row has, before the metrics: seconds since the epoch (UTC), and samples.
+FIXED_HISTORY = ("timestamp", "samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,8 @@ class Proof(Message):
 class Hello(Message):
     """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
 
-    ``wire_format`` is what the vectors of commits and replies look like on this connection: a name in `codecs`.
+    ``wire_format`` is what the vectors of commits and replies look like on this connection: one of
+    `compression.FORMATS`.
     """
 
     worker: int
@@ -80,20 +85,23 @@ class Pull(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Commit(Message):
-    """A payload, with the mini-batches ``first``…``last`` of ``epoch`` that stand behind it.
+class CommitRecord:
+    """What a worker says of a commit: a payload, and the mini-batches ``first``…``last`` of ``epoch`` behind it.
 
-    ``history`` has one row per mini-batch: timestamp (seconds since the epoch, UTC), samples, then each metric;
-    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``scale`` the mean
-    scale factor that the worker's half applied; ``checksum`` stands for the rows up to the last mini-batch.
-    ``overlapped``: the mini-batches were computed while the commit before this one travelled, from what its
-    predecessor's reply carried. ``packed`` are the parts, and ``parts`` empty, where the wire format is not float32.
+    Args:
+        epoch, first, last: which mini-batches, counted from 0.
+        epoch_end: whether ``last`` is the epoch's last one.
+        wants_center: whether the reply is the center, and not a bare acknowledgement.
+        learning_rate: the worker optimizer's; 0 where the server has it.
+        scale: mean scale factor that the worker's half of the rule applied.
+        parts: the payload, float32 vectors.
+        moving_statistics: the replica's, float32.
+        history: float64 ``(steps, columns)``, a row a mini-batch: `FIXED_HISTORY`, then each metric; or `NO_ROWS`.
+        checksum: of the rows up to the last mini-batch.
+        overlapped: the mini-batches were computed while the commit before this one travelled, from what that one's
+            predecessor was answered.
     """
 
-    worker: int
-    attempt: int
-    incarnation: int
-    sequence: int
     epoch: int
     first: int
     last: int
@@ -101,18 +109,37 @@ class Commit(Message):
     wants_center: bool
     learning_rate: float
     scale: float
-    waited: float
     parts: tuple[Floats, ...]
     moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
-    history: Doubles = field(default_factory=lambda: NO_DOUBLES)
+    history: Rows = field(default_factory=lambda: NO_ROWS)
     checksum: int = 0
     overlapped: bool = False
-    packed: tuple[Bytes, ...] = ()
 
     @property
     def steps(self) -> int:
         """Local steps behind the payload."""
         return self.last - self.first + 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Commit(CommitRecord, Message):
+    """A `CommitRecord`, and who sends it: ``Commit(**vars(record), worker=…)``.
+
+    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds. Where the wire format
+    is not float32, ``packed`` are the parts, and ``parts`` is empty.
+    """
+
+    worker: int
+    attempt: int
+    incarnation: int
+    sequence: int
+    waited: float = 0.0
+    packed: tuple[Bytes, ...] = ()
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload as it travelled."""
+        return sum([part.nbytes for part in self.packed or self.parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +300,7 @@ class Drain(Message):
 
 @dataclass(frozen=True, eq=False)
 class Records(Message):
-    """Server → driver: commit records (bytes of `records.COMMIT`) with the history rows behind them, in order.
+    """Server → driver: commit records (bytes of `commit_log.COMMIT`) with the history rows behind them, in order.
 
     ``metrics`` are the history's column names; ``total`` is how many commit records there are.
     """
@@ -281,7 +308,7 @@ class Records(Message):
     total: int
     metrics: str
     commits: Bytes
-    history: Doubles
+    history: Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +337,7 @@ class WorkerTable(Message):
     Worker, attempt, last commit, and seconds since that commit, or since the attempt joined; 0 while an answer is owed.
     """
 
-    rows: Doubles
+    rows: Rows
 
 
 # ---- either way
@@ -328,7 +355,7 @@ class Fault(Message):
     traceback: str = ""
 
 
-#: Wire code = position. Append only, and raise `wire.VERSION` when a message changes.
+#: Wire code = position. Append only, and raise `framing.VERSION` when a message changes.
 MESSAGES: tuple[type[Message], ...] = (
     Challenge,
     Answer,

@@ -1,4 +1,7 @@
-"""What a worker's loop asks of its driver, a socket client or a simulation, and what it is answered."""
+"""What a worker's loop asks of its driver, a socket client or a simulation, and what it is answered.
+
+A `CommitRecord` wants its payload applied, and a `Reply`, with the center if ``wants_center``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import NO_FLOATS
+from distkeras.ps.protocol.messages import NO_FLOATS, CommitRecord
 from distkeras.ps.rules.base import Vector
 
 
@@ -17,27 +20,10 @@ class PullRequest:
     """Wants a `Reply` with the center."""
 
 
-class CommitRequest(NamedTuple):
-    """Wants its payload applied, and a `Reply` (with the center if ``wants_center``)."""
-
-    epoch: int
-    first: int
-    last: int
-    epoch_end: bool
-    wants_center: bool
-    learning_rate: float
-    scale: float
-    parts: tuple[Vector, ...]
-    moving_statistics: np.ndarray
-    history: np.ndarray
-    checksum: int = 0
-    overlapped: bool = False
-
-
 class PostRequest(NamedTuple):
     """Wants ``commit`` under way, and to go on at once; a `CollectRequest` gets its reply."""
 
-    commit: CommitRequest
+    commit: CommitRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,5 +55,5 @@ class Reply(NamedTuple):
     stopping: bool = False
 
 
-Request = PullRequest | CommitRequest | PostRequest | CollectRequest | ProbeRequest | Compute
+Request = PullRequest | CommitRecord | PostRequest | CollectRequest | ProbeRequest | Compute
 Loop = Generator[Request, Reply | None, None]

@@ -85,4 +85,4 @@ def worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int])
         for worker, lease in leases.items()
         if not lease.finished and lease.attempt >= 0
     ]
-    return WorkerTable(np.array(rows, np.float64).ravel())
+    return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))

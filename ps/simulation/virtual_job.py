@@ -10,8 +10,8 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import Scheduler
-from distkeras.ps.protocol.messages import NO_FLOATS, Commit
-from distkeras.ps.protocol.requests import CommitRequest, Loop, PullRequest, Reply, Request
+from distkeras.ps.protocol.messages import Commit, CommitRecord
+from distkeras.ps.protocol.requests import Loop, PullRequest, Reply, Request
 from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.simulation.function_replica import FunctionReplica, Gradient, endless_batches, gradient_of
@@ -112,7 +112,7 @@ class VirtualJob:
         request = self.pending[worker]
         if isinstance(request, PullRequest):
             request = self.resume(worker, self._release(worker))
-        assert isinstance(request, CommitRequest)
+        assert isinstance(request, CommitRecord)
         self._commit(worker, request)
         if request.wants_center:
             self.waiting.add(worker)
@@ -127,26 +127,11 @@ class VirtualJob:
             self.resume(worker, self._release(worker))
         return ready
 
-    def _commit(self, worker: int, request: CommitRequest) -> None:
+    def _commit(self, worker: int, record: CommitRecord) -> None:
         if self._measure_gap:
-            self._norms.append(math.sqrt(sum_of_squares(request.parts[0])))
-        commit = Commit(
-            worker=worker,
-            attempt=0,
-            incarnation=1,
-            sequence=self.center.leases[worker].sequence + 1,
-            epoch=0,
-            first=request.first,
-            last=request.last,
-            epoch_end=False,
-            wants_center=request.wants_center,
-            learning_rate=request.learning_rate,
-            scale=request.scale,
-            waited=0.0,
-            parts=request.parts,
-            moving_statistics=NO_FLOATS,
-            history=NO_FLOATS,
-        )
+            self._norms.append(math.sqrt(sum_of_squares(record.parts[0])))
+        sequence = self.center.leases[worker].sequence + 1
+        commit = Commit(**vars(record), worker=worker, attempt=0, incarnation=1, sequence=sequence)
         self.center.commit(commit, self._payloads[worker])
         if self._centers is not None:
             self._centers.append(self.center.current.array.copy())

@@ -72,7 +72,7 @@ class DriverClient(Client):
 
     def list_workers(self) -> np.ndarray:
         """Who is silent: float64 rows of worker, attempt, last commit, and seconds since: `messages.WorkerTable`."""
-        return self.request(ListWorkers(), WorkerTable, self.deadlines.frame).rows.reshape(-1, 4)
+        return self.request(ListWorkers(), WorkerTable, self.deadlines.frame).rows
 
     def stop(self, reason: str) -> None:
         """Ends the job: every worker's next request fails."""

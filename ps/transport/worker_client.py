@@ -16,6 +16,7 @@ from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
     Commit,
+    CommitRecord,
     FetchModel,
     Hello,
     Leave,
@@ -27,7 +28,7 @@ from distkeras.ps.protocol.messages import (
     Pull,
     Welcome,
 )
-from distkeras.ps.protocol.requests import CommitRequest, Reply
+from distkeras.ps.protocol.requests import Reply
 from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.backoff import Backoff
@@ -183,8 +184,8 @@ class WorkerClient(Client):
         """The center."""
         return self._timed(lambda: self._delivered(self._reconnecting(self._pull)))
 
-    def commit(self, request: CommitRequest) -> Reply:
-        """Has ``request`` applied, once.
+    def commit(self, record: CommitRecord) -> Reply:
+        """Has the payload of ``record`` applied, once.
 
         Raises:
             RestartFromCenter: it was skipped for its numbers, or the server does not have what came before it.
@@ -192,32 +193,21 @@ class WorkerClient(Client):
         if not self.incarnation:
             self.join()
         sequence = self.sequence + 1
-        packed = self._format.encode(request.parts)  # once: a commit that is sent again is the same
+        packed = self._format.encode(record.parts)  # once: a commit that is sent again is the same
         commit = Commit(
+            **(vars(record) | {"parts": ()} if packed else vars(record)),
             worker=self.worker,
             attempt=self.attempt,
             incarnation=self.incarnation,
             sequence=sequence,
-            epoch=request.epoch,
-            first=request.first,
-            last=request.last,
-            epoch_end=request.epoch_end,
-            wants_center=request.wants_center,
-            learning_rate=request.learning_rate,
-            scale=request.scale,
             waited=self._waited,
-            parts=() if packed else request.parts,
-            moving_statistics=request.moving_statistics,
-            history=request.history,
-            checksum=request.checksum,
-            overlapped=request.overlapped,
             packed=packed,
         )
 
         def once() -> CenterReply | Ack:
             # Applied already: only the reply was lost. What it carried is pulled; the commit is never sent again.
             applied = self.sequence == sequence
-            if applied and (self._skipped or not request.wants_center):
+            if applied and (self._skipped or not record.wants_center):
                 return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping)
             return self._pull() if applied else self.request(commit, _COMMITTED)
 
@@ -228,16 +218,16 @@ class WorkerClient(Client):
         self.stopping = self.stopping or reply.stopping
         if reply.skipped:
             raise RestartFromCenter(self.join())
-        if request.wants_center:
+        if record.wants_center:
             raise RemoteProtocolError("the answer to a Commit that is applied must be the center. Received: an Ack")
         return Reply(stopping=self.stopping)
 
-    def post(self, request: CommitRequest) -> None:
+    def post(self, record: CommitRecord) -> None:
         """As `commit`, from a thread of its own; the connection is that thread's until `collect` or `settle`."""
         if self._sender is None:
             self._sender = ThreadPoolExecutor(1, f"ps-worker-{self.worker}")
-        self._payloads.in_use = request.parts
-        self._posted = self._sender.submit(self.commit, request)
+        self._payloads.in_use = record.parts
+        self._posted = self._sender.submit(self.commit, record)
 
     def collect(self) -> Reply:
         """The reply to what was posted; of its time, what was waited for here counts as waited."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distkeras.ps.errors import LeaseLostError
-from distkeras.ps.protocol.messages import Welcome
+from distkeras.ps.protocol.messages import CommitRecord, Welcome
 from distkeras.ps.protocol.requests import (
     CollectRequest,
-    CommitRequest,
     Compute,
     Loop,
     PostRequest,
@@ -62,7 +61,7 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
     match request:
         case Compute():
             return None
-        case CommitRequest():
+        case CommitRecord():
             return client.commit(request)
         case PullRequest():
             return client.pull()

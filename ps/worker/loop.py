@@ -12,17 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import NO_DOUBLES, NO_FLOATS
-from distkeras.ps.protocol.requests import (
-    CollectRequest,
-    CommitRequest,
-    Compute,
-    Loop,
-    PostRequest,
-    ProbeRequest,
-    PullRequest,
-    Reply,
-)
+from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord
+from distkeras.ps.protocol.requests import CollectRequest, Compute, Loop, PostRequest, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules.base import Replica, Rule, Vector, WorkerState
 from distkeras.ps.worker.auto_window import AutoWindow
 
@@ -75,7 +66,7 @@ def work(
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
-        `PullRequest`, `CommitRequest`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
+        `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
         `PostRequest` and `Compute`.
     """
     rule = rule if windows is None else windows.rule
@@ -130,7 +121,7 @@ def work(
                 reply = yield CollectRequest()
                 center, stopping = _center(reply), _answered(reply).stopping
             rule.fill_payload(replica, state)
-        commit = CommitRequest(
+        commit = CommitRecord(
             epoch=end.epoch,
             first=first,
             last=end.index,
@@ -140,7 +131,7 @@ def work(
             scale=state.scale,
             parts=state.payload,
             moving_statistics=measured,
-            history=np.concatenate(rows).ravel() if rows else NO_DOUBLES,
+            history=np.concatenate(rows) if rows else NO_ROWS,
             checksum=end.checksum,
             overlapped=posted,
         )

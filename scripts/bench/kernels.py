@@ -23,7 +23,7 @@ from distkeras.ps.rules.base import BLOCK
 
 SIZE = 4_798_010
 _WORKERS = 2
-_HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), STEPS)
+_HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
 
 
 def cases(quick: bool) -> list[Factory]:

@@ -23,7 +23,8 @@ from bench.workload import CLASSES, INPUTS, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.compression import FORMATS, codec_of
-from distkeras.ps.protocol.requests import CommitRequest, Loop, PullRequest, Reply
+from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.requests import Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -156,7 +157,7 @@ def _answer_at_once(loop: Loop) -> None:
     center = np.zeros(_SIZE, np.float32)
     request = next(loop)
     while True:
-        request = loop.send(Reply(center=center) if isinstance(request, PullRequest | CommitRequest) else None)
+        request = loop.send(Reply(center=center) if isinstance(request, PullRequest | CommitRecord) else None)
 
 
 @contextmanager

@@ -14,8 +14,7 @@ import numpy as np
 from bench import echo, naive
 from bench.naive import Shapes
 from bench.processes import ExchangeClient, Fleet, serving
-from distkeras.ps.protocol.messages import NO_FLOATS
-from distkeras.ps.protocol.requests import CommitRequest
+from distkeras.ps.protocol.messages import NO_FLOATS, CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -56,7 +55,7 @@ class WorkerExchange:
         )
         self._client.join()  # not yet a pull, which waits for all others where the rule needs them
         self._parts = (np.full(size, 1e-3, np.float32),)
-        self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), STEPS)
+        self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
         self._batch = 0
 
     def exchange(self) -> None:
@@ -64,7 +63,7 @@ class WorkerExchange:
         if self._batch == 0:
             self._client.pull()
         first, self._batch = self._batch, self._batch + STEPS
-        request = CommitRequest(
+        request = CommitRecord(
             epoch=0,
             first=first,
             last=self._batch - 1,

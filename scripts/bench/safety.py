@@ -24,7 +24,8 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.handshake import KEY_BYTES
-from distkeras.ps.protocol.requests import CommitRequest, PullRequest
+from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.requests import PullRequest
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
@@ -118,7 +119,7 @@ class Trainee:
         """Trains one window and commits it."""
         while True:
             request = self._request
-            if isinstance(request, CommitRequest):
+            if isinstance(request, CommitRecord):
                 self._request = self._loop.send(self._client.commit(request))
                 return
             self._request = self._loop.send(self._client.pull() if isinstance(request, PullRequest) else None)

@@ -59,7 +59,10 @@ class Inputs:
                 dtype = typing.get_args(typing.get_args(hint)[0])[1]
                 values[name] = tuple(self._array(dtype) for _ in range(self.below(3)))
             elif typing.get_origin(hint) is typing.Annotated:
-                dtype = typing.get_args(hint)[1]
+                dtype, *dimensions = typing.get_args(hint)[1:]
+                if dimensions:
+                    values[name] = self._rows(dtype)
+                    continue
                 values[name] = self._rng.bytes(32) if kind in HANDSHAKE else self._array(dtype)
                 if kind in HANDSHAKE:
                     values[name] = np.frombuffer(typing.cast(bytes, values[name]), np.uint8)
@@ -76,6 +79,11 @@ class Inputs:
     def _array(self, dtype: np.dtype) -> np.ndarray:
         size = self._size if self.below(10) == 0 else self.below(20)
         return np.frombuffer(self._rng.bytes(size * dtype.itemsize), dtype)
+
+    def _rows(self, dtype: np.dtype) -> np.ndarray:
+        columns = self.below(4)
+        elements = self._array(dtype)
+        return elements[: len(elements) // columns * columns].reshape(-1, columns) if columns else np.empty((0, 0))
 
     def any(self) -> bytes:
         """One input."""

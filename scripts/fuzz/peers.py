@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,18 @@ from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import EndOfStream, Limits
 from distkeras.ps.protocol.handshake import Connection
-from distkeras.ps.protocol.messages import Abort, Challenge, Commit, Fault, Hello, Leave, Message, Observe, Pull
-from distkeras.ps.protocol.requests import CommitRequest
+from distkeras.ps.protocol.messages import (
+    Abort,
+    Challenge,
+    Commit,
+    CommitRecord,
+    Fault,
+    Hello,
+    Leave,
+    Message,
+    Observe,
+    Pull,
+)
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -61,8 +72,8 @@ class HonestWorker(threading.Thread):
             payload = client.payload(1)
             np.multiply(center, np.float32(-0.1), out=payload[0])
             payload[0][:] += wave / np.float32(self.steps)
-            history = np.array([0.0, 1.0, 0.5])
-            request = CommitRequest(
+            history = np.array([[0.0, 1.0, 0.5]])
+            request = CommitRecord(
                 0, self.steps - 1, self.steps - 1, False, True, 0.1, 1.0, payload, messages.NO_FLOATS, history
             )
             center = client.commit(request).center
@@ -86,13 +97,16 @@ class Attacker:
     def _likely(self, size: int) -> list[bytes]:
         """What a worker or driver would send, but for its lease."""
         vector = np.zeros(size, np.float32)
+        sender: dict[str, Any] = {"worker": 0, "attempt": 77, "incarnation": 1, "sequence": 1}
+        record: dict[str, Any] = {"epoch": 0, "first": 0, "last": 0, "epoch_end": False, "wants_center": True}
+        record |= {"learning_rate": 0.1, "scale": 1.0}
         requests = (
-            Commit(0, 77, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (vector,), history=np.zeros(3)),
+            Commit(**record, parts=(vector,), history=np.zeros((1, 3)), **sender),
             Pull(0, 77, 1),
             Leave(0, 77, 1),
             Hello(5, 77, size, 0, "loss"),
             Hello(5, 77, size, 0, "loss", "int8"),
-            Commit(0, 77, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (), packed=(np.zeros(size + 4, np.uint8),)),
+            Commit(**record, parts=(), packed=(np.zeros(size + 4, np.uint8),), **sender),
             messages.Probe(),
             messages.FetchModel(),
             messages.Inspect(),

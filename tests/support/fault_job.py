@@ -365,7 +365,7 @@ class Job:
                 (row["epoch"], batch) for row in own for batch in range(row["first_batch"], row["last_batch"] + 1)
             ]
             assert counted == [(epoch, batch) for epoch in range(self.epochs) for batch in range(self.batches)]
-        samples = records.history.reshape(-1, 3)[:, 1]
+        samples = records.history[:, 1]
         assert samples.tolist() == [1.0] * (self.workers * self.epochs * self.batches)
         status = self.ask(lambda driver: driver.observe(-1, 0.0))
         assert (status.finished, status.clock) == (self.workers, len(commits))

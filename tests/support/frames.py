@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from distkeras.ps.protocol.handshake import Connection
-from distkeras.ps.protocol.messages import Message
+from distkeras.ps.protocol.messages import Commit, Message
 
 
 class Parser(Protocol):
@@ -16,6 +16,13 @@ class Parser(Protocol):
 
     def space(self) -> memoryview: ...
     def received(self, count: int) -> Any: ...
+
+
+def some_commit(*parts: np.ndarray, **fields: Any) -> Commit:
+    """The first commit of worker 0: of one mini-batch, unless ``fields`` say more."""
+    first = {"worker": 0, "attempt": 0, "incarnation": 1, "sequence": 1, "epoch": 0, "first": 0, "last": 0}
+    record = {"epoch_end": False, "wants_center": True, "learning_rate": 0.1, "scale": 1.0, "parts": parts}
+    return Commit(**{**first, **record, **fields})
 
 
 def joined(buffers: Sequence[bytes | memoryview]) -> bytes:

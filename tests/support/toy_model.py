@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.protocol.messages import Commit, Welcome
+from distkeras.ps.protocol.messages import Commit, CommitRecord, Welcome
 from distkeras.ps.protocol.requests import (
     CollectRequest,
-    CommitRequest,
     Compute,
     Loop,
     PostRequest,
@@ -120,8 +119,8 @@ class ToyJob:
         self.replicas = [ToyReplica(start.size, eta, gradient, dtype) for _ in data]
         self._loops: list[Loop] = []
         self._pending: dict[int, Request] = {}
-        self._held: dict[int, CommitRequest] = {}
-        self._posted: dict[int, CommitRequest] = {}
+        self._held: dict[int, CommitRecord] = {}
+        self._posted: dict[int, CommitRecord] = {}
         for worker, values in enumerate(data):
             self.center.join(worker, 0)
 
@@ -165,14 +164,13 @@ class ToyJob:
         request = self._pending[worker]
         if isinstance(request, CollectRequest):
             request = self._posted.pop(worker)
-        assert isinstance(request, CommitRequest)
+        assert isinstance(request, CommitRecord)
         commit = Commit(
             worker=worker,
             attempt=0,
             incarnation=1,
             sequence=self.center.leases[worker].sequence + 1,
-            waited=0.0,
-            **request._asdict(),
+            **vars(request),
         )
         self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts])
         if request.wants_center:

@@ -35,6 +35,12 @@ def commit_of(
     **fields: Any,
 ) -> Commit:
     defaults: dict[str, Any] = {
+        "worker": worker,
+        "attempt": attempt,
+        "sequence": sequence,
+        "epoch": epoch,
+        "first": first,
+        "last": last,
         "incarnation": 1,
         "epoch_end": False,
         "wants_center": True,
@@ -42,12 +48,10 @@ def commit_of(
         "scale": 1.0,
         "waited": 0.0,
         "moving_statistics": NO_FLOATS,
-        "history": np.zeros(3 * (last - first + 1)),
+        "history": np.zeros((last - first + 1, 3)),
     }
     parts = (np.full(size, value, np.float32),)
-    return Commit(
-        worker, attempt, sequence=sequence, epoch=epoch, first=first, last=last, parts=parts, **defaults | fields
-    )
+    return Commit(parts=parts, **defaults | fields)
 
 
 def send(center: Center, commit: Commit) -> bool:

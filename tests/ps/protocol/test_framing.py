@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.frames import feed, joined, same_message
+from support.frames import feed, joined, same_message, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages
@@ -41,7 +41,7 @@ def any_message() -> st.SearchStrategy[Message]:
         str: st.text(max_size=20),
         messages.Bytes: arrays("u1"),
         messages.Floats: arrays("<f4"),
-        messages.Doubles: arrays("<f8"),
+        messages.Rows: st.tuples(st.integers(0, 4), st.integers(1, 4)).map(np.ones) | st.just(messages.NO_ROWS),
         tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
         tuple[messages.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
     }
@@ -50,7 +50,7 @@ def any_message() -> st.SearchStrategy[Message]:
 
 
 def commit(*parts: np.ndarray) -> Commit:
-    return Commit(3, 1, 1, 7, 0, 4, 5, False, True, 0.1, 1.0, 0.0, parts, history=np.arange(8.0))
+    return some_commit(*parts, worker=3, sequence=7, first=4, last=5, history=np.arange(8.0).reshape(2, 4))
 
 
 def scatter(reader: Reader, data: bytes, sizes: Iterator[int]) -> list[Any]:
@@ -216,3 +216,19 @@ def test_half_a_surrogate_pair_travels_as_its_escape() -> None:
 def test_what_is_not_a_message_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="one of the protocol's"):
         encode(cast(Any, "hello"))
+
+
+@pytest.mark.parametrize("columns", [-1, 3, 5, 0, 2**63 - 1])
+def test_rows_that_are_not_whole_are_refused_before_anything_is_allocated(columns: int) -> None:
+    def allocate(*_: Any) -> np.ndarray:
+        raise AssertionError("allocated")
+
+    frame = bytearray(joined(encode(messages.WorkerTable(np.zeros((2, 4))))))
+    frame[HEADER.size : HEADER.size + 8] = struct.pack(">q", columns)
+    with pytest.raises(RemoteProtocolError, match=f"`rows` must fill its rows of {columns} columns"):
+        feed(Reader(Limits(), allocate), bytes(frame))
+
+
+def test_rows_must_have_two_dimensions() -> None:
+    with pytest.raises(LocalProtocolError, match="`rows` must have two dimensions"):
+        encode(messages.WorkerTable(np.zeros(4)))

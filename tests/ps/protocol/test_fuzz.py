@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.frames import shake_hands
+from support.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, encode
@@ -22,7 +22,6 @@ from distkeras.ps.protocol.messages import (
     Ack,
     Answer,
     Challenge,
-    Commit,
     Drain,
     Fault,
     Hello,
@@ -43,8 +42,8 @@ FRAMES = [
         Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8)),
         Proof(np.zeros(32, np.uint8)),
         Hello(0, 1, 3, 0, "loss\naccuracy", "int8"),
-        Commit(0, 1, 1, 1, 0, 0, 1, False, True, 0.1, 1.0, 0.0, (THREE, THREE), history=np.zeros(6)),
-        Commit(0, 1, 1, 1, 0, 0, 1, False, True, 0.1, 1.0, 0.0, (), packed=(np.ones(7, np.uint8),) * 2),
+        some_commit(THREE, THREE, last=1, history=np.zeros((2, 3))),
+        some_commit(last=1, packed=(np.ones(7, np.uint8),) * 2),
         Publish(THREE, model=np.zeros(5, np.uint8)),
         Ack(1, 2, 3, 4),
         Drain(0, 10),

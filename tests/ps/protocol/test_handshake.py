@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.frames import deliver, joined, same_message, shake_hands
+from support.frames import deliver, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import Limits, encode
 from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, make_proof
-from distkeras.ps.protocol.messages import Ack, Commit, Fault, Message, Publish
+from distkeras.ps.protocol.messages import Ack, Fault, Message, Publish
 
 KEY, ANOTHER_KEY = b"k" * KEY_BYTES, b"x" * KEY_BYTES
 
@@ -100,6 +100,6 @@ def test_limits_are_checked_per_frame() -> None:
     client, server = pair()
     shake_hands(client, server)
     server.set_limits(Limits(body=8))
-    commit = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.zeros(3, np.float32),))
+    commit = some_commit(np.zeros(3, np.float32))
     with pytest.raises(RemoteProtocolError, match="at most"):
         deliver(server, client.send(commit))

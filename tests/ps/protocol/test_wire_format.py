@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.frames import some_commit
 
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.compression import Int8
-from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit
+from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply
 from distkeras.ps.protocol.wire_format import PeerFormat, WorkerFormat
 
 SIZE = 7
@@ -61,7 +62,7 @@ def test_what_commits_lose_is_added_to_the_next_one_until_it_is_forgotten() -> N
 
     def sent() -> np.ndarray:
         packed = worker.encode((small,))
-        message = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (), packed=packed)
+        message = some_commit(packed=packed)
         part = take()
         peer.decode(message, [part])
         return part

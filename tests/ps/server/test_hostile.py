@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.frames import some_commit
 from support.hostile_peers import (
     RULE,
     AuthenticatedPeer,
@@ -153,7 +154,7 @@ def test_a_slow_loris_has_the_handshakes_deadline_in_all(running: Running, hones
 def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_applied(
     running: Running, honest: HonestWorker, sent: int
 ) -> None:
-    commit = Commit(0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.ones(SIZE, np.float32),))
+    commit = some_commit(np.ones(SIZE, np.float32))
     with AuthenticatedPeer(running.server.address) as peer:
         session = session_of(running, peer)
         # A host that vanished says nothing, not even goodbye: the system finds out.
@@ -272,7 +273,7 @@ class TestAuthenticatedPeers:
         assert running.server.fault is None
 
     def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running: Running, honest: HonestWorker) -> None:
-        commit = Commit(0, 99, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, (np.full(3, np.nan, np.float32),))
+        commit = some_commit(np.full(3, np.nan, np.float32), attempt=99)
         with AuthenticatedPeer(running.server.address) as peer:
             send_unless_closed(peer.sock, joined(peer.connection.send(commit)))
             assert b"holds the lease" in read_to_eof(peer.sock)

@@ -33,8 +33,8 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.error_codes import error_of
-from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
-from distkeras.ps.protocol.requests import CommitRequest, Compute, Loop, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import CenterReply, CommitRecord, Fault, Pull
+from distkeras.ps.protocol.requests import Compute, Loop, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -100,7 +100,7 @@ def test_records_and_history_come_back_whole() -> None:
         np.testing.assert_array_equal(commits["first_batch"], [0, 2, 4])
         np.testing.assert_array_equal(commits["last_batch"], [1, 3, 4])
         np.testing.assert_array_equal(commits["bytes"], [4 * SIZE] * 3)
-        assert records.history.reshape(5, 3)[:, 1].tolist() == [1] * 5
+        assert records.history[:, 1].tolist() == [1] * 5
         assert records.metrics == "loss"
         status = running.driver.observe(0, patience(5))
         assert (status.clock, status.finished, status.batches, status.samples) == (3, 1, 5, 5)
@@ -388,7 +388,7 @@ class TestProbes:
             thread, errors = running_worker(running, 0, [np.ones(1)])
             assert held.entered.wait(patience(20))
             asked = 0
-            while not isinstance(request := loop.send(reply), CommitRequest):
+            while not isinstance(request := loop.send(reply), CommitRecord):
                 reply = None
                 if isinstance(request, ProbeRequest):
                     asked += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import socket
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from support.frames import some_commit
 from support.patience import PATIENT, patience
 from support.running_server import KEY, SIZE, Running
 from support.toy_model import toy_client
@@ -21,8 +21,7 @@ from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteEr
 from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import NO_FLOATS, Ack, Commit, Hello, Welcome
-from distkeras.ps.protocol.requests import CommitRequest
+from distkeras.ps.protocol.messages import NO_FLOATS, Ack, Commit, CommitRecord, Hello, Welcome
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.transport.channel import Channel
@@ -38,8 +37,8 @@ def normal(seed: int | tuple[int, int], scale: float = 1.0, size: int = SIZE) ->
     return np.random.default_rng(seed).normal(scale=scale, size=size).astype(np.float32)
 
 
-def request(number: int, part: np.ndarray, *, moving_statistics: np.ndarray = NO_FLOATS) -> CommitRequest:
-    return CommitRequest(
+def request(number: int, part: np.ndarray, *, moving_statistics: np.ndarray = NO_FLOATS) -> CommitRecord:
+    return CommitRecord(
         epoch=0,
         first=number,
         last=number,
@@ -49,7 +48,7 @@ def request(number: int, part: np.ndarray, *, moving_statistics: np.ndarray = NO
         scale=1.0,
         parts=(part,),
         moving_statistics=moving_statistics,
-        history=np.zeros(3),
+        history=np.zeros((1, 3)),
     )
 
 
@@ -368,10 +367,8 @@ class TestRefused:
             client = joined(running, wire_format=agreed)
             client.pull()
             sizes = [codec_of(kind, SIZE).nbytes if isinstance(kind, str) else kind for kind in packed]
-            commit = Commit(
-                0, 0, 1, 1, 0, 0, 0, False, True, 0.1, 1.0, 0.0, tuple(np.ones(n, np.float32) for n in plain)
-            )
-            commit = dataclasses.replace(commit, history=np.zeros(3), packed=tuple(np.ones(n, np.uint8) for n in sizes))
+            parts = [np.ones(n, np.float32) for n in plain]
+            commit = some_commit(*parts, history=np.zeros((1, 3)), packed=tuple(np.ones(n, np.uint8) for n in sizes))
             with pytest.raises(ShapeError, match="a commit must have 1 parts of"):
                 client.request(commit, Ack)
             client.close()

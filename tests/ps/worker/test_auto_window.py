@@ -10,7 +10,8 @@ import pytest
 from support.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.requests import CollectRequest, CommitRequest, PostRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import CommitRecord
+from distkeras.ps.protocol.requests import CollectRequest, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.worker.auto_window import LONGEST, MEASURED, AutoWindow
 from distkeras.ps.worker.loop import work
@@ -49,11 +50,11 @@ def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **option
     center = np.ones(1)
     while len(found) < count:
         commit = request.commit if isinstance(request, PostRequest) else request
-        if isinstance(commit, CommitRequest):
+        if isinstance(commit, CommitRecord):
             found.append((commit.last - commit.first + 1, isinstance(request, PostRequest)))
-        if isinstance(request, CommitRequest):
+        if isinstance(request, CommitRecord):
             clock.seconds += exchange
-        waited_for = isinstance(request, (PullRequest, CommitRequest, CollectRequest))
+        waited_for = isinstance(request, (PullRequest, CommitRecord, CollectRequest))
         reply = Reply(center=center.copy()) if waited_for else None
         request = loop.send(reply)
     return found
