@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -52,6 +53,25 @@ def test_tests_that_show_a_promise_exist() -> None:
     assert shown
     for name in shown:
         assert (ROOT / "tests" / f"{name}.py").exists(), name
+
+
+def classes() -> set[str]:
+    """Every class of the project's, by its name."""
+    return {
+        node.name
+        for folder in ("distkeras", "ps", "transformers")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_classes_exist() -> None:
+    known = classes()
+    names = {span for path in DOCUMENTS for span in spans(path) if re.fullmatch(r"([A-Z][a-z]+){2,}", span)}
+    drawn = {name for name in re.findall(r">([A-Z]\w+)<", PICTURES["commit.svg"]().svg()) if name != "Worker"}
+    assert names
+    assert (names | drawn) - {"Session"} <= known
 
 
 def test_modules_in_the_pictures_exist() -> None:
