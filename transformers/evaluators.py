@@ -13,14 +13,16 @@ from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.transformers import expressions
-from distkeras.transformers.expressions import Source, bad, refuse, typed_errors
-from distkeras.transformers.params import HasLabelCol, HasPredictionCol, Stage, param, real
+from distkeras.transformers.expressions import NumericColumn, null_or_nan, raise_in_job, typed_errors
+from distkeras.transformers.params import HasLabelCol, HasPredictionCol, Stage, finite_float, param
 
 #: Keras clips probabilities by this much before it takes their logarithm.
 _EPSILON = 1e-7
 
 
-class AccuracyEvaluator(Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultParamsReadable, DefaultParamsWritable):
+class AccuracyEvaluator(
+    Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultParamsReadable["AccuracyEvaluator"], DefaultParamsWritable
+):
     """Share of the rows whose predicted class is the labeled one, in [0, 1].
 
     Args:
@@ -36,7 +38,9 @@ class AccuracyEvaluator(Evaluator, Stage, HasPredictionCol, HasLabelCol, Default
         BadValueError: a null, a NaN, or a number that is no class; also what a prediction in the same job raised.
     """
 
-    activation_threshold = param("activation_threshold", "least single score of class 1", real, "a finite number")
+    activation_threshold = param(
+        "activation_threshold", "least single score of class 1", finite_float, "a finite number"
+    )
 
     def __init__(
         self,
@@ -46,23 +50,26 @@ class AccuracyEvaluator(Evaluator, Stage, HasPredictionCol, HasLabelCol, Default
     ) -> None:
         super().__init__()
         self._setDefault(prediction_col="prediction", label_col="label", activation_threshold=0.5)
-        self._take(prediction_col=prediction_col, label_col=label_col, activation_threshold=activation_threshold)
+        self._set_given(prediction_col=prediction_col, label_col=label_col, activation_threshold=activation_threshold)
 
     def _evaluate(self, dataset: DataFrame) -> float:
-        prediction = expressions.source(dataset, self._need("prediction_col"))
-        label = expressions.source(dataset, self._need("label_col"))
-        threshold = self._need("activation_threshold") if prediction.depth else None
+        prediction = expressions.numeric_column(dataset, self._required("prediction_col"))
+        label = expressions.numeric_column(dataset, self._required("label_col"))
+        threshold = self._required("activation_threshold") if prediction.depth else None
         pairs = dataset.select(
-            _present(prediction, expressions.class_of_scores(prediction, threshold)).alias("prediction"),
-            _present(label, expressions.class_of_scores(label, None)).alias("label"),
+            _not_null(prediction, expressions.class_of_scores(prediction, threshold)).alias("prediction"),
+            _not_null(label, expressions.class_of_scores(label, None)).alias("label"),
         )
-        return _measured(MulticlassClassificationEvaluator(metricName="accuracy"), pairs)
+        return _evaluate_pairs(MulticlassClassificationEvaluator(metricName="accuracy"), pairs)
 
     def isLargerBetter(self) -> bool:
+        """True."""
         return True
 
 
-class LossEvaluator(Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultParamsReadable, DefaultParamsWritable):
+class LossEvaluator(
+    Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultParamsReadable["LossEvaluator"], DefaultParamsWritable
+):
     """Mean loss over the rows, as Keras' loss of that name with default arguments gives it.
 
     ========================================  =============================  ===============================
@@ -89,25 +96,26 @@ class LossEvaluator(Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultPara
         ShapeError: a prediction and its label differ in length.
     """
 
-    loss = param("loss", "name of a Keras loss", lambda name: _known(name), "the name of a supported loss")
+    loss = param("loss", "name of a Keras loss", lambda name: _supported_loss(name), "the name of a supported loss")
 
     def __init__(
         self, loss: str | None = None, prediction_col: str | None = None, label_col: str | None = None
     ) -> None:
         super().__init__()
         self._setDefault(loss="categorical_crossentropy", prediction_col="prediction", label_col="label")
-        self._take(loss=loss, prediction_col=prediction_col, label_col=label_col)
+        self._set_given(loss=loss, prediction_col=prediction_col, label_col=label_col)
 
     def _evaluate(self, dataset: DataFrame) -> float:
-        prediction = expressions.source(dataset, self._need("prediction_col"))
-        label = expressions.source(dataset, self._need("label_col"))
-        return _LOSSES[self._need("loss")](dataset, prediction, label)
+        prediction = expressions.numeric_column(dataset, self._required("prediction_col"))
+        label = expressions.numeric_column(dataset, self._required("label_col"))
+        return _LOSSES[self._required("loss")](dataset, prediction, label)
 
     def isLargerBetter(self) -> bool:
+        """False."""
         return False
 
 
-def _measured(evaluator: Evaluator, pairs: DataFrame) -> float:
+def _evaluate_pairs(evaluator: Evaluator, pairs: DataFrame) -> float:
     with typed_errors():
         value = evaluator.evaluate(pairs)
     if math.isnan(value):
@@ -115,50 +123,50 @@ def _measured(evaluator: Evaluator, pairs: DataFrame) -> float:
     return value
 
 
-def _present(source: Source, value: Column) -> Column:
-    return F.coalesce(value, refuse(BadValueError, source.name, "values must not be null", F.lit(None)))
+def _not_null(source: NumericColumn, value: Column) -> Column:
+    return F.coalesce(value, raise_in_job(BadValueError, source.name, "values must not be null", F.lit(None)))
 
 
-def _improbable(value: Column) -> Column:
+def _no_probability(value: Column) -> Column:
     """Whether a number is no probability; a softmax in float32 may pass 1 by a few units in the last place."""
-    return bad(value) | (value < 0) | (value > 1 + 1e-5)
+    return null_or_nan(value) | (value < 0) | (value > 1 + 1e-5)
 
 
 def _sum(values: Column) -> Column:
     return F.aggregate(values.cast("array<double>"), F.lit(0.0), lambda total, value: total + value)
 
 
-def _categorical(dataset: DataFrame, prediction: Source, label: Source) -> float:
+def _categorical(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn) -> float:
     if prediction.depth != 1:
         raise ConfigurationError(
             "`prediction_col` must hold the probabilities of each class. Received: numbers or nested arrays",
             column=prediction.name,
         )
     scores, target = prediction.column, expressions.class_of_scores(label, None)
-    broken = refuse(BadValueError, prediction.name, "probabilities must be in [0, 1] and sum to 1", scores)
-    fine = ~F.exists(scores, _improbable) & (F.abs(_sum(scores) - 1) < 1e-3)
+    broken = raise_in_job(BadValueError, prediction.name, "probabilities must be in [0, 1] and sum to 1", scores)
+    fine = ~F.exists(scores, _no_probability) & (F.abs(_sum(scores) - 1) < 1e-3)
     if label.depth:
         hot = (F.array_max(label.column) == 1) & (F.array_min(label.column) == 0) & (_sum(label.column) == 1)
-        wrong = refuse(BadValueError, label.name, "arrays of labels must be one-hot", label.column)
+        wrong = raise_in_job(BadValueError, label.name, "arrays of labels must be one-hot", label.column)
         target = F.when(hot, target).otherwise(wrong)
-    outside = refuse(BadValueError, label.name, "labels must be below the number of classes", target)
-    target = F.when(_present(label, target) < F.size(scores), target).otherwise(outside)
-    scores = F.when(fine, _present(prediction, scores)).otherwise(broken)
+    outside = raise_in_job(BadValueError, label.name, "labels must be below the number of classes", target)
+    target = F.when(_not_null(label, target) < F.size(scores), target).otherwise(outside)
+    scores = F.when(fine, _not_null(prediction, scores)).otherwise(broken)
     pairs = dataset.select(
         expressions.vector_of(scores).alias("probability"), target.alias("label"), target.alias("prediction")
     )
     return _log_loss(pairs)
 
 
-def _binary(dataset: DataFrame, prediction: Source, label: Source) -> float:
+def _binary(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn) -> float:
     score, target = F.col("prediction"), F.col("label")
-    outside = refuse(BadValueError, prediction.name, "probabilities must be in [0, 1]", score)
-    unknown = refuse(BadValueError, label.name, "labels must be 0 or 1", target)
+    outside = raise_in_job(BadValueError, prediction.name, "probabilities must be in [0, 1]", score)
+    unknown = raise_in_job(BadValueError, label.name, "labels must be 0 or 1", target)
     target = F.when(target.isin(0, 1), target).otherwise(unknown)
-    score = F.when(_improbable(score), outside).otherwise(score)
+    score = F.when(_no_probability(score), outside).otherwise(score)
     # Spark's loss has no range check of its own above 1.
     score = F.least(score, F.lit(1.0))
-    pairs = _elements(dataset, prediction, label).select(
+    pairs = _pairs_of_elements(dataset, prediction, label).select(
         expressions.vector_of(F.array(1 - score, score)).alias("probability"),
         target.alias("label"),
         target.alias("prediction"),
@@ -168,35 +176,35 @@ def _binary(dataset: DataFrame, prediction: Source, label: Source) -> float:
 
 def _log_loss(pairs: DataFrame) -> float:
     metric: Any = "logLoss"  # left out of pyspark's own type of metric names
-    return _measured(MulticlassClassificationEvaluator(metricName=metric, eps=_EPSILON), pairs)
+    return _evaluate_pairs(MulticlassClassificationEvaluator(metricName=metric, eps=_EPSILON), pairs)
 
 
-def _regression(metric: Literal["mse", "mae"]) -> _Loss:
-    def measure(dataset: DataFrame, prediction: Source, label: Source) -> float:
-        return _measured(RegressionEvaluator(metricName=metric), _elements(dataset, prediction, label))
+def _regression(metric: Literal["mse", "mae"]) -> _LossFunction:
+    def measure(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn) -> float:
+        return _evaluate_pairs(RegressionEvaluator(metricName=metric), _pairs_of_elements(dataset, prediction, label))
 
     return measure
 
 
-def _elements(dataset: DataFrame, prediction: Source, label: Source) -> DataFrame:
+def _pairs_of_elements(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn) -> DataFrame:
     """Columns ``prediction`` and ``label``, doubles: one row for each element of each row."""
     flat = []
     for source in (prediction, label):
         values = source.column if source.depth else F.array(source.column)
         for _ in range(source.depth - 1):
             values = F.flatten(values)
-        missing = refuse(BadValueError, source.name, "values must be neither null nor NaN", values)
-        flat.append(F.when(values.isNull() | F.exists(values, bad), missing).otherwise(values))
+        missing = raise_in_job(BadValueError, source.name, "values must be neither null nor NaN", values)
+        flat.append(F.when(values.isNull() | F.exists(values, null_or_nan), missing).otherwise(values))
     values, targets = (column.cast("array<double>") for column in flat)
-    odd = refuse(ShapeError, label.name, f"labels must be as many as in {prediction.name!r}", F.size(targets))
+    odd = raise_in_job(ShapeError, label.name, f"labels must be as many as in {prediction.name!r}", F.size(targets))
     zipped = F.when(F.size(values) == F.size(targets), F.arrays_zip(values, targets)).otherwise(odd)
     pairs = dataset.select(F.explode(zipped).alias("pair"))
     return pairs.select("pair.*").toDF("prediction", "label")
 
 
-_Loss = Callable[[DataFrame, Source, Source], float]
+_LossFunction = Callable[[DataFrame, NumericColumn, NumericColumn], float]
 
-_LOSSES: dict[str, _Loss] = {
+_LOSSES: dict[str, _LossFunction] = {
     "categorical_crossentropy": _categorical,
     "sparse_categorical_crossentropy": _categorical,
     "binary_crossentropy": _binary,
@@ -207,7 +215,7 @@ _LOSSES: dict[str, _Loss] = {
 }
 
 
-def _known(name: str) -> str:
+def _supported_loss(name: str) -> str:
     if name not in _LOSSES:
         raise ValueError
     return name

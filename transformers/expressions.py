@@ -1,6 +1,6 @@
 """JVM expressions that the stages share: any numeric column as an array, refusals from inside a job.
 
-An expression cannot raise a Python error. `refuse` makes the JVM raise one whose text names the error's type;
+An expression cannot raise a Python error. `raise_in_job` makes the JVM raise one whose text names the error's type;
 `typed_errors` turns it back where the project itself starts the job.
 """
 
@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from distkeras.data.columns import quoted
 from distkeras.ps.errors import (
     ERRORS,
     BadValueError,
@@ -30,7 +31,7 @@ from distkeras.ps.errors import (
 
 
 @dataclass(frozen=True)
-class Source:
+class NumericColumn:
     """A numeric column, ready for expressions.
 
     Args:
@@ -64,7 +65,7 @@ class Source:
         return vector_of(values) if self.vector else values
 
 
-def source(df: DataFrame, name: str) -> Source:
+def numeric_column(df: DataFrame, name: str) -> NumericColumn:
     """Column ``name`` of ``df``.
 
     Raises:
@@ -80,10 +81,10 @@ def source(df: DataFrame, name: str) -> Source:
         raise ConfigurationError(
             f"column names must be unambiguous. Received: {len(found)} columns named {name!r}", column=name
         )
-    column = quoted(name)
+    column = F.col(quoted(name))
     if type(found[0]).__name__ == "VectorUDT":
         # The conversion throws on null, without a word about the column.
-        return Source(name, 1, True, F.when(column.isNotNull(), vector_to_array(column)), "double")
+        return NumericColumn(name, 1, True, F.when(column.isNotNull(), vector_to_array(column)), "double")
     depth, kind = 0, found[0]
     while isinstance(kind, T.ArrayType):
         depth, kind = depth + 1, kind.elementType
@@ -92,10 +93,10 @@ def source(df: DataFrame, name: str) -> Source:
             f"a column must hold numbers, arrays of numbers or vectors. Received: {found[0].simpleString()}",
             column=name,
         )
-    return Source(name, depth, False, column, "double" if isinstance(kind, T.DoubleType) else "float")
+    return NumericColumn(name, depth, False, column, "double" if isinstance(kind, T.DoubleType) else "float")
 
 
-def fresh(df: DataFrame, *names: str) -> None:
+def check_new_columns(df: DataFrame, *names: str) -> None:
     """Checks that ``names`` can be added to ``df``; Spark's names do not tell upper from lower case.
 
     Raises:
@@ -111,22 +112,17 @@ def fresh(df: DataFrame, *names: str) -> None:
         taken.add(name.lower())
 
 
-def quoted(name: str) -> Column:
-    """The column of exactly this name, dots and backticks included."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
 def vector_of(values: Column) -> Column:
     """A dense vector from an array of numbers; null stays null."""
     return F.when(values.isNotNull(), array_to_vector(values.cast("array<double>")))
 
 
-def bad(value: Column) -> Column:
+def null_or_nan(value: Column) -> Column:
     """Whether a number is null or NaN."""
     return value.isNull() | F.isnan(value.cast("double"))
 
 
-def refuse(kind: type[DistkerasError], name: str, expected: str, received: Column) -> Column:
+def raise_in_job(kind: type[DistkerasError], name: str, expected: str, received: Column) -> Column:
     """An expression that fails the job with the text of an error of type ``kind``."""
     text = F.concat(
         F.lit(f"{kind.__module__}.{kind.__qualname__}: {expected}. Received: "),
@@ -136,52 +132,52 @@ def refuse(kind: type[DistkerasError], name: str, expected: str, received: Colum
     return F.raise_error(text)
 
 
-def class_of_scores(source: Source, threshold: float | None) -> Column:
+def class_of_scores(scores: NumericColumn, threshold: float | None) -> Column:
     """The class that scores speak for, as a double; null stays null.
 
     Args:
-        source: numbers, arrays or vectors.
+        scores: numbers, arrays or vectors.
         threshold: least value at which a single score means class 1 rather than 0; None takes a single number
             for the class itself.
 
     Raises:
         ConfigurationError: the arrays are nested.
     """
-    name, column = source.name, source.column
-    if source.depth > 1:
+    name, column = scores.name, scores.column
+    if scores.depth > 1:
         raise ConfigurationError("scores must be flat arrays or vectors. Received: nested arrays", column=name)
 
-    def alone(score: Column) -> Column:
+    def of_single(score: Column) -> Column:
         number = score.cast("double")
         if threshold is not None:
             return (number >= threshold).cast("double")
         whole = (number >= 0) & (number == F.floor(number))
-        wrong = refuse(BadValueError, name, "a class must be a whole number from 0 on", number)
+        wrong = raise_in_job(BadValueError, name, "a class must be a whole number from 0 on", number)
         return F.when(whole, number).otherwise(wrong)
 
-    if source.depth == 0:
-        nan = refuse(BadValueError, name, "scores must not be NaN", column)
-        return F.when(column.isNull(), None).when(bad(column), nan).otherwise(alone(column))
+    if scores.depth == 0:
+        nan = raise_in_job(BadValueError, name, "scores must not be NaN", column)
+        return F.when(column.isNull(), None).when(null_or_nan(column), nan).otherwise(of_single(column))
     largest = (F.array_position(column, F.array_max(column)) - 1).cast("double")
-    broken = refuse(BadValueError, name, "scores must be neither null nor NaN", column)
-    empty = refuse(ShapeError, name, "there must be a score at least", F.size(column))
+    broken = raise_in_job(BadValueError, name, "scores must be neither null nor NaN", column)
+    empty = raise_in_job(ShapeError, name, "there must be a score at least", F.size(column))
     return (
         F.when(column.isNull(), None)
         .when(F.size(column) == 0, empty)
-        .when(F.exists(column, bad), broken)
-        .when(F.size(column) == 1, alone(F.element_at(column, 1)))
+        .when(F.exists(column, null_or_nan), broken)
+        .when(F.size(column) == 1, of_single(F.element_at(column, 1)))
         .otherwise(largest)
     )
 
 
-_NAMED = re.compile(
+_ERROR_TEXT = re.compile(
     rf"{re.escape(DistkerasError.__module__)}\.({'|'.join(e.__qualname__ for e in ERRORS)}): (.*?)"
     r"(?: \[(?:worker/partition (\d+))?(?:, )?(?:column '([^']*)')?(?:, )?(?:step (\d+))?\])?"
     r"(?: SQLSTATE: \w+)?\s*(?:\n|$)"
 )
 
 #: How Spark ML puts it.
-_SPOKEN = (
+_SPARK_TEXTS = (
     ("Nothing has been added to this summarizer", EmptyDataError, "there must be a row. Received: none"),
     ("empty collection", EmptyDataError, "there must be a row. Received: none"),
     ("Dimensions mismatch when", ShapeError, "arrays must be equally long. Received: unequal"),
@@ -190,17 +186,17 @@ _SPOKEN = (
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raises what a task or `refuse` named, in place of the error that Spark wraps around it."""
+    """Raises what a task or `raise_in_job` named, in place of the error that Spark wraps around it."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
         told = str(error)
-        named = _NAMED.search(told)
+        named = _ERROR_TEXT.search(told)
         if named is not None:
             kind = next(kind for kind in ERRORS if kind.__qualname__ == named[1])
             worker, step = (None if number is None else int(number) for number in (named[3], named[5]))
             raise kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=told) from error
-        for text, kind, message in _SPOKEN:
+        for text, kind, message in _SPARK_TEXTS:
             if text in told:
                 raise kind(message, remote_traceback=told) from error
         raise

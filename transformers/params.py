@@ -32,30 +32,34 @@ def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> 
         except (TypeError, ValueError):
             raise ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}") from None
 
-    return Param(Params._dummy(), name, doc, checked)
+    return Param(Params._dummy(), name, doc, checked)  # noqa: SLF001 - the owner that Spark ML's own mixins give
 
 
-def text(value: Any) -> str:
+def column_name(value: Any) -> str:
+    """A string that is not empty; TypeError for anything else."""
     if not isinstance(value, str) or not value:
         raise TypeError
     return value
 
 
-def texts(value: Any) -> list[str]:
+def column_names(value: Any) -> list[str]:
     """A list of names; one name alone is a list of one."""
     found = [value] if isinstance(value, str) else list(value)
     if not found or len(set(found)) != len(found):
         raise ValueError
-    return [text(name) for name in found]
+    return [column_name(name) for name in found]
 
 
-def real(value: Any) -> float:
+def finite_float(value: Any) -> float:
+    """A finite number as a float; TypeError for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise TypeError
     return float(value)
 
 
-def whole(minimum: int) -> Callable[[Any], int]:
+def integer_from(minimum: int) -> Callable[[Any], int]:
+    """A converter of integers of at least ``minimum``; it raises TypeError for anything else."""
+
     def convert(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
             raise TypeError
@@ -67,10 +71,10 @@ def whole(minimum: int) -> Callable[[Any], int]:
 class Stage(Params):
     """Keyword constructors, and parameters that must be there before a job starts."""
 
-    def _take(self, **keywords: Any) -> None:
+    def _set_given(self, **keywords: Any) -> None:
         self._set(**{name: value for name, value in keywords.items() if value is not None})
 
-    def _need(self, name: str) -> Any:
+    def _required(self, name: str) -> Any:
         """The value of parameter ``name``.
 
         Raises:
@@ -82,20 +86,30 @@ class Stage(Params):
 
 
 class HasInputCol(Params):
-    input_col = param("input_col", "column to read", text, "the name of a column")
+    """``input_col``: the column to read."""
+
+    input_col = param("input_col", "column to read", column_name, "the name of a column")
 
 
 class HasOutputCol(Params):
-    output_col = param("output_col", "new column to write", text, "the name of a new column")
+    """``output_col``: the new column."""
+
+    output_col = param("output_col", "new column to write", column_name, "the name of a new column")
 
 
 class HasPredictionCol(Params):
-    prediction_col = param("prediction_col", "column of predictions", text, "the name of a column")
+    """``prediction_col``: the column of predictions."""
+
+    prediction_col = param("prediction_col", "column of predictions", column_name, "the name of a column")
 
 
 class HasLabelCol(Params):
-    label_col = param("label_col", "column of true labels or targets", text, "the name of a column")
+    """``label_col``: the column of true labels or targets."""
+
+    label_col = param("label_col", "column of true labels or targets", column_name, "the name of a column")
 
 
 class HasOutputDim(Params):
-    output_dim = param("output_dim", "number of classes", whole(1), "a positive integer")
+    """``output_dim``: the number of classes."""
+
+    output_dim = param("output_dim", "number of classes", integer_from(1), "a positive integer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import uuid
 import weakref
@@ -20,7 +19,7 @@ from distkeras.data.columns import arrow_ready, map_in_arrow
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
-from distkeras.transformers.params import Stage, param, texts, whole
+from distkeras.transformers.params import Stage, column_names, integer_from, param
 
 if TYPE_CHECKING:
     import keras
@@ -71,35 +70,43 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
         MissingColumnError: no such column, or it holds no numbers.
     """
 
-    features_col = param("features_col", "columns to predict from", texts, "a name, or distinct names")
-    output_col = param("output_col", "new columns", texts, "a name, or distinct names")
-    batch_size = param("batch_size", "rows a call of the model", whole(1), "a positive integer")
+    features_col = param("features_col", "columns to predict from", column_names, "a name, or distinct names")
+    output_col = param("output_col", "new columns", column_names, "a name, or distinct names")
+    batch_size = param("batch_size", "rows a call of the model", integer_from(1), "a positive integer")
 
     def __init__(
         self,
-        keras_model: keras.Model | None = None,
+        keras_model: keras.Model | PackedModel | None = None,
         features_col: str | Sequence[str] | None = None,
         output_col: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024)
-        self._take(features_col=features_col, output_col=output_col, batch_size=batch_size)
-        self._model: _Packed | None = None if keras_model is None else _Packed(archive.to_bytes(keras_model))
+        self._set_given(features_col=features_col, output_col=output_col, batch_size=batch_size)
+        if keras_model is not None and not isinstance(keras_model, PackedModel):
+            keras_model = PackedModel(archive.to_bytes(keras_model))
+        self._model = keras_model
 
     @property
     def keras_model(self) -> keras.Model:
         """A new copy of the model, not compiled."""
-        return archive.from_bytes(self._packed().data, self._packed().objects)
+        return archive.from_bytes(self.packed_model.data, self.packed_model.objects)
 
-    def _packed(self) -> _Packed:
+    @property
+    def packed_model(self) -> PackedModel:
+        """The model as bytes.
+
+        Raises:
+            ConfigurationError: the predictor has none.
+        """
         if self._model is None:
             raise ConfigurationError("`keras_model` must be set. Received: ModelPredictor without keras_model")
         return self._model
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        packed = self._packed()
-        features, outputs = self._need("features_col"), self._need("output_col")
+        packed = self.packed_model
+        features, outputs = self._required("features_col"), self._required("output_col")
         for keyword, names, shapes in (
             ("features_col", features, [shape for shape, _ in packed.inputs]),
             ("output_col", outputs, [shape for shape, _ in packed.outputs]),
@@ -109,42 +116,45 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
                     f"`{keyword}` must name {len(shapes)} columns, for shapes {shapes}. Received: {names}"
                 )
         arrow_ready(dataset, features)
-        expressions.fresh(dataset, *outputs)
+        expressions.check_new_columns(dataset, *outputs)
         fields = []
         for name, (shape, dtype) in zip(outputs, packed.outputs, strict=True):
             kind = _TYPES.get(dtype, _FLOAT)[1]
             for _ in shape:
                 kind = T.ArrayType(kind)
             fields.append(T.StructField(name, kind))
-        plan = serving.Plan(
+        plan = serving.PredictionPlan(
             archive=packed.archive(dataset.sparkSession),
             key=packed.key,
             objects=packed.objects,
             inputs=tuple(
-                serving.Input(name, shape, dtype) for name, (shape, dtype) in zip(features, packed.inputs, strict=True)
+                serving.ModelInput(name, shape, dtype)
+                for name, (shape, dtype) in zip(features, packed.inputs, strict=True)
             ),
             outputs=tuple(_TYPES.get(dtype, _FLOAT)[0] for _, dtype in packed.outputs),
             names=tuple(outputs),
-            batch_size=self._need("batch_size"),
+            batch_size=self._required("batch_size"),
         )
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
 
             context = TaskContext.get()
-            return serving.predicted(plan, batches, context.partitionId() if context else None)
+            return serving.predict(plan, batches, context.partitionId() if context else None)
 
         return map_in_arrow(dataset, run, T.StructType([*dataset.schema.fields, *fields]))
 
     def write(self) -> MLWriter:
+        """Writes Spark ML's metadata, and the model beside it."""
         return _Writer(self)
 
     @classmethod
     def read(cls) -> _Reader:
+        """Reads what `write` has written."""
         return _Reader()
 
 
-class _Packed:
+class PackedModel:
     """A model as bytes, with what the driver must know about it."""
 
     def __init__(self, data: bytes) -> None:
@@ -152,8 +162,8 @@ class _Packed:
         # Loading it here finds on the driver what would fail on every executor, and drops the optimizer's state.
         model = archive.from_bytes(data, self.objects)
         self.data = archive.to_bytes(model)
-        self.inputs = [_described(tensor) for tensor in _tensors(model, "inputs")]
-        self.outputs = [_described(tensor) for tensor in _tensors(model, "outputs")]
+        self.inputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "inputs")]
+        self.outputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "outputs")]
         for shape, _ in self.inputs:
             if shape.count(None) > 1:
                 raise ConfigurationError(
@@ -166,19 +176,19 @@ class _Packed:
     def archive(self, spark: SparkSession) -> serving.Archive:
         """How tasks of ``spark`` get the bytes; sends them if they have not been."""
         if len(self.data) <= _INLINE_BYTES:
-            return serving.Inline(self.data)
+            return serving.InlineArchive(self.data)
         if spark not in self._sent:
             self._sent[spark] = self._send(spark)
         return self._sent[spark]
 
     def _send(self, spark: SparkSession) -> serving.Archive:
         if "connect" not in type(spark).__module__:
-            return serving.Broadcasted(spark.sparkContext.broadcast(self.data))
+            return serving.BroadcastArchive(spark.sparkContext.broadcast(self.data))
         with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
             path = Path(directory, f"{self.key}.keras")
             path.write_bytes(self.data)
             spark.addArtifacts(str(path), file=True)
-        return serving.Artifact(path.name)
+        return serving.ArtifactArchive(path.name)
 
 
 def _tensors(model: keras.Model, name: str) -> list[Any]:
@@ -189,10 +199,10 @@ def _tensors(model: keras.Model, name: str) -> list[Any]:
             "wrap another one as `keras.Model(inputs, model(inputs))`. "
             f"Received: keras_model={model.name!r} of {type(model)} without {name}"
         )
-    return tensors
+    return list(tensors)
 
 
-def _described(tensor: Any) -> tuple[tuple[int | None, ...], str]:
+def _shape_and_dtype(tensor: Any) -> tuple[tuple[int | None, ...], str]:
     """Shape of one row's value, and dtype."""
     import keras
 
@@ -207,22 +217,21 @@ class _Writer(MLWriter):
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
-        data = self.instance._packed().data
+        data = self.instance.packed_model.data
         DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession)
         rows = [
             (start // _CHUNK_BYTES, bytearray(data[start : start + _CHUNK_BYTES]))
             for start in range(0, len(data), _CHUNK_BYTES)
         ]
         frame = self.sparkSession.createDataFrame(rows, "part int, data binary")
-        frame.coalesce(1).write.parquet(os.path.join(path, "model"))
+        frame.coalesce(1).write.parquet(f"{path}/model")
 
 
 class _Reader(MLReader[ModelPredictor]):
     def load(self, path: str) -> ModelPredictor:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        predictor = ModelPredictor()
-        predictor._resetUid(metadata["uid"])
+        rows = self.sparkSession.read.parquet(f"{path}/model").orderBy("part").collect()
+        predictor = ModelPredictor(PackedModel(b"".join(bytes(row["data"]) for row in rows)))
+        predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         DefaultParamsReader.getAndSetParams(predictor, metadata)
-        rows = self.sparkSession.read.parquet(os.path.join(path, "model")).orderBy("part").collect()
-        predictor._model = _Packed(b"".join(bytes(row["data"]) for row in rows))
         return predictor

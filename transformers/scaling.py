@@ -15,11 +15,21 @@ from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.transformers import expressions
-from distkeras.transformers.expressions import Source, refuse, typed_errors
-from distkeras.transformers.params import HasInputCol, HasOutputCol, Stage, param, real, text, texts
+from distkeras.transformers.expressions import NumericColumn, raise_in_job, typed_errors
+from distkeras.transformers.params import (
+    HasInputCol,
+    HasOutputCol,
+    Stage,
+    column_name,
+    column_names,
+    finite_float,
+    param,
+)
 
 
-class MinMaxTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable, DefaultParamsWritable):
+class MinMaxTransformer(
+    Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable["MinMaxTransformer"], DefaultParamsWritable
+):
     r"""Maps the range ``[o_min, o_max]`` linearly onto ``[n_min, n_max]``.
 
     .. math:: y = \frac{x - o_{min}}{o_{max} - o_{min}} (n_{max} - n_{min}) + n_{min}
@@ -40,10 +50,10 @@ class MinMaxTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultPa
         MissingColumnError: no such column, or it holds no numbers.
     """
 
-    n_min = param("n_min", "lower end of the new range", real, "a finite number")
-    n_max = param("n_max", "upper end of the new range", real, "a finite number")
-    o_min = param("o_min", "lower end of the old range", real, "a finite number")
-    o_max = param("o_max", "upper end of the old range", real, "a finite number")
+    n_min = param("n_min", "lower end of the new range", finite_float, "a finite number")
+    n_max = param("n_max", "upper end of the new range", finite_float, "a finite number")
+    o_min = param("o_min", "lower end of the old range", finite_float, "a finite number")
+    o_max = param("o_max", "upper end of the old range", finite_float, "a finite number")
 
     def __init__(
         self,
@@ -56,30 +66,33 @@ class MinMaxTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultPa
     ) -> None:
         super().__init__()
         self._setDefault(n_min=0.0, n_max=1.0)
-        self._take(n_min=n_min, n_max=n_max, o_min=o_min, o_max=o_max, input_col=input_col, output_col=output_col)
+        self._set_given(n_min=n_min, n_max=n_max, o_min=o_min, o_max=o_max, input_col=input_col, output_col=output_col)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        low, high = self._need("n_min"), self._need("n_max")
-        old_low, old_high = self._need("o_min"), self._need("o_max")
+        low, high = self._required("n_min"), self._required("n_max")
+        old_low, old_high = self._required("o_min"), self._required("o_max")
         if old_high <= old_low:
             raise ConfigurationError(f"`o_max` must be above o_min={old_low}. Received: o_max={old_high}")
         if high < low:
             raise ConfigurationError(f"`n_max` must not be below n_min={low}. Received: n_max={high}")
-        source = expressions.source(dataset, self._need("input_col"))
-        expressions.fresh(dataset, self._need("output_col"))
+        source = expressions.numeric_column(dataset, self._required("input_col"))
+        expressions.check_new_columns(dataset, self._required("output_col"))
 
         def scaled(value: Column) -> Column:
             # Divided first: the ends of the old range map exactly onto those of the new one.
-            return (value.cast("double") - old_low) / (old_high - old_low) * (high - low) + low
+            result: Column = (value.cast("double") - old_low) / (old_high - old_low) * (high - low) + low
+            return result
 
-        return dataset.withColumn(self._need("output_col"), source.each(scaled))
+        return dataset.withColumn(self._required("output_col"), source.each(scaled))
 
 
 def _moments(value: Any) -> list[list[float]]:
-    return [[real(element) for element in column] for column in value]
+    return [[finite_float(element) for element in column] for column in value]
 
 
-class StandardScaleTransformer(Transformer, Stage, DefaultParamsReadable, DefaultParamsWritable):
+class StandardScaleTransformer(
+    Transformer, Stage, DefaultParamsReadable["StandardScaleTransformer"], DefaultParamsWritable
+):
     r"""Shifts and scales each element of each column to mean 0 and sample standard deviation 1.
 
     .. math:: y = (x - \mu) / \sigma
@@ -101,8 +114,8 @@ class StandardScaleTransformer(Transformer, Stage, DefaultParamsReadable, Defaul
         BadValueError: a NaN or infinity among the values to take moments from.
     """
 
-    columns = param("columns", "columns to standardize", texts, "a list of distinct column names")
-    suffix = param("suffix", "added to each column's name", text, "a non-empty string")
+    columns = param("columns", "columns to standardize", column_names, "a list of distinct column names")
+    suffix = param("suffix", "added to each column's name", column_name, "a non-empty string")
     means = param("means", "means, one list a column", _moments, "one list of finite numbers a column")
     stddevs = param("stddevs", "deviations, one list a column", _moments, "one list of finite numbers a column")
 
@@ -115,29 +128,28 @@ class StandardScaleTransformer(Transformer, Stage, DefaultParamsReadable, Defaul
     ) -> None:
         super().__init__()
         self._setDefault(suffix="_normalized")
-        self._take(columns=columns, suffix=suffix, means=means, stddevs=stddevs)
+        self._set_given(columns=columns, suffix=suffix, means=means, stddevs=stddevs)
 
     def fit(self, dataset: DataFrame) -> StandardScaleTransformer:
         """A copy that standardizes by the moments of ``dataset`` from now on. Runs one job."""
-        sources = [expressions.source(dataset, name) for name in self._need("columns")]
-        moments = [_moment_expression(source) for source in sources]
+        sources = [expressions.numeric_column(dataset, name) for name in self._required("columns")]
+        moments = [_moments_expression(source) for source in sources]
         with typed_errors():
             row = dataset.agg(*(moment.alias(f"m{i}") for i, moment in enumerate(moments))).first()
         assert row is not None
-        fitted = self.copy()
-        pairs = [_moments_of(source, row[f"m{i}"]) for i, source in enumerate(sources)]
-        fitted._set(means=[mean for mean, _ in pairs], stddevs=[deviation for _, deviation in pairs])
-        return fitted
+        pairs = [_read_moments(source, row[f"m{i}"]) for i, source in enumerate(sources)]
+        means, stddevs = ([list(moments) for moments in each] for each in zip(*pairs, strict=True))
+        return self.copy({self.means: means, self.stddevs: stddevs})
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        names, suffix = self._need("columns"), self._need("suffix")
-        sources = [expressions.source(dataset, name) for name in names]
-        expressions.fresh(dataset, *(name + suffix for name in names))
+        names, suffix = self._required("columns"), self._required("suffix")
+        sources = [expressions.numeric_column(dataset, name) for name in names]
+        expressions.check_new_columns(dataset, *(name + suffix for name in names))
         if self.isDefined("means") != self.isDefined("stddevs"):
             raise ConfigurationError("`means` and `stddevs` must be given together. Received: one of them")
         if not self.isDefined("means"):
-            return self.fit(dataset)._transform(dataset)
-        means, deviations = self._need("means"), self._need("stddevs")
+            return self.fit(dataset).transform(dataset)
+        means, deviations = self._required("means"), self._required("stddevs")
         lengths = [len(mean) for mean in means]
         if lengths != [len(deviation) for deviation in deviations] or len(means) != len(names):
             raise ConfigurationError(
@@ -150,13 +162,13 @@ class StandardScaleTransformer(Transformer, Stage, DefaultParamsReadable, Defaul
         if any(deviation < 0 for column in deviations for deviation in column):
             raise ConfigurationError(f"`stddevs` must not be negative. Received: stddevs={deviations}")
         new = {
-            source.name + suffix: _standardized(source, mean, deviation)
+            source.name + suffix: _standardize(source, mean, deviation)
             for source, mean, deviation in zip(sources, means, deviations, strict=True)
         }
         return dataset.withColumns(new)
 
 
-def _moment_expression(source: Source) -> Column:
+def _moments_expression(source: NumericColumn) -> Column:
     """Struct of ``mean`` and ``std``: numbers, or vectors for arrays and vectors."""
     if source.depth == 0:
         value = source.column.cast("double")
@@ -170,7 +182,7 @@ def _moment_expression(source: Source) -> Column:
     return Summarizer.metrics("mean", "std").summary(F.coalesce(vector, nothing), weight)
 
 
-def _moments_of(source: Source, row: Row) -> tuple[list[float], list[float]]:
+def _read_moments(source: NumericColumn, row: Row) -> tuple[list[float], list[float]]:
     if row["mean"] is None:
         raise EmptyDataError("a column to standardize must hold a value. Received: none", column=source.name)
     if source.depth == 0:
@@ -186,7 +198,7 @@ def _moments_of(source: Source, row: Row) -> tuple[list[float], list[float]]:
     return mean, deviation
 
 
-def _standardized(source: Source, mean: list[float], deviation: list[float]) -> Column:
+def _standardize(source: NumericColumn, mean: list[float], deviation: list[float]) -> Column:
     divisor = [value or 1.0 for value in deviation]
     if source.depth == 0:
         return source.each(lambda value: (value.cast("double") - mean[0]) / divisor[0])
@@ -195,5 +207,5 @@ def _standardized(source: Source, mean: list[float], deviation: list[float]) -> 
     scaled = F.zip_with(centered, F.lit(np.array(divisor)), lambda value, sigma: (value / sigma).cast(source.element))
     result = expressions.vector_of(scaled) if source.vector else scaled
     # zip_with would fill the shorter side with nulls.
-    odd = refuse(ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column))
+    odd = raise_in_job(ShapeError, source.name, f"arrays must hold {len(mean)} values each", F.size(column))
     return F.when(column.isNotNull() & (F.size(column) != len(mean)), odd).otherwise(result)

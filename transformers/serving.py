@@ -23,50 +23,55 @@ if TYPE_CHECKING:
     import keras
 
 #: Models that one Python worker keeps. Spark uses workers again, so that most jobs find theirs here.
-_KEPT = 4
-_MODELS: OrderedDict[str, keras.Model] = OrderedDict()
+MODELS_KEPT = 4
+MODELS: OrderedDict[str, keras.Model] = OrderedDict()
 
 
 class Archive(Protocol):
     """A ``.keras`` archive on its way to a task."""
 
-    def read(self) -> bytes: ...
+    def read(self) -> bytes:
+        """The bytes, in the task."""
 
 
 @dataclass(frozen=True)
-class Inline:
+class InlineArchive:
     """The archive in the task's own closure."""
 
     data: bytes
 
     def read(self) -> bytes:
+        """The bytes, in the task."""
         return self.data
 
 
 @dataclass(frozen=True)
-class Broadcasted:
+class BroadcastArchive:
     """The archive as a broadcast variable: each executor holds it once, and it is read only when needed."""
 
     variable: Any
 
     def read(self) -> bytes:
-        return self.variable.value
+        """The bytes, in the task."""
+        data: bytes = self.variable.value
+        return data
 
 
 @dataclass(frozen=True)
-class Artifact:
+class ArtifactArchive:
     """The archive as a file of the Spark Connect session."""
 
     name: str
 
     def read(self) -> bytes:
+        """The bytes, in the task."""
         from pyspark.core.files import SparkFiles
 
         return Path(SparkFiles.get(self.name)).read_bytes()
 
 
 @dataclass(frozen=True)
-class Input:
+class ModelInput:
     """One input of the model.
 
     Args:
@@ -81,7 +86,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PredictionPlan:
     """All that a task needs.
 
     Args:
@@ -97,13 +102,13 @@ class Plan:
     archive: Archive
     key: str
     objects: CustomObjects
-    inputs: tuple[Input, ...]
+    inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
     names: tuple[str, ...]
     batch_size: int
 
 
-def predicted(plan: Plan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
+def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
     """The batches of one partition with the model's outputs as further columns, in order.
 
     Raises:
@@ -114,11 +119,11 @@ def predicted(plan: Plan, batches: Iterable[pa.RecordBatch], worker: int | None)
     model: keras.Model | None = None
     for batch in rebatched(batches, plan.batch_size):
         # Bad data is found before seconds go into importing a backend, on each of Spark's attempts.
-        arrays = [_array(batch, column, worker, first_row) for column in plan.inputs]
+        arrays = [_input_array(batch, column, worker, first_row) for column in plan.inputs]
         if model is None:
-            model = _model(plan)
-        outputs = _outputs(model, arrays, plan, worker)
-        columns = [arrow(output, dtype) for output, dtype in zip(outputs, plan.outputs, strict=True)]
+            model = _cached_model(plan)
+        outputs = _predict_batches(model, arrays, plan, worker)
+        columns = [arrow_output(output, dtype) for output, dtype in zip(outputs, plan.outputs, strict=True)]
         names = [*batch.schema.names, *plan.names]
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names)
         first_row += batch.num_rows
@@ -140,31 +145,33 @@ def rebatched(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Recor
             count += part.num_rows
             batch = batch.slice(part.num_rows)
             if count == size:
-                yield _joined(held)
+                yield _concatenated(held)
                 held, count = [], 0
     if held:
-        yield _joined(held)
+        yield _concatenated(held)
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
     return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
 
 
-def _model(plan: Plan) -> keras.Model:
-    model = _MODELS.get(plan.key)
+def _cached_model(plan: PredictionPlan) -> keras.Model:
+    model = MODELS.get(plan.key)
     if model is None:
         model = from_bytes(plan.archive.read(), plan.objects)
-        _MODELS[plan.key] = model
-        if len(_MODELS) > _KEPT:
-            _MODELS.popitem(last=False)
-    _MODELS.move_to_end(plan.key)
+        MODELS[plan.key] = model
+        if len(MODELS) > MODELS_KEPT:
+            MODELS.popitem(last=False)
+    MODELS.move_to_end(plan.key)
     return model
 
 
-def _outputs(model: keras.Model, arrays: Sequence[np.ndarray], plan: Plan, worker: int | None) -> list[np.ndarray]:
+def _predict_batches(
+    model: keras.Model, arrays: Sequence[np.ndarray], plan: PredictionPlan, worker: int | None
+) -> list[np.ndarray]:
     """Each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
     import keras
 
@@ -174,7 +181,7 @@ def _outputs(model: keras.Model, arrays: Sequence[np.ndarray], plan: Plan, worke
     for start in range(0, rows, plan.batch_size):
         inputs = [array[start : start + plan.batch_size] for array in arrays]
         n = len(inputs[0])
-        inputs = [padded(array, plan.batch_size) for array in inputs]
+        inputs = [pad(array, plan.batch_size) for array in inputs]
         x = keras.tree.pack_sequence_as(structure, inputs) if structure is not None else inputs[0]
         outputs = [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
         for output, name in zip(outputs, plan.names, strict=True):
@@ -188,7 +195,7 @@ def _outputs(model: keras.Model, arrays: Sequence[np.ndarray], plan: Plan, worke
     return [part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def padded(array: np.ndarray, full: int) -> np.ndarray:
+def pad(array: np.ndarray, full: int) -> np.ndarray:
     """``array`` with its last row repeated up to ``full`` rows or a power of two, whichever is less.
 
     Backends compile for each batch size they meet: this leaves them a handful, and wastes less than half a call.
@@ -198,10 +205,10 @@ def padded(array: np.ndarray, full: int) -> np.ndarray:
     return array if n == target else np.concatenate([array, np.repeat(array[-1:], target - n, axis=0)])
 
 
-def _array(batch: pa.RecordBatch, column: Input, worker: int | None, first_row: int) -> np.ndarray:
+def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     values = batch.column(batch.schema.get_field_index(column.name))
     if pa.types.is_struct(values.type):
-        values = dense(values, column.name, worker, first_row)
+        values = dense_vectors(values, column.name, worker, first_row)
     shape = column.shape
     if None in shape:
         numbers = values
@@ -214,7 +221,7 @@ def _array(batch: pa.RecordBatch, column: Input, worker: int | None, first_row: 
     return to_numpy(values, Column(column.name, fixed, column.dtype), worker=worker, first_row=first_row)
 
 
-def dense(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:
+def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:
     """ML vectors, as Spark sends them (type, size, indices, values), as lists of doubles.
 
     Dense ones are a view. Converting on the JVM would send every vector twice, for the column itself stays.
@@ -250,7 +257,7 @@ def dense(vectors: pa.StructArray, name: str, worker: int | None, first_row: int
     return pa.ListArray.from_arrays(np.arange(len(vectors) + 1, dtype=np.int32) * size, full)
 
 
-def arrow(output: np.ndarray, dtype: str) -> pa.Array:
+def arrow_output(output: np.ndarray, dtype: str) -> pa.Array:
     """An output ``(n, …)`` as numbers, or as lists nested by its further axes."""
     values = pa.array(np.ascontiguousarray(output, dtype).reshape(-1))
     for axis in range(output.ndim - 1, 0, -1):

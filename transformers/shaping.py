@@ -13,12 +13,18 @@ from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.transformers import expressions
-from distkeras.transformers.expressions import refuse
-from distkeras.transformers.params import HasInputCol, HasOutputCol, HasOutputDim, Stage, param, real
+from distkeras.transformers.expressions import raise_in_job
+from distkeras.transformers.params import HasInputCol, HasOutputCol, HasOutputDim, Stage, finite_float, param
 
 
 class OneHotTransformer(
-    Transformer, Stage, HasInputCol, HasOutputCol, HasOutputDim, DefaultParamsReadable, DefaultParamsWritable
+    Transformer,
+    Stage,
+    HasInputCol,
+    HasOutputCol,
+    HasOutputDim,
+    DefaultParamsReadable["OneHotTransformer"],
+    DefaultParamsWritable,
 ):
     """Turns a class number into an array of ``output_dim`` floats, all 0 but a 1 at that place.
 
@@ -39,12 +45,12 @@ class OneHotTransformer(
         self, output_dim: int | None = None, input_col: str | None = None, output_col: str | None = None
     ) -> None:
         super().__init__()
-        self._take(output_dim=output_dim, input_col=input_col, output_col=output_col)
+        self._set_given(output_dim=output_dim, input_col=input_col, output_col=output_col)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        classes = self._need("output_dim")
-        source = expressions.source(dataset, self._need("input_col"))
-        expressions.fresh(dataset, self._need("output_col"))
+        classes = self._required("output_dim")
+        source = expressions.numeric_column(dataset, self._required("input_col"))
+        expressions.check_new_columns(dataset, self._required("output_col"))
         if source.depth:
             raise ConfigurationError(
                 "`input_col` must hold one number a row. Received: an array or vector", column=source.name
@@ -52,13 +58,21 @@ class OneHotTransformer(
         label = source.column.cast("double")
         hot = F.transform(F.sequence(F.lit(0), F.lit(classes - 1)), lambda i: (i == label).cast("float"))
         known = (label >= 0) & (label < classes) & (label == F.floor(label))
-        wrong = refuse(BadValueError, source.name, f"labels must be whole numbers in [0, {classes})", source.column)
+        wrong = raise_in_job(
+            BadValueError, source.name, f"labels must be whole numbers in [0, {classes})", source.column
+        )
         encoded = F.when(label.isNull(), None).when(known, hot).otherwise(wrong)
-        return dataset.withColumn(self._need("output_col"), encoded)
+        return dataset.withColumn(self._required("output_col"), encoded)
 
 
 class LabelIndexTransformer(
-    Transformer, Stage, HasInputCol, HasOutputCol, HasOutputDim, DefaultParamsReadable, DefaultParamsWritable
+    Transformer,
+    Stage,
+    HasInputCol,
+    HasOutputCol,
+    HasOutputDim,
+    DefaultParamsReadable["LabelIndexTransformer"],
+    DefaultParamsWritable,
 ):
     """Turns a prediction into the number of its class, as a double, which is what Spark's evaluators read.
 
@@ -78,7 +92,9 @@ class LabelIndexTransformer(
         MissingColumnError: no such column, or it holds no numbers.
     """
 
-    activation_threshold = param("activation_threshold", "least single score of class 1", real, "a finite number")
+    activation_threshold = param(
+        "activation_threshold", "least single score of class 1", finite_float, "a finite number"
+    )
 
     def __init__(
         self,
@@ -89,7 +105,7 @@ class LabelIndexTransformer(
     ) -> None:
         super().__init__()
         self._setDefault(input_col="prediction", output_col="prediction_index", activation_threshold=0.5)
-        self._take(
+        self._set_given(
             output_dim=output_dim,
             input_col=input_col,
             output_col=output_col,
@@ -97,17 +113,17 @@ class LabelIndexTransformer(
         )
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        source = expressions.source(dataset, self._need("input_col"))
-        expressions.fresh(dataset, self._need("output_col"))
-        index = expressions.class_of_scores(source, self._need("activation_threshold"))
+        source = expressions.numeric_column(dataset, self._required("input_col"))
+        expressions.check_new_columns(dataset, self._required("output_col"))
+        index = expressions.class_of_scores(source, self._required("activation_threshold"))
         if source.depth and self.isDefined("output_dim"):
-            dim = self._need("output_dim")
-            odd = refuse(ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column))
+            dim = self._required("output_dim")
+            odd = raise_in_job(ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column))
             index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), odd).otherwise(index)
-        return dataset.withColumn(self._need("output_col"), index)
+        return dataset.withColumn(self._required("output_col"), index)
 
 
-def _shape(value: Any) -> list[int]:
+def _to_extents(value: Any) -> list[int]:
     extents = [int(extent) for extent in value]
     if extents != list(value) or not extents or sum(e == -1 for e in extents) > 1:
         raise ValueError
@@ -116,7 +132,9 @@ def _shape(value: Any) -> list[int]:
     return extents
 
 
-class ReshapeTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable, DefaultParamsWritable):
+class ReshapeTransformer(
+    Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable["ReshapeTransformer"], DefaultParamsWritable
+):
     """Arranges the numbers of an array (nested or flat) or vector as arrays nested by ``shape``, row-major.
 
     Null stays null. A job ends in a ShapeError in the text of Spark's own error when it meets a row whose count
@@ -132,7 +150,7 @@ class ReshapeTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultP
         MissingColumnError: no such column, or it holds no numbers.
     """
 
-    shape = param("shape", "extents of one row's value", _shape, "positive integers, at most one of them -1")
+    shape = param("shape", "extents of one row's value", _to_extents, "positive integers, at most one of them -1")
 
     def __init__(
         self,
@@ -141,12 +159,12 @@ class ReshapeTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultP
         shape: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self._take(input_col=input_col, output_col=output_col, shape=shape)
+        self._set_given(input_col=input_col, output_col=output_col, shape=shape)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        shape = self._need("shape")
-        source = expressions.source(dataset, self._need("input_col"))
-        expressions.fresh(dataset, self._need("output_col"))
+        shape = self._required("shape")
+        source = expressions.numeric_column(dataset, self._required("input_col"))
+        expressions.check_new_columns(dataset, self._required("output_col"))
         if not source.depth:
             raise ConfigurationError(
                 "`input_col` must hold arrays or vectors. Received: one number a row", column=source.name
@@ -158,20 +176,22 @@ class ReshapeTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultP
         fits = (size % known == 0) & (size > 0) if -1 in shape else size == known
         nested = flat
         for extent in reversed(shape[1:]):
-            nested = _grouped(nested, size / known if extent == -1 else F.lit(extent))
-        odd = refuse(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
+            nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
+        odd = raise_in_job(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
         shaped = F.when(flat.isNull(), None).when(fits, nested).otherwise(odd)
-        return dataset.withColumn(self._need("output_col"), shaped)
+        return dataset.withColumn(self._required("output_col"), shaped)
 
 
-def _grouped(values: Any, length: Any) -> Any:
+def _split_into(values: Any, length: Any) -> Any:
     """An array cut into runs of ``length``."""
     length = length.cast("int")
     starts = F.sequence(F.lit(1), F.size(values), length)
     return F.transform(starts, lambda start: F.slice(values, start, length))
 
 
-class DenseTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable, DefaultParamsWritable):
+class DenseTransformer(
+    Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable["DenseTransformer"], DefaultParamsWritable
+):
     """Turns vectors, sparse or dense, into dense vectors. Arrays are dense already and are refused.
 
     Args:
@@ -185,11 +205,11 @@ class DenseTransformer(Transformer, Stage, HasInputCol, HasOutputCol, DefaultPar
 
     def __init__(self, input_col: str | None = None, output_col: str | None = None) -> None:
         super().__init__()
-        self._take(input_col=input_col, output_col=output_col)
+        self._set_given(input_col=input_col, output_col=output_col)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        source = expressions.source(dataset, self._need("input_col"))
-        expressions.fresh(dataset, self._need("output_col"))
+        source = expressions.numeric_column(dataset, self._required("input_col"))
+        expressions.check_new_columns(dataset, self._required("output_col"))
         if not source.vector:
             raise ConfigurationError("`input_col` must hold vectors. Received: numbers or arrays", column=source.name)
-        return dataset.withColumn(self._need("output_col"), expressions.vector_of(source.column))
+        return dataset.withColumn(self._required("output_col"), expressions.vector_of(source.column))

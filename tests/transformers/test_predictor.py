@@ -14,6 +14,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from distkeras.data.columns import quoted
 from distkeras.ps.errors import ConfigurationError, DistkerasError, MissingColumnError
 from distkeras.transformers import LabelIndexTransformer, ModelPredictor, predictor
 
@@ -51,7 +52,7 @@ def rows(spark: SparkSession) -> DataFrame:
 
 
 def values(df: DataFrame, name: str = "prediction") -> np.ndarray:
-    return np.array([row[name] for row in df.orderBy("id").select(name).collect()])
+    return np.array([row[name] for row in df.orderBy("id").select(quoted(name)).collect()])
 
 
 @pytest.mark.parametrize("column", ["features", "vector"])
@@ -181,7 +182,7 @@ def test_what_cannot_work_is_refused_before_any_job(
         ModelPredictor(**{"keras_model": model, **keywords}).transform(rows)
 
 
-class Subclassed(keras.Model):
+class WithoutInput(keras.Model):
     def build(self, shape: tuple[int | None, ...]) -> None:
         self.built = True
 
@@ -190,9 +191,9 @@ class Subclassed(keras.Model):
 
 
 def test_models_whose_inputs_have_no_shape_are_refused() -> None:
-    model = Subclassed()
+    model = WithoutInput()
     model.build((None, 4))
-    scope = keras.saving.custom_object_scope({"Subclassed": Subclassed})
+    scope = keras.saving.custom_object_scope({"WithoutInput": WithoutInput})
     with scope, pytest.raises(ConfigurationError, match="Functional or Sequential"):
         ModelPredictor(model)
     layers = [keras.layers.Input((None, None, 3)), keras.layers.GlobalAveragePooling2D()]
@@ -220,6 +221,14 @@ def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
     )
     stage = ModelPredictor(keras.Sequential([keras.layers.Input((4,)), space["Doubled"]()]))
     np.testing.assert_allclose(values(stage.transform(rows)), 2 * X)
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
+def test_columns_have_any_name(rows: DataFrame, model: keras.Model, name: str) -> None:
+    df = rows.select("id", rows["features"].alias(name))
+    out = ModelPredictor(model, features_col=name, output_col=f"{name}?").transform(df)
+    assert out.columns == ["id", name, f"{name}?"]
+    np.testing.assert_allclose(values(out, f"{name}?"), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
 
 
 def test_a_worker_loads_a_model_once(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
@@ -252,7 +261,8 @@ def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeyp
     stage = ModelPredictor(model)
     for _ in range(2):
         np.testing.assert_allclose(values(stage.transform(rows)), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
-    assert len(stage._packed()._sent) == 1
+    archives = [stage.packed_model.archive(rows.sparkSession) for _ in range(2)]
+    assert archives[0] is archives[1]
 
 
 def test_a_pipeline_survives_the_trip_to_disk(

@@ -41,7 +41,7 @@ def test_large_batches_are_not_copied() -> None:
 @pytest.mark.parametrize(("n", "full", "expected"), [(1, 8, 1), (3, 8, 4), (5, 6, 6), (8, 8, 8), (5, 1000, 8)])
 def test_padding_repeats_the_last_row(n: int, full: int, expected: int) -> None:
     array = np.arange(2 * n).reshape(n, 2)
-    padded = serving.padded(array, full)
+    padded = serving.pad(array, full)
     assert len(padded) == expected
     np.testing.assert_array_equal(padded[:n], array)
     assert (padded[n:] == array[-1]).all()
@@ -67,31 +67,31 @@ ZERO: tuple[int, int, list[int], list[float]] = (0, 3, [], [])
 def test_vectors_become_lists(rows: tuple[Any, ...], skip: int) -> None:
     values = {id(DENSE): [1.0, 2.0, 3.0], id(SPARSE): [4.0, 0.0, 5.0], id(ZERO): [0.0] * 3}
     array = vectors(*[DENSE] * skip, *rows).slice(skip)
-    assert serving.dense(array, "v", 0, 0).to_pylist() == [values[id(row)] for row in rows]
+    assert serving.dense_vectors(array, "v", 0, 0).to_pylist() == [values[id(row)] for row in rows]
 
 
 def test_broken_vectors_are_refused() -> None:
     with pytest.raises(BadValueError, match=r"null in row 11.*column 'v'"):
-        serving.dense(vectors(DENSE, None), "v", 0, 10)
+        serving.dense_vectors(vectors(DENSE, None), "v", 0, 10)
     with pytest.raises(ShapeError, match=r"4 values in row 1 "):
-        serving.dense(vectors(DENSE, (0, 4, [0], [1.0])), "v", 0, 0)
+        serving.dense_vectors(vectors(DENSE, (0, 4, [0], [1.0])), "v", 0, 0)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 2, 3), (4, 0), (0, 3), (4, 1, 1, 2)])
 def test_outputs_become_nested_lists(shape: tuple[int, ...]) -> None:
     output = np.random.default_rng(0).normal(size=shape).astype("float16")
-    array = serving.arrow(output, "float32")
+    array = serving.arrow_output(output, "float32")
     assert array.to_pylist() == output.astype("float32").tolist()
     array.validate(full=True)
 
 
-def plan(model: keras.Model, batch_size: int) -> serving.Plan:
+def plan(model: keras.Model, batch_size: int) -> serving.PredictionPlan:
     data = archive.to_bytes(model)
-    return serving.Plan(
-        archive=serving.Inline(data),
+    return serving.PredictionPlan(
+        archive=serving.InlineArchive(data),
         key=repr(hash(data)),
         objects=archive.CustomObjects(),
-        inputs=(serving.Input("x", (2,), "float32"),),
+        inputs=(serving.ModelInput("x", (2,), "float32"),),
         outputs=("float32",),
         names=("y",),
         batch_size=batch_size,
@@ -102,7 +102,7 @@ def test_rows_are_counted_over_the_whole_partition() -> None:
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     good, bad = ({"x": [[1.0, 1.0]] * 4}, {"x": [[1.0, 1.0], None]})
     batches = [pa.RecordBatch.from_pydict(rows) for rows in (good, good, bad)]
-    out = serving.predicted(plan(model, 2), batches, 3)
+    out = serving.predict(plan(model, 2), batches, 3)
     assert next(out).schema.names == ["x", "y"]
     assert next(out).num_rows == 4
     with pytest.raises(BadValueError, match=r"row 9 \[worker/partition 3, column 'x'\]"):
@@ -114,7 +114,7 @@ def test_a_model_that_loses_rows_is_refused() -> None:
     model = keras.Model(inputs, keras.ops.sum(inputs, axis=0))
     batches = [pa.RecordBatch.from_pydict({"x": [[1.0, 1.0]] * 4})]
     with pytest.raises(ShapeError, match="one value a row"):
-        list(serving.predicted(plan(model, 8), batches, 0))
+        list(serving.predict(plan(model, 8), batches, 0))
 
 
 def test_only_the_last_few_models_are_kept() -> None:
@@ -122,8 +122,8 @@ def test_only_the_last_few_models_are_kept() -> None:
     made = [keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)]) for _ in range(6)]
     plans = [plan(model, 1) for model in made]
     for one in plans:
-        list(serving.predicted(one, rows, 0))
-    assert list(serving._MODELS) == [one.key for one in plans[-serving._KEPT :]]
+        list(serving.predict(one, rows, 0))
+    assert list(serving.MODELS) == [one.key for one in plans[-serving.MODELS_KEPT :]]
 
 
 def test_importing_the_package_loads_no_keras() -> None:

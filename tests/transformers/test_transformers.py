@@ -266,10 +266,13 @@ def test_stages_that_do_not_fit_the_data_are_refused(rows: DataFrame, stage: Any
         stage.transform(rows)
 
 
-def test_names_with_dots_and_backticks(spark: SparkSession) -> None:
-    df = spark.createDataFrame([(1.0,)], "x double").toDF("a.b`c")
-    out = MinMaxTransformer(o_min=0, o_max=2, input_col="a.b`c", output_col="d.e").transform(df)
-    assert out.collect()[0]["d.e"] == 0.5
+@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
+def test_names_with_dots_backticks_and_spaces(spark: SparkSession, name: str) -> None:
+    df = spark.createDataFrame([(1.0,)], "x double").toDF(name)
+    out = MinMaxTransformer(o_min=0, o_max=2, input_col=name, output_col=f"{name}2").transform(df)
+    assert out.collect()[0][f"{name}2"] == 0.5
+    scaled = StandardScaleTransformer([name]).transform(df)
+    assert scaled.collect()[0][f"{name}_normalized"] == 0.0
 
 
 def test_a_pipeline_survives_the_trip_to_disk(rows: DataFrame, tmp_path: Path) -> None:
