@@ -32,7 +32,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.results.outcome import Outcome
+from distkeras.results.job_results import JobResults
 from distkeras.results.tables import JobRecords, Resumed
 from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Trainer(Outcome):
+class Trainer(JobResults):
     """Trains a Keras model on a Spark DataFrame, under any update rule.
 
     ::
@@ -232,7 +232,7 @@ class Trainer(Outcome):
         spec = replace(self._spec(replica.model, weighted_df, weight_col), rewindable=rewindable)
         require_fit(replica, spec)
         workers = settings.num_workers or default_workers(df)
-        self._forget(df)
+        self._begin_job(df)
         begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._build_replica, self._read_rows))
         return JobPlan(
             df=partitioned(weighted_df, spec, workers, partitioned_already=settings.partitioned_already),
@@ -266,7 +266,7 @@ class Trainer(Outcome):
             Supervisor(process, plan.publisher(), self._events) as server,
             Progress(self.settings.progress) as progress,
         ):
-            self.resumed = Resumed.of(process.resumed)
+            self.resumed = Resumed.from_point(process.resumed)
             stall_after = self.settings.stall_after
             job = SparkJob(
                 plan.df,

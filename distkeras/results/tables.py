@@ -54,7 +54,7 @@ class Resumed:
     epoch: int
 
     @classmethod
-    def of(cls, point: ResumePoint | None) -> Resumed | None:
+    def from_point(cls, point: ResumePoint | None) -> Resumed | None:
         """From what the server's process tells; says in the log what it is."""
         if point is None:
             return None
@@ -75,7 +75,7 @@ class JobRecords:
     """All commits of a job with their history, in clock order, as the server told them.
 
     Args:
-        commits: rows of `ps.records.COMMIT`.
+        commits: rows of `commit_log.COMMIT`.
         steps: float64 ``(mini-batches, 2 + metrics)``: timestamp, samples, then the metrics.
         metrics: their names, loss first.
     """
@@ -107,8 +107,7 @@ class JobRecords:
         return self._table(_COMMITS, self.commits_array[self.commits_array["skipped"] == 0])
 
     def ledger(self) -> pa.Table:
-        """One row a commit: which mini-batches of which partition it stood for, of which attempt, and whether it was
-        applied or skipped."""
+        """One row a commit: which mini-batches of which partition, of which attempt, and whether it was applied."""
         table = self._table(_LEDGER, self.commits_array)
         return table.append_column("applied", pa.array(self.commits_array["skipped"] == 0))
 

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Outcome:
+class JobResults:
     """Model and records of the last job, also of one that failed or was interrupted."""
 
     def __init__(self) -> None:
-        self._forget()
+        self._begin_job()
 
-    def _forget(self, df: DataFrame | None = None) -> None:
-        self._frame = df
+    def _begin_job(self, df: DataFrame | None = None) -> None:
+        """Lets go of the results of the job before; ``df`` is the data of the one that begins."""
+        self._df = df
         self._records: JobRecords | None = None
         self._model: keras.Model | None = None
         self._events = Events()
@@ -39,24 +40,30 @@ class Outcome:
         Raises:
             LocalProtocolError: nothing has been trained.
         """
-        return self._left(self._model, "model")
+        return self._require(self._model, "model")
 
     @property
     def history(self) -> DataFrame:
         """One row a mini-batch: worker, epoch, iteration (from 0, of the worker), timestamp, loss, metrics, samples."""
-        return self._table(self._left(self._records, "history").history())
+        return self._table(self._require(self._records, "history").history())
 
     @property
     def commits(self) -> DataFrame:
-        """One row an applied commit, by clock: worker, timestamp, staleness, gap (null unless measured), mean scale
-        factor, bytes, wait (seconds that the worker had waited for the reply before), and what stood behind it."""
-        return self._table(self._left(self._records, "commits").commits())
+        """One row an applied commit, by clock.
+
+        Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
+        worker had waited for the reply before), and which mini-batches of which attempt it stands for.
+        """
+        return self._table(self._require(self._records, "commits").commits())
 
     @property
     def ledger(self) -> DataFrame:
-        """One row a commit: partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation,
-        and whether it was applied, or skipped for a NaN or infinity (`bad_numbers`)."""
-        return self._table(self._left(self._records, "ledger").ledger())
+        """One row a commit: which mini-batches of which partition it stands for, and whether it was applied.
+
+        Partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation, and whether it was
+        applied, or skipped for a NaN or infinity (`bad_numbers`).
+        """
+        return self._table(self._require(self._records, "ledger").ledger())
 
     @property
     def events(self) -> DataFrame:
@@ -66,14 +73,14 @@ class Outcome:
         Kinds: takeover (a retried task goes on), fenced (a request of a task that lost its lease), restart (of the
         server), snapshot (failed, or succeeding again), refused (peers), skipped (commits), stall, stop, failed.
         """
-        self._left(self._frame, "events")
+        self._require(self._df, "events")
         return self._table(event_table(self._events.all()))
 
-    def _left(self, value: Any, name: str) -> Any:
+    def _require(self, value: Any, name: str) -> Any:
         if value is None:
             raise LocalProtocolError(f"`{name}` must be asked for after `train`. Received: no training yet")
         return value
 
     def _table(self, table: pa.Table) -> DataFrame:
-        assert self._frame is not None
-        return self._frame.sparkSession.createDataFrame(table)
+        assert self._df is not None
+        return self._df.sparkSession.createDataFrame(table)
