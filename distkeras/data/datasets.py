@@ -46,8 +46,8 @@ def fashion_mnist(directory: str | os.PathLike[str] = FASHION_MNIST) -> tuple[Sp
         Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
     """
     folder = Path(directory)
-    if all((folder / name).is_file() for split in ("train", "t10k") for name in _idx_names(split)):
-        splits = [tuple(read_idx(folder / name) for name in _idx_names(split)) for split in ("train", "t10k")]
+    if all((folder / name).is_file() for split in ("train", "t10k") for name in idx_names(split)):
+        splits = [tuple(read_idx(folder / name) for name in idx_names(split)) for split in ("train", "t10k")]
     else:
         import keras
 
@@ -65,7 +65,8 @@ def fashion_mnist(directory: str | os.PathLike[str] = FASHION_MNIST) -> tuple[Sp
     return (x_train, y_train), (x_test, y_test)
 
 
-def _idx_names(split: str) -> tuple[str, str]:
+def idx_names(split: str) -> tuple[str, str]:
+    """File names of the pictures and the labels of ``split``, "train" or "t10k"."""
     return f"{split}-images-idx3-ubyte.gz", f"{split}-labels-idx1-ubyte.gz"
 
 

@@ -15,7 +15,7 @@ import keras
 from distkeras.keras_model.variables import VariableVector
 
 
-class GradientCollector(keras.optimizers.Optimizer):
+class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras' classes have no types
     """Stores each gradient in a variable of its own and leaves the weights alone.
 
     ``apply`` is overridden as a whole, not only ``update_step``: Keras' own goes on to apply weight constraints, which

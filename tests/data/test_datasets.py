@@ -43,7 +43,7 @@ def test_idx_refuses_other_files(tmp_path: Path) -> None:
 
 def test_fashion_mnist_from_a_folder(tmp_path: Path) -> None:
     for split, rows in (("train", 5), ("t10k", 3)):
-        pictures, labels = datasets._idx_names(split)
+        pictures, labels = datasets.idx_names(split)
         (tmp_path / pictures).write_bytes(gzip.compress(idx(np.full((rows, 28, 28), rows, "u1"), 0x08)))
         (tmp_path / labels).write_bytes(gzip.compress(idx(np.arange(rows, dtype="u1"), 0x08)))
     (x_train, y_train), (x_test, y_test) = datasets.fashion_mnist(tmp_path)

@@ -100,8 +100,7 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession,
             for batch in source:
                 numbers.append(batch.x[0][:, 0].tolist())
                 if task.partitionId() == 0 and task.attemptNumber() == 0 and batch.index == 20:
-                    with open(os.path.join(directory, "first"), "w") as file:
-                        file.write(repr(numbers))
+                    Path(directory, "first").write_text(repr(numbers))
                     os.kill(os.getpid(), signal.SIGKILL)
         yield pa.RecordBatch.from_pydict(
             {"partition": [task.partitionId()], "attempt": [task.attemptNumber()], "seen": [repr(numbers)]}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import threading
 import traceback
 from collections import defaultdict, deque
@@ -156,7 +155,7 @@ def test_memory_and_files_replay_the_same_order(tmp_path: Path) -> None:
         contents(read(records(300), replace(spec, spool_bytes=n), directory=str(tmp_path))) for n in (1 << 20, 100)
     )
     assert in_memory == in_files
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_training_starts_before_the_partition_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +299,7 @@ def test_stopping_early_ends_the_thread_and_leaves_no_file(tmp_path: Path, epoch
     with BatchSource(iter(records(500)), spec, worker=41, depth=2, directory=str(tmp_path)) as source:
         next(source)
     assert "distkeras-batches-41" not in {thread.name for thread in threading.enumerate()}
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(JobStoppedError):
         next(source)
 

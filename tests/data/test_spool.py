@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ def test_memory_and_files_hold_the_same(
             assert len(spool.arrays()[0]) == first + n
     assert spool.rows == sum(sizes)
     assert spool.on_disk == (sum(sizes) > budget // ROW_BYTES)
-    assert os.listdir(directory) == []  # nameless from the start: nothing to clean up after a kill
+    assert list(directory.iterdir()) == []  # nameless from the start: nothing to clean up after a kill
     held = spool.arrays()
     spool.close()
     for got, expected in zip(held, rows(0, sum(sizes)), strict=True):  # handed out, they outlive the spool
@@ -62,4 +61,4 @@ def test_files_go_to_spark_s_local_directories_in_turn(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/a,{tmp_path}/gone,{tmp_path}/b")
     assert [local_directory(worker)[-1] for worker in range(3)] == ["a", "b", "a"]
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert os.path.isdir(local_directory(0))
+    assert Path(local_directory(0)).is_dir()
