@@ -163,7 +163,7 @@ def test_one_bad_row(spark: SparkSession, kind: str) -> None:
     assert caught.value.worker == 0
     assert caught.value.step in range(6)
     assert "Traceback (most recent call last)" in caught.value.remote_traceback
-    assert "to_numpy" in caught.value.remote_traceback or "_check_classes" in caught.value.remote_traceback
+    assert "to_numpy" in caught.value.remote_traceback or "check_classes" in caught.value.remote_traceback
 
 
 @pytest.mark.slow
