@@ -14,6 +14,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, not_finite
+from distkeras.ps.center.leases import NO_ATTEMPT
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError
 from distkeras.ps.events import report
@@ -204,7 +205,7 @@ class Dispatcher:
                 self._holders[worker] = peer
             self.changed.notify_all()
             welcome = replies.welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
-        if former not in (attempt, -1) and not welcome.finished:
+        if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
             report(log, "takeover", text, *where, worker=worker, attempt=attempt)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from distkeras.ps.center.center import Center, Released
-from distkeras.ps.center.leases import PartitionLease
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.protocol.messages import Ack, CenterReply, Drain, Records, Status, Welcome, WorkerTable
 
 
@@ -83,6 +83,6 @@ def worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int])
     rows = [
         (worker, lease.attempt, lease.sequence, 0.0 if worker in waiting else now - lease.active_at)
         for worker, lease in leases.items()
-        if not lease.finished and lease.attempt >= 0
+        if not lease.finished and lease.attempt != NO_ATTEMPT
     ]
     return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))

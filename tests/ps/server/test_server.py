@@ -453,10 +453,10 @@ class TestProcess:
             pid, port = map(int, lines.readline().split())
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        gone = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
-        if gone is not None:
-            readable, _, _ = select.select([gone], [], [], patience(10))
-            os.close(gone)
+        pidfd = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
+        if pidfd is not None:
+            readable, _, _ = select.select([pidfd], [], [], patience(10))
+            os.close(pidfd)
             assert readable
         with socket.create_server(("127.0.0.1", port)):
             pass

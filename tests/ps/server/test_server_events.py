@@ -74,11 +74,11 @@ def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
     with Running(rule, workers=4, size=3) as running:
         running.server.center.scheduler.gather = False
         waiting, welcome, begin = toy_client(running.address, rule, [1.0], worker=0, size=3, deadlines=PATIENT)
-        silent, gone = running.client(worker=1, attempt=6, size=3), running.client(worker=3, size=3)
-        for client in (silent, gone):
+        silent, finished = running.client(worker=1, attempt=6, size=3), running.client(worker=3, size=3)
+        for client in (silent, finished):
             client.join()
             client.pull()
-        gone.leave()
+        finished.leave()
         thread = threading.Thread(target=run_worker, args=(waiting, welcome, begin), daemon=True)
         thread.start()
         while running.driver.observe(0, 1.0).clock < 1:
@@ -90,5 +90,5 @@ def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
         assert roll[1][3] > 0.0
         silent.leave()
         thread.join(patience(10))
-        for client in (waiting, silent, gone):
+        for client in (waiting, silent, finished):
             client.close()
