@@ -3,7 +3,7 @@
 The *worker half* runs beside a `Replica` and decides when an exchange is due, what is sent, and what is done with the
 reply. The *server half* runs under the center's lock: `accept` once per commit, then `apply` chunk by chunk.
 
-Rules of the house, which `center.Center` and the conformance suite hold every rule to:
+Invariants, which the center relies on and the conformance suite checks for every rule:
 
 1. Vectors are flat and of one dtype (float32 on a server, float64 where a simulation asks for it). Scalars are Python
    numbers, so that they never widen a vector.
@@ -146,7 +146,8 @@ class Replica(Protocol):
     """A model on a worker, seen as one flat vector of ``size`` elements."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Elements of the vector."""
 
     @property
     def learning_rate(self) -> float:
@@ -215,6 +216,7 @@ class Rule(ABC):
 
     @property
     def traits(self) -> Traits:
+        """What the machinery must know; it may depend on the hyper-parameters."""
         return Traits()
 
     # ---- worker half ------------------------------------------------------------------------------------------
