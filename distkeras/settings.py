@@ -15,6 +15,7 @@ from distkeras.data.schema import names_of
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.validate import invalid, require_choice, require_integer, require_number
 
 _S = TypeVar("_S")
@@ -95,9 +96,12 @@ def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
     """From the keywords of `Trainer`.
 
     Raises:
-        ConfigurationError: one of them cannot work.
+        ConfigurationError: one of them cannot work; ``tls`` without the package cryptography.
     """
-    return TrainSettings(**_fields(TrainSettings, arguments))
+    settings = TrainSettings(**_fields(TrainSettings, arguments))
+    if settings.tls:
+        make_certificate()  # finds out now whether it can
+    return settings
 
 
 def server_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> ServerSettings:
@@ -135,6 +139,6 @@ def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
 
 
 def _fields(kind: type[_S], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are fields of ``kind``; None stands for a field's default where that is not None."""
+    """The arguments that are fields of ``kind``."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     return {name: value for name, value in arguments.items() if name in names}

@@ -31,7 +31,6 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.tls import make_certificate
 from distkeras.results.job_results import JobResults
 from distkeras.results.tables import JobRecords, Resumed
 from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
@@ -172,8 +171,6 @@ class Trainer(JobResults):
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = server_settings(self.rule, self.settings, arguments)
-        if tls:
-            make_certificate()  # finds out now whether it can
 
     def train(
         self,

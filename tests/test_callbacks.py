@@ -1,4 +1,4 @@
-"""Stop conditions on a driver that is fed centers by hand; with real jobs in tests/training."""
+"""Stop conditions on a driver that is harness centers by hand; with real jobs in tests/training."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def replica() -> KerasReplica:
     return KerasReplica(model)
 
 
-#: Where no test asks for rows: `Fed` gives them.
+#: Where no test asks for rows: `CallbackHarness` gives them.
 NO_FRAME: Any = None
 ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)
 
 
-class Fed:
+class CallbackHarness:
     """A callback, begun, and what it asks for."""
 
     def __init__(self, callback: Any, replica: KerasReplica, rows: Batch | None = ROWS) -> None:
@@ -64,75 +64,84 @@ class Fed:
 
 class TestEarlyStopping:
     def test_target(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME, target=0.25), replica)
-        assert fed.feed(2.0, 1.0, 0.5, 0.1) == 3
-        assert fed.stopped == "loss 0.25 has reached 0.25"
-        assert fed.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, target=0.25), replica)
+        assert harness.feed(2.0, 1.0, 0.5, 0.1) == 3
+        assert harness.stopped == "loss 0.25 has reached 0.25"
+        assert harness.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
 
     def test_target_of_what_is_to_be_large(self, replica: KerasReplica) -> None:
-        assert Fed(EarlyStopping(NO_FRAME, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0) == 3
+        assert (
+            CallbackHarness(EarlyStopping(NO_FRAME, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0)
+            == 3
+        )
 
     @pytest.mark.parametrize(("patience", "stops"), [(1, 3), (2, 6), (3, None)])
     def test_patience(self, replica: KerasReplica, patience: int, stops: int | None) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME, patience=patience), replica)
-        assert fed.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=patience), replica)
+        assert harness.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
 
     def test_it_says_what_it_has_waited_for(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME, patience=2), replica)
-        fed.feed(2.0, 3.0, 3.0)
-        assert fed.stopped == "loss has not become better than 4 in 2 evaluations in a row"
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
+        harness.feed(2.0, 3.0, 3.0)
+        assert harness.stopped == "loss has not become better than 4 in 2 evaluations in a row"
 
     def test_min_delta(self, replica: KerasReplica) -> None:
-        assert Fed(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4) == 3
         assert (
-            Fed(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.25), replica).feed(2.0, 1.6, 1.5, 1.25) is None
+            CallbackHarness(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4)
+            == 3
+        )
+        assert (
+            CallbackHarness(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.25), replica).feed(
+                2.0, 1.6, 1.5, 1.25
+            )
+            is None
         )
 
     def test_nan_is_no_better_than_anything(self, replica: KerasReplica) -> None:
-        assert Fed(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, math.nan) == 2
-        fed = Fed(EarlyStopping(NO_FRAME, patience=2), replica)
-        assert fed.feed(1.0, math.nan, math.nan) == 3
-        assert fed.callback.best == 1.0
-        fed = Fed(EarlyStopping(NO_FRAME, patience=2, target=1.0), replica)
-        assert fed.feed(math.nan, 2.0, math.nan, 1.0) == 4
+        assert CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, math.nan) == 2
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
+        assert harness.feed(1.0, math.nan, math.nan) == 3
+        assert harness.callback.best == 1.0
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2, target=1.0), replica)
+        assert harness.feed(math.nan, 2.0, math.nan, 1.0) == 4
 
     def test_the_best_center_is_restored(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
-        fed.feed(2.0, 0.5, 1.0)
-        assert fed.end(0.75, 9) == 0.5
-        assert (fed.callback.best, fed.callback.best_clock) == (0.25, 2)
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
+        harness.feed(2.0, 0.5, 1.0)
+        assert harness.end(0.75, 9) == 0.5
+        assert (harness.callback.best, harness.callback.best_clock) == (0.25, 2)
 
     def test_the_last_one_may_be_the_best(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
-        fed.feed(2.0, 0.5)
-        assert fed.end(0.25, 9) is None
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
+        harness.feed(2.0, 0.5)
+        assert harness.end(0.25, 9) is None
 
     def test_without_it_the_last_one_stays(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME), replica)
-        fed.feed(2.0, 0.5)
-        assert fed.end(2.0, 9) is None
+        harness = CallbackHarness(EarlyStopping(NO_FRAME), replica)
+        harness.feed(2.0, 0.5)
+        assert harness.end(2.0, 9) is None
 
     def test_a_center_is_evaluated_once(self, replica: KerasReplica) -> None:
-        fed = Fed(EarlyStopping(NO_FRAME, patience=1), replica)
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=1), replica)
         for _ in range(3):
-            fed.callback.on_center(fed.context(1.0, 5))
-        fed.end(1.0, 5)
-        assert len(fed.callback.evaluations) == 1
-        assert fed.stopped is None
+            harness.callback.on_center(harness.context(1.0, 5))
+        harness.end(1.0, 5)
+        assert len(harness.callback.evaluations) == 1
+        assert harness.stopped is None
 
     def test_another_job_begins_anew(self, replica: KerasReplica) -> None:
         callback = EarlyStopping(NO_FRAME, patience=1, restore_best_weights=True)
-        Fed(callback, replica).feed(0.1, 1.0)
-        assert Fed(callback, replica).feed(3.0, 2.0) is None
+        CallbackHarness(callback, replica).feed(0.1, 1.0)
+        assert CallbackHarness(callback, replica).feed(3.0, 2.0) is None
         assert len(callback.evaluations) == 2
 
     def test_an_unknown_metric(self, replica: KerasReplica) -> None:
         with pytest.raises(ConfigurationError, match=r"one of \['loss', 'mae'\].*'accuracy'"):
-            Fed(EarlyStopping(NO_FRAME, "val_accuracy"), replica)
+            CallbackHarness(EarlyStopping(NO_FRAME, "val_accuracy"), replica)
 
     def test_no_rows(self, replica: KerasReplica) -> None:
         with pytest.raises(EmptyDataError):
-            Fed(EarlyStopping(NO_FRAME), replica, rows=None)
+            CallbackHarness(EarlyStopping(NO_FRAME), replica, rows=None)
 
     @pytest.mark.parametrize(
         ("name", "sign"),
@@ -159,22 +168,22 @@ class TestEarlyStopping:
 def test_a_time_budget_is_due_once_and_stops(replica: KerasReplica) -> None:
     budget = TimeBudget(2.5)
     assert (budget.every_seconds, budget.every_commits) == (2.5, None)
-    fed = Fed(budget, replica)
-    assert fed.feed(1.0) == 1
-    assert fed.stopped == "the time budget of 2.5 s is spent"
+    harness = CallbackHarness(budget, replica)
+    assert harness.feed(1.0) == 1
+    assert harness.stopped == "the time budget of 2.5 s is spent"
     with pytest.raises(ConfigurationError, match="`seconds` must be"):
         TimeBudget(0)
 
 
 def test_weights_are_restored_at_the_end_only(replica: KerasReplica) -> None:
-    fed = Fed(Callback(), replica)
-    context = fed.context(1.0, 1)
+    harness = CallbackHarness(Callback(), replica)
+    context = harness.context(1.0, 1)
     with pytest.raises(LocalProtocolError, match="on_end"):
         context.restore(context.center)
 
 
 def test_the_model_has_the_centers_weights(replica: KerasReplica) -> None:
-    context = Fed(Callback(), replica).context(1.25, 7)
+    context = CallbackHarness(Callback(), replica).context(1.25, 7)
     assert context.clock == 0  # as the status has it
     assert context.model.get_weights()[0].item() == 1.25
     assert context.clock == 7

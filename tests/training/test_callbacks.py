@@ -65,7 +65,7 @@ def counter(rule: str = "downpour", *, workers: int = 2, epochs: int = ENDLESS, 
     )
 
 
-class At(Callback):
+class StopAtClock(Callback):
     """Ends the job when so many commits are applied, and keeps what it saw."""
 
     def __init__(self, clock: float, when: Callable[[], bool] = lambda: True) -> None:
@@ -97,7 +97,7 @@ def assert_prefixes(trainer: Trainer) -> None:
 
 def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     trainer = counter(workers=3, stall_after=1e-3)  # one more than there are slots: the third begins after the end
-    stalled = At(40, lambda: "has been silent for" in caplog.text)
+    stalled = StopAtClock(40, lambda: "has been silent for" in caplog.text)
     model = trainer.train(counting_rows(spark, ROWS), callbacks=[stalled])
     assert trainer.stopped == "seen enough"
     history, ledger = trainer.history.toPandas(), trainer.ledger.toPandas()
@@ -123,11 +123,11 @@ def test_a_callback_sees_the_center_and_ends_the_job(spark: SparkSession, caplog
 def test_a_round_does_not_hang_and_the_job_goes_on_later(spark: SparkSession, tmp_path: Path) -> None:
     df = counting_rows(spark, ROWS)
     first = counter("averaging")
-    first.train(df, callbacks=[At(6)], checkpoint=tmp_path)
+    first.train(df, callbacks=[StopAtClock(6)], checkpoint=tmp_path)
     assert first.stopped == "seen enough"
     assert_prefixes(first)
     later = counter("averaging")
-    later.train(df, callbacks=[At(len(first.ledger.collect()) + 10)], checkpoint=tmp_path, resume=True)
+    later.train(df, callbacks=[StopAtClock(len(first.ledger.collect()) + 10)], checkpoint=tmp_path, resume=True)
     assert later.resumed.exact
     assert_prefixes(later)
     assert later.ledger.count() >= first.ledger.count() + 10

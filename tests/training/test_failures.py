@@ -276,12 +276,12 @@ class TestInsideATask:
         """Without a snapshot the job cannot go on, and says so."""
         started: list[ServerProcess] = []
 
-        class Kept(ServerProcess):
+        class RecordedServerProcess(ServerProcess):
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
                 started.append(self)
 
-        monkeypatch.setattr("distkeras.trainer.ServerProcess", Kept)
+        monkeypatch.setattr("distkeras.trainer.ServerProcess", RecordedServerProcess)
         real = Progress.update
 
         def update(self: Any, status: Any) -> None:
