@@ -1,4 +1,4 @@
-"""A job that is struck by a plan of `faults`: real worker processes (`killable_worker`), and a real server process.
+"""A job with a plan of `faults`: real worker processes (`killable_worker`), and a real server process.
 
 A worker that is killed is started again under a higher attempt's number, as Spark does; a server is restarted from its
 snapshots. At the end nothing may be left: no process, thread, open file, port or half-written snapshot.
