@@ -219,8 +219,8 @@ class ServerProcess:
             self._log_reader.join(_END)  # it has read to the end then
 
     def _read_log(self, stream: io.BufferedReader) -> None:
-        with stream:
-            for line in io.TextIOWrapper(stream, "utf-8", "replace"):
+        with io.TextIOWrapper(stream, "utf-8", "replace") as lines:
+            for line in lines:
                 record = record_from_json(line)
                 if record is None:
                     log.warning("the parameter server: %s", line.rstrip())

@@ -11,6 +11,7 @@ import os
 import ssl
 import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distkeras.ps.errors import ConfigurationError
 
@@ -37,6 +38,7 @@ def make_certificate() -> Certificate:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID
     except ImportError:
         raise ConfigurationError(
             "`tls` needs the package cryptography: pip install 'distkeras[tls]'. Received: no such package"
@@ -53,7 +55,7 @@ def make_certificate() -> Certificate:
         .not_valid_before(now - _SKEW)
         .not_valid_after(now + _LIFE)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(
@@ -72,7 +74,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # a client that comes back proves everything anew
     with tempfile.TemporaryDirectory() as folder:  # readable by this user only
-        path = os.path.join(folder, "server.pem")
+        path = Path(folder, "server.pem")
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(certificate.private_key + "\n" + certificate.certificate)
         try:

@@ -70,6 +70,7 @@ class Formulas(Extension):  # type: ignore[misc]  # Markdown has no types
     """All three."""
 
     def extendMarkdown(self, md: Markdown) -> None:
+        """Registers each."""
         md.preprocessors.register(_Literals(md), "rst-literals", _BEFORE_HTML)
         md.inlinePatterns.register(_Inline(r":math:`([^`]+)`", md), "rst-math", _BEFORE_BACKTICKS)
         md.parser.blockprocessors.register(_Block(md), "rst-math-block", _BEFORE_BLOCKS)

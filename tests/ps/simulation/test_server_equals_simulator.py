@@ -83,7 +83,7 @@ class ScheduledWorker:
             request = self._loop.send(self.client.commit(request))
 
 
-@pytest.mark.parametrize("rule", variants(), ids=str)
+@pytest.mark.parametrize("rule", list(variants()), ids=str)
 def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -> None:
     rounds = rule.traits.synchronous
     schedule = ROUNDS if rounds else SCHEDULE

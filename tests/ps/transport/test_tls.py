@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import os
 import socket
 import ssl
 import tempfile
@@ -198,15 +197,14 @@ class TestChannel:
 class TestSecrets:
     def test_the_process_shows_none(self) -> None:
         with ServerProcess(ServerSettings(RULE, workers=1), tls=True) as process:
-            private = process._request.certificate.private_key
+            private = process._request.certificate.private_key  # noqa: SLF001 - it is a secret
             assert private.startswith("-----BEGIN PRIVATE KEY-----")
             secrets = [process.address.key.hex().encode(), *(line.encode() for line in private.split("\n")[1:-2])]
             shown = [repr(process).encode(), repr(process.address).encode()]
             for name in ("cmdline", "environ"):
-                with open(f"/proc/{process.pid}/{name}", "rb") as file:
-                    shown.append(file.read())
-            for name in os.listdir(f"/proc/{process.pid}/fd"):
-                assert not os.readlink(f"/proc/{process.pid}/fd/{name}").endswith(".pem")
+                shown.append(Path(f"/proc/{process.pid}/{name}").read_bytes())
+            for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+                assert descriptor.readlink().suffix != ".pem"
         assert len(secrets) > 2
         assert not [secret for secret in secrets for text in shown if secret in text]
 
@@ -216,15 +214,15 @@ class TestSecrets:
         modes: list[int] = []
         load = ssl.SSLContext.load_cert_chain
 
-        def watched(context: ssl.SSLContext, path: str, *rest: Any) -> None:
-            modes.extend(os.stat(name).st_mode & 0o777 for name in (path, os.path.dirname(path)))
+        def watched(context: ssl.SSLContext, path: Path, *rest: Any) -> None:
+            modes.extend(place.stat().st_mode & 0o777 for place in (path, path.parent))
             return load(context, path, *rest)
 
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
         server_context(certificate)
         assert modes == [0o600, 0o700]
-        assert os.listdir(tmp_path) == []
+        assert list(tmp_path.iterdir()) == []
 
     def test_the_private_key_stays_out_of_the_repr(self, certificate: Certificate) -> None:
         assert certificate.private_key not in repr(certificate)
