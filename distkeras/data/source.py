@@ -173,16 +173,16 @@ class BatchSource:
         for epoch in range(first_epoch, self._spec.epochs):
             start = index if epoch == first_epoch else 0
             if epoch == first_epoch and epoch > 0:
-                for _ in self._arriving():  # to the spool
+                for _ in self._remaining_rows():  # to the spool
                     pass
                 if start == 0:  # otherwise the batch before it is compared on the way
-                    self._compare(epoch, 0, self._checksum.before(self.rows), checksum)
+                    self._check_checksum(epoch, 0, self._checksum.before(self.rows), checksum)
             batch_rows = self._later_epoch(epoch) if epoch else self._first_epoch()
-            yield from self._numbered(epoch, batch_rows, start, checksum)
+            yield from self._numbered_batches(epoch, batch_rows, start, checksum)
 
     def _first_epoch(self) -> Iterator[BatchRows]:
         end = 0
-        for number, block in enumerate(in_blocks(self._from_the_first_row(), self._order.block_rows)):
+        for number, block in enumerate(in_blocks(self._all_rows(), self._order.block_rows)):
             end += len(block[0])
             yield from self._order.cut(block, self._checksum.before(end), 0, number)
 
@@ -190,13 +190,13 @@ class BatchSource:
         assert self._spool is not None
         return self._order.cut(self._spool.arrays(), self._checksum.before(self._spool.rows), epoch)
 
-    def _from_the_first_row(self) -> Iterator[ColumnArrays]:
+    def _all_rows(self) -> Iterator[ColumnArrays]:
         """All rows in the order of arrival: those that were read before a `rewind`, then the others."""
         if self._spool is not None and self._spool.rows:
             yield self._spool.arrays()
-        yield from self._arriving()
+        yield from self._remaining_rows()
 
-    def _arriving(self) -> Iterator[ColumnArrays]:
+    def _remaining_rows(self) -> Iterator[ColumnArrays]:
         """The rows that have not been read yet, until the prefetcher is closed: `rewind` goes on with the others."""
         while not self._prefetcher.closed:
             rows = self._read_record()
@@ -233,7 +233,7 @@ class BatchSource:
         self.rows += record.num_rows
         return rows
 
-    def _numbered(
+    def _numbered_batches(
         self, epoch: int, batch_rows: Iterator[BatchRows], start: int, checksum: int | None
     ) -> Iterator[Batch]:
         """Batches from number `start` on. Each is held back until it is known whether another one follows."""
@@ -245,7 +245,7 @@ class BatchSource:
             held = rows
             count += 1
             if count == start:
-                self._compare(epoch, start, rows.checksum, checksum)
+                self._check_checksum(epoch, start, rows.checksum, checksum)
         if held is not None and count > start:
             yield self._batch(epoch, count - 1, True, held)
         if start > count:
@@ -256,7 +256,7 @@ class BatchSource:
                 step=start,
             )
 
-    def _compare(self, epoch: int, index: int, found: int, expected: int | None) -> None:
+    def _check_checksum(self, epoch: int, index: int, found: int, expected: int | None) -> None:
         if expected is not None and found != expected:
             raise LedgerError(
                 f"the input must yield the same rows again: checksum {expected:#010x} before mini-batch {index} of "

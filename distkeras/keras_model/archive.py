@@ -124,7 +124,7 @@ class CustomObjects(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         import keras
 
-        return _rebuild, (_Backend(keras.config.backend()), dict(self))
+        return _unpickled_objects, (_Backend(keras.config.backend()), dict(self))
 
 
 class _Backend:
@@ -132,15 +132,15 @@ class _Backend:
         self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _settle, (self.name,)
+        return _ensured_backend, (self.name,)
 
 
-def _settle(name: str) -> _Backend:
+def _ensured_backend(name: str) -> _Backend:
     ensure_backend(name)
     return _Backend(name)
 
 
-def _rebuild(_: _Backend, objects: dict[str, Any]) -> CustomObjects:
+def _unpickled_objects(_: _Backend, objects: dict[str, Any]) -> CustomObjects:
     return CustomObjects(objects)
 
 
@@ -158,7 +158,7 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
     found = {**keras.saving.get_custom_objects(), **scope}
     if data is not None:
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            named = set(_strings(json.loads(archive.read("config.json"))))
+            named = set(_all_strings(json.loads(archive.read("config.json"))))
         found = {name: value for name, value in found.items() if name in named}
     return CustomObjects(found)
 
@@ -169,12 +169,12 @@ def _layers(model: keras.Model) -> Iterator[keras.Layer]:
     yield model
 
 
-def _strings(node: Any) -> Iterator[str]:
+def _all_strings(node: Any) -> Iterator[str]:
     if isinstance(node, str):
         yield node
     elif isinstance(node, dict):
         for value in node.values():
-            yield from _strings(value)
+            yield from _all_strings(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _strings(value)
+            yield from _all_strings(value)

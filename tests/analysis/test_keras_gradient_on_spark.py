@@ -79,7 +79,7 @@ def test_what_cannot_work_is_refused(spark: SparkSession, clouds: DataFrame) -> 
         read(wrong_model(), spark.createDataFrame([([1.0, 2.0], 2)], "features array<float>, label int"), loss=SPARSE)
 
 
-def meeting(port: int) -> Callable[[int], None]:
+def wait_for_all_workers(port: int) -> Callable[[int], None]:
     """An action for `step_callback_layer`: each worker's first step waits for those of all."""
 
     def action(step: int) -> None:
@@ -97,18 +97,18 @@ def test_a_recorded_job_replays_with_the_same_staleness(clouds: DataFrame, rule:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(patience(120))
 
-        def let_go() -> None:
+        def release_workers() -> None:
             links = [listener.accept()[0] for _ in range(workers)]
             for link in links:
                 link.sendall(b"!")
                 link.close()
 
         # Both have been sent the center before either commits, as simulated workers have.
-        usher = threading.Thread(target=let_go, daemon=True)
+        usher = threading.Thread(target=release_workers, daemon=True)
         usher.start()
         plain = wrong_model()
         model = keras.Sequential(
-            [keras.Input((2,)), step_callback_layer(meeting(listener.getsockname()[1])), *plain.layers]
+            [keras.Input((2,)), step_callback_layer(wait_for_all_workers(listener.getsockname()[1])), *plain.layers]
         )
         trainer = Trainer(
             model, rule, worker_optimizer=keras.optimizers.SGD(0.05), loss=SPARSE, num_workers=workers, batch_size=4,

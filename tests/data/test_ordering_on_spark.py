@@ -40,7 +40,7 @@ def parquet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> st
     return path
 
 
-def seen(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
+def rows_by_partition(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
     """What each partition's task sees, in the order in which it sees it."""
 
     def label(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,7 +67,7 @@ def test_every_row_lands_once_and_only_the_named_columns_travel(spark: SparkSess
     df = spark.read.parquet(parquet)
     laid_out = partitioned(df, SPEC, 3)
     assert laid_out.columns == ["x", "y", ROW_HASH]
-    partitions = seen(laid_out)
+    partitions = rows_by_partition(laid_out)
     assert set(partitions) == {0, 1, 2}
     assert min(map(len, partitions.values())) > 200
     expected = [(*row.x, row.y) for row in df.collect()]
@@ -75,16 +75,19 @@ def test_every_row_lands_once_and_only_the_named_columns_travel(spark: SparkSess
 
 
 def test_order_is_that_of_the_values_and_not_of_the_run(spark: SparkSession, parquet: str, tmp_path: Path) -> None:
-    first, second = (seen(partitioned(spark.read.parquet(parquet), SPEC, 2)) for _ in range(2))
+    first, second = (rows_by_partition(partitioned(spark.read.parquet(parquet), SPEC, 2)) for _ in range(2))
     assert first == second
     # The same rows in other files, other places and other splits.
     spark.read.parquet(parquet).repartition(3).orderBy(F.rand(1)).write.parquet(str(tmp_path / "again"))
-    assert seen(partitioned(spark.read.parquet(str(tmp_path / "again")), SPEC, 2)) == first
+    assert rows_by_partition(partitioned(spark.read.parquet(str(tmp_path / "again")), SPEC, 2)) == first
 
 
 def test_the_seed_enters_the_layout(spark: SparkSession, parquet: str) -> None:
     df = spark.read.parquet(parquet)
-    seeds = [seen(partitioned(df, DataSpec(features=SPEC.features, labels=SPEC.labels, seed=n), 2)) for n in (0, 1)]
+    seeds = [
+        rows_by_partition(partitioned(df, DataSpec(features=SPEC.features, labels=SPEC.labels, seed=n), 2))
+        for n in (0, 1)
+    ]
     assert set(seeds[0][0]) != set(seeds[1][0])
 
 
@@ -120,15 +123,15 @@ def test_few_distinct_rows_may_leave_partitions_empty(spark: SparkSession) -> No
     df = spark.range(40).select(
         F.array(*[F.lit(1.0)] * 3).cast("array<float>").alias("x"), F.lit(1).cast("long").alias("y")
     )
-    assert [len(rows) for rows in seen(partitioned(df, SPEC, 3)).values()] == [40]
-    assert seen(partitioned(df.limit(0), SPEC, 3)) == {}
+    assert [len(rows) for rows in rows_by_partition(partitioned(df, SPEC, 3)).values()] == [40]
+    assert rows_by_partition(partitioned(df.limit(0), SPEC, 3)) == {}
 
 
 def test_partitioned_already_leaves_rows_where_they_are(spark: SparkSession) -> None:
     df = spark.range(0, 100, numPartitions=4).select(
         F.array(*[F.col("id").cast("float")] * 3).alias("x"), F.col("id").alias("y")
     )
-    partitions = seen(partitioned(df, SPEC, 4, partitioned_already=True))
+    partitions = rows_by_partition(partitioned(df, SPEC, 4, partitioned_already=True))
     assert {k: [row[-1] for row in rows] for k, rows in partitions.items()} == {
         k: list(range(25 * k, 25 * k + 25)) for k in range(4)
     }

@@ -39,17 +39,17 @@ def test_the_thread_is_never_more_than_its_depth_ahead() -> None:
 
 
 def test_an_error_comes_after_the_items_before_it_and_shows_where_it_was_raised() -> None:
-    def culprit() -> Iterator[int]:
+    def failing_items() -> Iterator[int]:
         yield 1
         raise OSError("gone")
 
-    prefetcher = Prefetcher(culprit(), 2)
+    prefetcher = Prefetcher(failing_items(), 2)
     prefetcher.start()
     assert next(prefetcher) == 1
     for _ in range(2):
         with pytest.raises(OSError, match="gone") as caught:
             next(prefetcher)
-    assert "culprit" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert "failing_items" in "".join(traceback.format_tb(caught.value.__traceback__))
 
 
 def test_closing_frees_a_thread_that_waits_for_room() -> None:
@@ -66,12 +66,12 @@ def test_closing_frees_a_thread_that_waits_for_room() -> None:
 def test_closing_wakes_the_consumer_and_does_not_wait_for_ever() -> None:
     gate, waiting = threading.Event(), threading.Event()
 
-    def stuck() -> Iterator[int]:
+    def blocked_items() -> Iterator[int]:
         waiting.set()
         gate.wait(SECONDS)
         yield 1
 
-    prefetcher = Prefetcher(stuck(), 1, name="stuck")
+    prefetcher = Prefetcher(blocked_items(), 1, name="stuck")
     prefetcher.start()
     with ThreadPoolExecutor(1) as pool:
         consumer = pool.submit(next, prefetcher)
@@ -87,11 +87,11 @@ def test_closing_wakes_the_consumer_and_does_not_wait_for_ever() -> None:
 def test_a_consumer_does_not_wait_for_ever() -> None:
     gate = threading.Event()
 
-    def late() -> Iterator[int]:
+    def late_items() -> Iterator[int]:
         gate.wait(SECONDS)
         yield 1
 
-    prefetcher = Prefetcher(late(), 1, timeout=0.01, what="the first of all", worker=7)
+    prefetcher = Prefetcher(late_items(), 1, timeout=0.01, what="the first of all", worker=7)
     prefetcher.start()
     with pytest.raises(DeadlineError, match=r"waited 0\.01 s for the first of all \[worker/partition 7\]"):
         next(prefetcher)

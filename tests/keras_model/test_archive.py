@@ -50,18 +50,20 @@ class Halved(keras.Model):
         return self.inner(x) / 2
 
 
-def hollow() -> keras.Model:
+def built_by_name_only() -> keras.Model:
     """Says that it is built, but its layer has no weights yet."""
     model = Halved()
     model.built = True
     return model
 
 
-def unshaped() -> keras.Model:
+def model_without_input() -> keras.Model:
     return keras.Sequential([keras.layers.Dense(2)])
 
 
-@pytest.mark.parametrize("model", [unshaped, Halved, hollow, lambda: "model.keras", lambda: None])
+@pytest.mark.parametrize(
+    "model", [model_without_input, Halved, built_by_name_only, lambda: "model.keras", lambda: None]
+)
 def test_what_is_not_a_built_model_is_refused(model: Callable[..., Any] | type[Halved]) -> None:
     with pytest.raises(ConfigurationError, match="`model` must be"):
         archive.to_bytes(model())

@@ -19,7 +19,7 @@ def network(*layers: Any) -> keras.Model:
     return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2, activation="softmax")])
 
 
-def shipped(model: keras.Model, **arguments: Any) -> keras.Model:
+def rebuild(model: keras.Model, **arguments: Any) -> keras.Model:
     """The compiled model at the other end."""
     given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")) | arguments
     file = archive.to_bytes(model)
@@ -29,14 +29,14 @@ def shipped(model: keras.Model, **arguments: Any) -> keras.Model:
 
 class TestOptimizer:
     def test_default_is_plain_sgd(self) -> None:
-        optimizer = shipped(network(), loss="mse").optimizer
+        optimizer = rebuild(network(), loss="mse").optimizer
         assert isinstance(optimizer, keras.optimizers.SGD)
         assert optimizer.momentum == 0
 
     def test_the_models_own(self) -> None:
         model = network()
         model.compile(keras.optimizers.Adam(0.02, beta_1=0.8), "mse")
-        optimizer = shipped(model).optimizer
+        optimizer = rebuild(model).optimizer
         assert isinstance(optimizer, keras.optimizers.Adam)
         assert float(optimizer.learning_rate) == pytest.approx(0.02)
         assert optimizer.beta_1 == pytest.approx(0.8)
@@ -44,34 +44,34 @@ class TestOptimizer:
     def test_one_given_wins(self) -> None:
         model = network()
         model.compile("adam", "mse")
-        assert isinstance(shipped(model, optimizer="rmsprop").optimizer, keras.optimizers.RMSprop)
+        assert isinstance(rebuild(model, optimizer="rmsprop").optimizer, keras.optimizers.RMSprop)
 
     def test_one_that_was_used_travels_without_its_state(self) -> None:
         model = network()
         model.compile(keras.optimizers.Adam(0.02), "mse")
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
         assert int(model.optimizer.iterations) == 1
-        assert int(shipped(model).optimizer.iterations) == 0
+        assert int(rebuild(model).optimizer.iterations) == 0
 
     def test_a_schedule(self) -> None:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)
-        optimizer = shipped(network(), loss="mse", optimizer=keras.optimizers.SGD(schedule)).optimizer
+        optimizer = rebuild(network(), loss="mse", optimizer=keras.optimizers.SGD(schedule)).optimizer
         assert optimizer.get_config()["learning_rate"]["config"]["initial_learning_rate"] == 0.5
 
     @pytest.mark.parametrize("bad", ["sdg", {"class": 1}])
     def test_one_that_does_not_exist(self, bad: dict[str, int] | str) -> None:
         with pytest.raises(ConfigurationError, match="must be"):
-            shipped(network(), loss="mse", optimizer=bad)
+            rebuild(network(), loss="mse", optimizer=bad)
 
     def test_one_that_is_none(self) -> None:
         with pytest.raises(ConfigurationError, match="`optimizer` must be a name, a function or a Keras object"):
-            shipped(network(), loss="mse", optimizer=object())
+            rebuild(network(), loss="mse", optimizer=object())
 
 
 class TestLossAndMetrics:
     def test_no_loss(self) -> None:
         with pytest.raises(ConfigurationError, match="`loss` must be given, or the model be compiled with one"):
-            shipped(network())
+            rebuild(network())
 
     def test_a_function_of_the_notebooks_own(self) -> None:
         factor = 3.0
@@ -79,14 +79,14 @@ class TestLossAndMetrics:
         def scaled(y_true: Any, y_pred: Any) -> Any:
             return factor * keras.ops.mean(y_pred)
 
-        model = shipped(network(), loss=scaled)
+        model = rebuild(network(), loss=scaled)
         predicted = np.full((4, 2), 0.5, np.float32)
         loss = model.compute_loss(None, predicted, keras.ops.convert_to_tensor(predicted))
         assert float(loss) == pytest.approx(1.5)
 
     def test_objects_keep_their_configuration(self) -> None:
         loss = keras.losses.CategoricalCrossentropy(label_smoothing=0.25)
-        model = shipped(network(), loss=loss, metrics=(keras.metrics.TopKCategoricalAccuracy(2, name="top"),))
+        model = rebuild(network(), loss=loss, metrics=(keras.metrics.TopKCategoricalAccuracy(2, name="top"),))
         assert model.loss.label_smoothing == 0.25
         figures = model.evaluate(np.ones((2, 3)), np.eye(2), verbose=0, return_dict=True)
         assert figures["top"] == 1.0
@@ -94,7 +94,7 @@ class TestLossAndMetrics:
     def test_loss_weights_and_weighted_metrics(self) -> None:
         inputs = keras.Input((3,))
         heads = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
-        model = shipped(
+        model = rebuild(
             keras.Model(inputs, heads),
             loss={"a": "mse", "b": "mae"},
             loss_weights={"a": 2.0, "b": 0.0},
@@ -108,7 +108,7 @@ class TestLossAndMetrics:
     def test_the_models_own(self) -> None:
         model = network()
         model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
-        rebuilt = shipped(model)
+        rebuilt = rebuild(model)
         assert rebuilt.loss == "categorical_crossentropy"
         assert "accuracy" in rebuilt.evaluate(np.ones((2, 3)), np.eye(2), verbose=0, return_dict=True)
 
@@ -121,7 +121,7 @@ class TestCustomObjects:
                 return x + 1
 
         model = network(Plus())
-        rebuilt = shipped(model, loss="mse")
+        rebuilt = rebuild(model, loss="mse")
         x = np.ones((1, 3), np.float32)
         np.testing.assert_array_equal(rebuilt.predict(x, verbose=0), model.predict(x, verbose=0))
 
@@ -132,12 +132,12 @@ class TestCustomObjects:
 
         model = network(Minus())
         with pytest.raises(ConfigurationError, match="Keras said"):
-            shipped(model, loss="mse")
-        assert shipped(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
+            rebuild(model, loss="mse")
+        assert rebuild(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
 
     def test_only_what_the_model_names_travels(self) -> None:
         @keras.saving.register_keras_serializable("recipe")
-        class Unused(keras.layers.Layer):
+        class NotInTheModel(keras.layers.Layer):
             pass
 
         file = archive.to_bytes(network())

@@ -60,7 +60,7 @@ def classifier(
     return model
 
 
-def plain(model: keras.Model, data: list[Batch]) -> list[dict[str, float]]:
+def train_with_keras(model: keras.Model, data: list[Batch]) -> list[dict[str, float]]:
     """What Keras itself does with the same batches: the logs of each."""
     rows = []
     for batch in data:
@@ -90,7 +90,7 @@ def test_the_movement_is_the_difference_to_the_bit(precision: str) -> None:
 
 def assert_same_training(build: Callable[..., Any], data: list[Batch]) -> KerasReplica:
     model = build()
-    expected = plain(model, data)
+    expected = train_with_keras(model, data)
     replica = KerasReplica(build())
     rows = replica.train(data)
     assert rows.dtype == np.float64
@@ -137,7 +137,7 @@ def test_one_hot_labels_are_told_from_integers() -> None:
     assert_same_training(lambda: classifier(loss="categorical_crossentropy"), data)
 
 
-def two_by_two(as_dict: bool = False) -> keras.Model:
+def two_inputs_and_outputs(as_dict: bool = False) -> keras.Model:
     keras.utils.set_random_seed(4)
     left, right = keras.Input((3,), name="left"), keras.Input((2, 2), name="right")
     joined = layers.Concatenate()([left, layers.Flatten()(right)])
@@ -150,7 +150,7 @@ def two_by_two(as_dict: bool = False) -> keras.Model:
     return model
 
 
-def two_by_two_data(weighted: bool) -> list[Batch]:
+def data_of_two_inputs_and_outputs(weighted: bool) -> list[Batch]:
     draw = np.random.default_rng(5)
     return [
         mini(
@@ -164,20 +164,20 @@ def two_by_two_data(weighted: bool) -> list[Batch]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_several_inputs_and_outputs(weighted: bool) -> None:
-    replica = assert_same_training(two_by_two, two_by_two_data(weighted))
+    replica = assert_same_training(two_inputs_and_outputs, data_of_two_inputs_and_outputs(weighted))
     assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
     assert replica.metric_names[0] == "loss"
 
 
 def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
-    model, data = two_by_two(as_dict=True), two_by_two_data(False)
+    model, data = two_inputs_and_outputs(as_dict=True), data_of_two_inputs_and_outputs(False)
     by_name = [dict(zip(("left", "right", "score", "kind"), (*b.x, *b.y), strict=True)) for b in data]
     expected = []
     for named in by_name:
         x = {name: named[name] for name in ("left", "right")}
         y = {name: named[name] for name in ("score", "kind")}
         expected.append(model.train_on_batch(x, y, return_dict=True)["loss"])
-    twin = two_by_two(as_dict=True)
+    twin = two_inputs_and_outputs(as_dict=True)
     order_in, order_out = [i.name for i in twin.inputs], list(twin.output_names)
     ordered = [mini(tuple(named[n] for n in order_in), tuple(named[n] for n in order_out)) for named in by_name]
     replica = KerasReplica(twin)
@@ -354,7 +354,7 @@ def test_mixed_precision(policy: str) -> None:
         optimizer = keras.optimizers.SGD(0.1)
         data = batches(3)
         expected = classifier(optimizer)
-        plain(expected, data)
+        train_with_keras(expected, data)
         replica = KerasReplica(classifier(keras.optimizers.SGD(0.1)))
         start = weights(replica)
         assert replica.learning_rate == pytest.approx(0.1)

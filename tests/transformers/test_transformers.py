@@ -56,7 +56,7 @@ def column(df: DataFrame, name: str) -> list[Any]:
     return [row[name] for row in df.orderBy("id").select(name).collect()]
 
 
-def refused(df: DataFrame, kind: type[DistkerasError]) -> None:
+def assert_job_raises(df: DataFrame, kind: type[DistkerasError]) -> None:
     with pytest.raises(PySparkException, match=rf"distkeras\.ps\.errors\.{kind.__name__}: "):
         df.collect()
 
@@ -93,7 +93,7 @@ def test_one_hot(rows: DataFrame) -> None:
 @pytest.mark.parametrize("label", [-1.0, 3.0, 0.5, math.nan])
 def test_one_hot_refuses_what_is_no_class(spark: SparkSession, label: float) -> None:
     df = spark.createDataFrame([(label,)], "x double")
-    refused(OneHotTransformer(3, "x", "y").transform(df), BadValueError)
+    assert_job_raises(OneHotTransformer(3, "x", "y").transform(df), BadValueError)
 
 
 def test_label_index_takes_the_largest_score(spark: SparkSession) -> None:
@@ -128,7 +128,7 @@ def test_a_single_score_is_compared_with_the_threshold(spark: SparkSession, kind
 )
 def test_label_index_refuses_broken_scores(spark: SparkSession, scores: list[Any], kind: type[DistkerasError]) -> None:
     df = spark.createDataFrame([(scores,)], "prediction array<double>")
-    refused(LabelIndexTransformer(output_dim=2).transform(df), kind)
+    assert_job_raises(LabelIndexTransformer(output_dim=2).transform(df), kind)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_reshape(rows: DataFrame, name: str, shape: tuple[int, ...], expected: l
 
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (-1, 4)])
 def test_reshape_refuses_what_does_not_fill_the_shape(rows: DataFrame, shape: tuple[int, ...]) -> None:
-    refused(ReshapeTransformer("grid", "y", shape).transform(rows), ShapeError)
+    assert_job_raises(ReshapeTransformer("grid", "y", shape).transform(rows), ShapeError)
 
 
 def test_dense(rows: DataFrame) -> None:
@@ -191,7 +191,7 @@ def test_standardize_refuses_what_has_no_moments(spark: SparkSession) -> None:
     with pytest.raises(ShapeError):
         StandardScaleTransformer(["a"]).fit(df)
     fixed = StandardScaleTransformer(["a"], means=[[0.0]], stddevs=[[1.0]])
-    refused(fixed.transform(df), ShapeError)
+    assert_job_raises(fixed.transform(df), ShapeError)
 
 
 STAGES = [
