@@ -328,4 +328,6 @@ class Reader:
             values[name] = bool(values[name])
         self._values, self._incoming = {}, []  # the message's arrays are its owner's now
         self._expect_header()
-        return self._schema.kind(**values)
+        message = object.__new__(self._schema.kind)
+        vars(message).update(values)  # every field; a frozen dataclass would set them one by one
+        return message

@@ -15,8 +15,7 @@ import numpy as np
 #: Arrays of any length. One of another dtype is refused by both ends.
 Bytes = Annotated[np.ndarray, np.dtype("u1")]
 Floats = Annotated[np.ndarray, np.dtype("<f4")]
-#: Of two dimensions.
-Rows = Annotated[np.ndarray, np.dtype("<f8"), "rows"]
+Rows = Annotated[np.ndarray, np.dtype("<f8"), "rows"]  # of two dimensions
 
 NO_FLOATS = np.empty(0, np.float32)
 NO_ROWS = np.empty((0, 0), np.float64)
@@ -89,17 +88,14 @@ class CommitRecord:
     """What a worker says of a commit: a payload, and the mini-batches ``first``…``last`` of ``epoch`` behind it.
 
     Args:
-        epoch, first, last: which mini-batches, counted from 0.
-        epoch_end: whether ``last`` is the epoch's last one.
+        epoch_end: whether ``last`` is the epoch's last mini-batch.
         wants_center: whether the reply is the center, and not a bare acknowledgement.
         learning_rate: the worker optimizer's; 0 where the server has it.
         scale: mean scale factor that the worker's half of the rule applied.
-        parts: the payload, float32 vectors.
-        moving_statistics: the replica's, float32.
+        parts, moving_statistics: the payload, and the replica's moving statistics; float32.
         history: float64 ``(steps, columns)``, a row a mini-batch: `FIXED_HISTORY`, then each metric; or `NO_ROWS`.
         checksum: of the rows up to the last mini-batch.
-        overlapped: the mini-batches were computed while the commit before this one travelled, from what that one's
-            predecessor was answered.
+        overlapped: computed while the commit before this one travelled, from the reply to the one before that.
     """
 
     epoch: int
@@ -123,10 +119,10 @@ class CommitRecord:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Commit(CommitRecord, Message):
-    """A `CommitRecord`, and who sends it: ``Commit(**vars(record), worker=…)``.
+    """A `CommitRecord`, and who sends it.
 
-    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds. Where the wire format
-    is not float32, ``packed`` are the parts, and ``parts`` is empty.
+    ``waited`` is how long it waited for the reply to its previous exchange, in seconds. Where the wire format is not
+    float32, ``packed`` are the parts, and ``parts`` is empty.
     """
 
     worker: int
@@ -135,6 +131,24 @@ class Commit(CommitRecord, Message):
     sequence: int
     waited: float = 0.0
     packed: tuple[Bytes, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        record: CommitRecord,
+        *,
+        worker: int,
+        attempt: int,
+        incarnation: int,
+        sequence: int,
+        waited: float = 0.0,
+        packed: tuple[np.ndarray, ...] = (),
+    ) -> Commit:
+        """The commit that sends ``record``; ``packed`` takes the place of its parts."""
+        commit = object.__new__(cls)  # a frozen dataclass would set eighteen fields one by one
+        vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
+        vars(commit).update(sequence=sequence, waited=waited, packed=packed, parts=() if packed else record.parts)
+        return commit
 
     @property
     def payload_bytes(self) -> int:

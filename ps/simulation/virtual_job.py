@@ -131,7 +131,7 @@ class VirtualJob:
         if self._measure_gap:
             self._norms.append(math.sqrt(sum_of_squares(record.parts[0])))
         sequence = self.center.leases[worker].sequence + 1
-        commit = Commit(**vars(record), worker=worker, attempt=0, incarnation=1, sequence=sequence)
+        commit = Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)
         self.center.commit(commit, self._payloads[worker])
         if self._centers is not None:
             self._centers.append(self.center.current.array.copy())

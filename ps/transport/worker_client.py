@@ -194,8 +194,8 @@ class WorkerClient(Client):
             self.join()
         sequence = self.sequence + 1
         packed = self._format.encode(record.parts)  # once: a commit that is sent again is the same
-        commit = Commit(
-            **(vars(record) | {"parts": ()} if packed else vars(record)),
+        commit = Commit.of(
+            record,
             worker=self.worker,
             attempt=self.attempt,
             incarnation=self.incarnation,

@@ -48,9 +48,11 @@ class AutoWindow:
         self.rule = rule if rule.window is not None else dataclasses.replace(rule, window=10)
         self.chosen = False
         self._share, self._overlap, self._now = share, overlap, now
-        self._steps: list[float] = []
-        self._exchanges: list[float] = []
-        self._taken, self._computing, self._began, self._first = 0, 0.0, 0.0, True
+        self._step_seconds: list[float] = []
+        self._exchange_seconds: list[float] = []
+        self._began, self._warming_up = 0.0, True
+        #: Of the present window.
+        self._steps_taken, self._compute_seconds = 0, 0.0
 
     def start(self) -> None:
         """Compute or an exchange begins."""
@@ -58,20 +60,20 @@ class AutoWindow:
 
     def computed(self, steps: int) -> None:
         """``steps`` steps of a window have ended."""
-        self._taken += steps
-        self._computing += self._now() - self._began
+        self._steps_taken += steps
+        self._compute_seconds += self._now() - self._began
 
     def exchanged(self) -> Rule:
         """A window's exchange has ended. Returns `rule`."""
-        took, step = self._now() - self._began, self._computing / self._taken
-        self._taken, self._computing = 0, 0.0
-        if self._first:
-            self._first = False
+        took, step = self._now() - self._began, self._compute_seconds / self._steps_taken
+        self._steps_taken, self._compute_seconds = 0, 0.0
+        if self._warming_up:
+            self._warming_up = False
         elif not self.chosen:
-            self._exchanges.append(took)
-            self._steps.append(step)
-            if len(self._steps) == MEASURED:
-                self._choose(statistics.median(self._steps), statistics.median(self._exchanges))
+            self._exchange_seconds.append(took)
+            self._step_seconds.append(step)
+            if len(self._step_seconds) == MEASURED:
+                self._choose(statistics.median(self._step_seconds), statistics.median(self._exchange_seconds))
         return self.rule
 
     def _choose(self, step: float, exchange: float) -> None:

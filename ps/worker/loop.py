@@ -6,15 +6,24 @@ It opens no socket and reads no clock that matters to the result; a socket clien
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord
-from distkeras.ps.protocol.requests import CollectRequest, Compute, Loop, PostRequest, ProbeRequest, PullRequest, Reply
-from distkeras.ps.rules.base import Replica, Rule, Vector, WorkerState
+from distkeras.ps.protocol.requests import (
+    CollectRequest,
+    Compute,
+    Loop,
+    PostRequest,
+    ProbeRequest,
+    PullRequest,
+    Reply,
+    Request,
+)
+from distkeras.ps.rules.base import Replica, Rule, Vector
 from distkeras.ps.worker.auto_window import AutoWindow
 
 
@@ -22,22 +31,34 @@ class BatchLike(Protocol):
     """What the loop needs to know of a mini-batch; the rest is the replica's business."""
 
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """Its epoch."""
+
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """Its number within the epoch."""
+
     @property
-    def last(self) -> bool: ...
+    def last(self) -> bool:
+        """Whether it is the epoch's last one."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Its samples."""
+
     @property
-    def checksum(self) -> int: ...
+    def checksum(self) -> int:
+        """Of the rows up to its last one."""
 
 
 class WorkerReplica(Replica, Protocol):
     """A `Replica` whose model may carry moving statistics."""
 
-    def load_moving_statistics(self, vector: np.ndarray) -> None: ...
-    def read_moving_statistics(self, out: np.ndarray) -> None: ...
+    def load_moving_statistics(self, vector: np.ndarray) -> None:
+        """Sets them; keeps no reference to ``vector``."""
+
+    def read_moving_statistics(self, out: np.ndarray) -> None:
+        """Writes them into ``out``."""
 
 
 def work(
@@ -59,9 +80,11 @@ def work(
         batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
         payload: gives the buffers that the next commit ships.
         moving_statistics: size of the moving statistics, 0 for none.
-        overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). What a
-            worker is sent is then one window older, and so counted in the staleness; it keeps its own moving
-            statistics, for those of the reply lack its latest window's. One commit is under way at a time.
+        overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). A window
+            then begins from the reply to the commit before the one that travels, and its own commit's staleness counts
+            all commits since that reply, the worker's own one among them: 1 where a worker is alone, 2n - 1 where n
+            take turns. The worker keeps its own moving statistics, for those of the reply lack its latest window's.
+            One commit is under way at a time.
         windows: chooses the rule's window from what the first ones take; None: it is the rule's.
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
@@ -69,93 +92,162 @@ def work(
         `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
         `PostRequest` and `Compute`.
     """
-    rule = rule if windows is None else windows.rule
-    traits = rule.traits
-    pull_first, gradient, probes = traits.pull_first, traits.gradient, traits.probes
-    reply = yield PullRequest()
-    center, stopping = _center(reply), _answered(reply).stopping
-    if stopping:
+    pulled = _answered((yield PullRequest()))
+    if pulled.stopping:
         return
-    state = rule.start(replica, center)
-    state.learning_rate = state.previous_learning_rate = _answered(reply).learning_rate
-    if _answered(reply).moving_statistics.size:
-        replica.load_moving_statistics(_answered(reply).moving_statistics)
-    rows: list[np.ndarray] = []
-    first, posted = 0, False
-
-    def limit() -> int:
-        return rule.steps_until_due(state)
-
-    for group in _batch_groups(batches, limit):
+    worker = _Worker(
+        rule, replica, pulled, payload, moving_statistics=moving_statistics, overlap=overlap, windows=windows, now=now
+    )
+    for group in _batch_groups(batches, worker.steps_until_due):
         yield Compute(len(group))
+        worker.compute(group)
+        due = group[-1].last or worker.due()
+        if not due and worker.traits.probes:
+            worker.state.occupied = _answered((yield ProbeRequest())).occupied
+            due = worker.due()
+        if due:
+            going_on = yield from worker.exchange(group[-1])
+            if not going_on:
+                break
+    if worker.posted:
+        yield CollectRequest()
+
+
+#: Part of the loop: ends with whether to go on.
+_Exchange = Generator[Request, Reply | None, bool]
+
+
+class _Worker:
+    """The replica, the rule's state beside it, the window that is being computed, and the latest center.
+
+    Args:
+        pulled: the reply to the first pull; the others are those of `work`.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        replica: WorkerReplica,
+        pulled: Reply,
+        payload: Callable[[], tuple[Vector, ...]],
+        *,
+        moving_statistics: int,
+        overlap: bool,
+        windows: AutoWindow | None,
+        now: Callable[[], float] | None,
+    ) -> None:
+        self.rule = rule if windows is None else windows.rule
+        self.traits = rule.traits
+        self.state = self.rule.start(replica, _center(pulled))
+        self.state.learning_rate = self.state.previous_learning_rate = pulled.learning_rate
+        if pulled.moving_statistics.size:
+            replica.load_moving_statistics(pulled.moving_statistics)
+        #: Whether a commit was posted; its reply is not collected yet.
+        self.posted = False
+        self._replica, self._payload, self._windows, self._now = replica, payload, windows, now
+        self._moving_statistics, self._overlap = moving_statistics, overlap
+        self._latest = pulled
+        self._first = 0
+        self._history: list[np.ndarray] = []
+
+    def steps_until_due(self) -> int:
+        """Steps that may be taken before `due` must be asked again."""
+        return self.rule.steps_until_due(self.state)
+
+    def due(self) -> bool:
+        """Whether the rule wants to exchange now."""
+        return self.rule.due(self.state)
+
+    def compute(self, group: Sequence[BatchLike]) -> None:
+        """Takes one step of the window for each mini-batch."""
+        state, windows, now = self.state, self._windows, self._now
         if state.steps == 0:
-            first, state.payload = group[0].index, payload()
+            self._first, state.payload = group[0].index, self._payload()
         if windows is not None:
             windows.start()
-        metrics = rule.compute(replica, state, group)
+        metrics = self.rule.compute(self._replica, state, group)
         state.steps += len(group)
         if windows is not None:
             windows.computed(len(group))
         if now is not None:
             stamps = np.array([[now(), batch.size] for batch in group], np.float64)
-            rows.append(np.concatenate([stamps, metrics], axis=1))
-        end = group[-1]
-        due = end.last or rule.due(state)
-        if probes and not due:
-            state.occupied = _answered((yield ProbeRequest())).occupied
-            due = rule.due(state)
-        if not due:
-            continue
+            self._history.append(np.concatenate([stamps, metrics], axis=1))
+
+    def exchange(self, end: BatchLike) -> _Exchange:
+        """Commits the window, whose last mini-batch is ``end``, and begins the next one."""
+        windows, state = self._windows, self.state
         if windows is not None:
             windows.start()
-        measured = NO_FLOATS
-        if moving_statistics:
-            measured = np.empty(moving_statistics, np.float32)
-            replica.read_moving_statistics(measured)
-        if pull_first:
-            reply = yield PullRequest()
-            rule.elastic_exchange(replica, state, _center(reply))
-            _take_in(rule, replica, state, reply)
+        statistics = NO_FLOATS
+        if self._moving_statistics:  # before any reply's are loaded
+            statistics = np.empty(self._moving_statistics, np.float32)
+            self._replica.read_moving_statistics(statistics)
+        if self.traits.pull_first:
+            going_on = yield from self._pull_and_commit(end, statistics)
+        elif self._overlap and (windows is None or windows.chosen):
+            going_on = yield from self._post(end, statistics)
         else:
-            if posted:
-                reply = yield CollectRequest()
-                center, stopping = _center(reply), _answered(reply).stopping
-            rule.fill_payload(replica, state)
-        commit = CommitRecord(
+            going_on = yield from self._commit(end, statistics)
+        if going_on and windows is not None and not self.posted:
+            self.rule = windows.exchanged()
+        self._history.clear()
+        state.steps, state.due_early, state.occupied, state.payload = 0, False, True, ()
+        return going_on
+
+    def _pull_and_commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
+        """The payload is made from the center just pulled; the commit is only acknowledged."""
+        pulled = _answered((yield PullRequest()))
+        self.rule.elastic_exchange(self._replica, self.state, _center(pulled))
+        self._take_in(pulled)
+        acknowledged = _answered((yield self._record(end, statistics)))
+        return not acknowledged.stopping
+
+    def _commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
+        """The reply is the center that the next window begins from."""
+        self.rule.fill_payload(self._replica, self.state)
+        self._latest = reply = _answered((yield self._record(end, statistics)))
+        if reply.stopping:
+            return False
+        self.rule.receive(self._replica, self.state, _center(reply))
+        self._take_in(reply)
+        return True
+
+    def _post(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
+        """The commit travels while the next window is computed, which begins from the reply to the one before it."""
+        if self.posted:
+            self._latest = _answered((yield CollectRequest()))
+        self.rule.fill_payload(self._replica, self.state)
+        yield PostRequest(self._record(end, statistics))
+        self.posted = True
+        if self._latest.stopping:
+            return False
+        self.rule.begin_overlapped_window(self._replica, self.state, _center(self._latest))
+        self._take_rate(self._latest)
+        return True
+
+    def _record(self, end: BatchLike, statistics: np.ndarray) -> CommitRecord:
+        return CommitRecord(
             epoch=end.epoch,
-            first=first,
+            first=self._first,
             last=end.index,
             epoch_end=end.last,
-            wants_center=not pull_first,
-            learning_rate=0.0 if gradient else replica.learning_rate,
-            scale=state.scale,
-            parts=state.payload,
-            moving_statistics=measured,
-            history=np.concatenate(rows) if rows else NO_ROWS,
+            wants_center=not self.traits.pull_first,
+            learning_rate=0.0 if self.traits.gradient else self._replica.learning_rate,
+            scale=self.state.scale,
+            parts=self.state.payload,
+            moving_statistics=statistics,
+            history=np.concatenate(self._history) if self._history else NO_ROWS,
             checksum=end.checksum,
-            overlapped=posted,
+            overlapped=self.posted,
         )
-        if overlap and (windows is None or windows.chosen):
-            yield PostRequest(commit)
-            posted = True
-            if stopping:
-                break
-            rule.begin_overlapped_window(replica, state, center)
-            _take_rate(state, reply)
-        else:
-            reply = yield commit
-            if _answered(reply).stopping:
-                return
-            if not pull_first:
-                center = _center(reply)
-                rule.receive(replica, state, center)
-                _take_in(rule, replica, state, reply)
-            if windows is not None:
-                rule = windows.exchanged()
-        rows.clear()
-        state.steps, state.due_early, state.occupied, state.payload = 0, False, True, ()
-    if posted:
-        yield CollectRequest()
+
+    def _take_in(self, reply: Reply) -> None:
+        self._take_rate(reply)
+        if reply.moving_statistics.size and not self.traits.keeps_replica:
+            self._replica.load_moving_statistics(reply.moving_statistics)
+
+    def _take_rate(self, reply: Reply) -> None:
+        self.state.previous_learning_rate, self.state.learning_rate = self.state.learning_rate, reply.learning_rate
 
 
 def _batch_groups(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
@@ -174,18 +266,6 @@ def _answered(reply: Reply | None) -> Reply:
     return reply
 
 
-def _center(reply: Reply | None) -> Vector:
-    center = _answered(reply).center
-    assert center is not None, "the driver of the loop must answer a pull with the center"
-    return center
-
-
-def _take_in(rule: Rule, replica: WorkerReplica, state: WorkerState, reply: Reply | None) -> None:
-    _take_rate(state, reply)
-    moving_statistics = _answered(reply).moving_statistics
-    if moving_statistics.size and not rule.traits.keeps_replica:
-        replica.load_moving_statistics(moving_statistics)
-
-
-def _take_rate(state: WorkerState, reply: Reply | None) -> None:
-    state.previous_learning_rate, state.learning_rate = state.learning_rate, _answered(reply).learning_rate
+def _center(reply: Reply) -> Vector:
+    assert reply.center is not None, "the driver of the loop must answer a pull with the center"
+    return reply.center
