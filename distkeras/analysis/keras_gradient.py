@@ -26,7 +26,7 @@ _ROWS = 2000
 
 
 class KerasGradient:
-    """Mini-batch gradients of a Keras model, as ``gradient(theta, worker)`` for `ps.simulate.simulate`.
+    """Mini-batch gradients of a Keras model, as ``gradient(theta, worker)`` for `distkeras.simulate`.
 
     ::
 
