@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience
 from support.running_server import SIZE, Running
-from support.toy_model import batches, toy_client, toy_worker
+from support.toy_model import batches, toy_worker
+from support.worker_thread import running_worker
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (
     AuthenticationError,
     BadValueError,
-    ConfigurationError,
     DeadlineError,
     JobStoppedError,
     LeaseLostError,
@@ -33,15 +29,11 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.error_codes import error_of
-from distkeras.ps.protocol.messages import CenterReply, CommitRecord, Fault, Pull
-from distkeras.ps.protocol.requests import Compute, Loop, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
+from distkeras.ps.protocol.requests import Compute, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
-from distkeras.ps.server.process import ServerProcess
-from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.driver import run_worker
 
 
 def drive(client: WorkerClient, loop: Loop) -> Iterator[None]:
@@ -60,33 +52,6 @@ def drive(client: WorkerClient, loop: Loop) -> Iterator[None]:
             request = loop.send(reply)
     except StopIteration:
         client.leave()
-
-
-def running_worker(
-    running: Running, worker: int, values: list[np.ndarray], attempt: int = 0
-) -> tuple[threading.Thread, list[Any]]:
-    """A worker in a thread of its own; returns the thread and the list that its error will be in."""
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            client, welcome, begin = toy_client(
-                running.address,
-                running.rule,
-                values,
-                worker=worker,
-                attempt=attempt,
-                size=SIZE,
-                deadlines=running.deadlines,
-            )
-            run_worker(client, welcome, begin)
-            client.close()
-        except Exception as error:  # noqa: BLE001 - handed to the test
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, errors
 
 
 def test_records_and_history_come_back_whole() -> None:
@@ -311,170 +276,6 @@ class TestFaults:
 
     def test_an_unknown_code_is_a_protocol_error(self) -> None:
         assert type(error_of(Fault(999, "x"))).__name__ == "RemoteProtocolError"
-
-
-class HeldUp:
-    """Holds the server's commits up, from `entered` on until `go`."""
-
-    def __init__(self, running: Running) -> None:
-        self.entered, self.go = threading.Event(), threading.Event()
-        self._commit = running.server.center.commit
-        running.server.center.commit = cast(Any, self)
-
-    def __call__(self, *args: Any) -> bool:
-        self.entered.set()
-        assert self.go.wait(patience(20))
-        return self._commit(*args)
-
-
-class TestProbes:
-    def test_the_server_is_occupied_while_anothers_commit_is_held_up(self) -> None:
-        rule = make("zealous_downpour")
-        with Running(rule) as running:
-            asking = running.client(1)
-            asking.join()
-            assert not asking.occupied()
-            held = HeldUp(running)
-            thread, errors = running_worker(running, 0, [np.ones(1)])
-            assert held.entered.wait(patience(20))
-            assert asking.occupied()
-            held.go.set()
-            thread.join(patience(20))
-            assert errors == []
-            assert not asking.occupied()
-            asking.close()
-
-    def test_it_is_while_a_commit_waits_for_its_turn(self) -> None:
-        with Running(make("downpour")) as running:
-            asking = running.client(1)
-            asking.join()
-            where, rule = running.address, running.rule
-            client, loop = toy_worker(where, rule, [np.ones(1)], worker=0, size=SIZE, deadlines=PATIENT)
-            next(loop)
-            request: Any = loop.send(client.pull())
-            while isinstance(request, Compute):
-                request = loop.send(None)
-            thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
-            deadline = time.monotonic() + patience(20)
-            with running.server.dispatcher.changed:
-                thread.start()
-                while not asking.occupied():  # until the commit is there
-                    assert time.monotonic() < deadline
-                assert running.server.center.clock == 0
-            thread.join(patience(20))
-            assert not asking.occupied()
-            asking.close()
-            client.close()
-
-    def test_a_commit_that_waits_for_its_round_to_end_is_incorporated(self) -> None:
-        with Running(make("averaging", window=1)) as running:
-            asking = running.client(1)
-            asking.join()
-            thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
-            assert running.driver.observe(0, patience(5)).clock == 1
-            assert not asking.occupied()
-            asking.leave()  # lets the round end
-            thread.join(patience(20))
-            assert not thread.is_alive()
-            asking.close()
-
-    def test_a_worker_adds_gradients_while_the_server_is_occupied(self) -> None:
-        rule = make("zealous_downpour", window=3)
-        with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT)
-            next(loop)
-            reply = client.pull()
-            held = HeldUp(running)
-            thread, errors = running_worker(running, 0, [np.ones(1)])
-            assert held.entered.wait(patience(20))
-            asked = 0
-            while not isinstance(request := loop.send(reply), CommitRecord):
-                reply = None
-                if isinstance(request, ProbeRequest):
-                    asked += 1
-                    reply = Reply(occupied=client.occupied())
-            assert (asked, request.first, request.last) == (2, 0, 2)
-            np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
-            held.go.set()
-            thread.join(patience(20))
-            assert errors == []
-            client.close()
-
-    def test_a_run_asks_and_commits_every_batch_once(self) -> None:
-        values = [np.full(1, float(2**i)) for i in range(6)]
-        with Running(make("zealous_downpour"), workers=1) as running:
-            thread, errors = running_worker(running, 0, values)
-            thread.join(patience(20))
-            assert errors == []
-            np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
-            assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
-
-    def test_asking_survives_a_lost_connection(self) -> None:
-        with Running(make("zealous_downpour")) as running:
-            client = running.client()
-            client.join()
-            client.channel.sock.shutdown(socket.SHUT_RDWR)
-            assert not client.occupied()
-            assert client.pull().center.shape == (SIZE,)  # it holds its lease again
-            client.close()
-
-    def test_a_stopped_job_answers_no_question(self) -> None:
-        with Running(make("zealous_downpour")) as running:
-            client = running.client()
-            client.join()
-            running.driver.stop("enough")
-            with pytest.raises(JobStoppedError, match="enough"):
-                client.occupied()
-            client.close()
-
-
-class TestProcess:
-    def test_it_serves_and_frees_its_port(self) -> None:
-        with ServerProcess(ServerSettings(make("agn", window=3), workers=1)) as process:
-            driver = DriverClient(process.address, PATIENT)
-            driver.publish(np.zeros(4, np.float32))
-            assert driver.center().center.tolist() == [0, 0, 0, 0]
-            driver.close()
-            where = (process.address.host, process.address.port)
-        assert not process.alive()
-        with socket.create_server(where):
-            pass
-
-    def test_it_dies_with_its_driver(self) -> None:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:  # a driver that is killed before it can close anything
-            process = ServerProcess(ServerSettings(make("downpour"), workers=1))
-            process.start()
-            os.write(writer, f"{process.pid} {process.address.port}\n".encode())
-            signal.pause()
-        os.close(writer)
-        with os.fdopen(reader) as lines:
-            pid, port = map(int, lines.readline().split())
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        pidfd = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
-        if pidfd is not None:
-            readable, _, _ = select.select([pidfd], [], [], patience(10))
-            os.close(pidfd)
-            assert readable
-        with socket.create_server(("127.0.0.1", port)):
-            pass
-
-    def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self) -> None:
-        with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
-            for name in ("cmdline", "environ"):
-                shown = Path(f"/proc/{process.pid}/{name}").read_bytes()
-                assert process.address.key.hex().encode() not in shown
-            assert process.address.key.hex() not in repr(process.address)
-
-    def test_a_taken_port_is_an_error_at_once(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
-            ServerProcess(ServerSettings(make("downpour"), workers=1, port=taken.getsockname()[1])).start()
-
-    def test_a_gradient_rule_without_a_learning_rate_is_an_error_at_once(self) -> None:
-        with pytest.raises(ConfigurationError, match="`learning_rate` must be given"):
-            ServerSettings(make("asgd"), workers=1)
 
 
 def test_closing_ends_every_thread() -> None:
