@@ -90,9 +90,10 @@ class Trainer(JobResults):
             half the bytes; "int8", to a quarter: a commit also carries what was rounded off those before it, a reply
             the change of the center, so that roundings do not add up. The center itself stays float32. Rules that rely
             on what exactly was sent take float32 only: elastic ones, ADAG, DANA-DC and DC-ASGD.
-        overlap: compute the next window while a commit and its reply travel, where a link is slow. What a worker is
-            sent is then one window older, and its staleness says so; each worker keeps its own moving statistics. For
-            `downpour`, `agn` and `asgd`.
+        overlap: compute the next window while a commit and its reply travel, where a link is slow. A window then begins
+            from the reply to the commit before the one that travels; its staleness counts all commits since that reply,
+            the worker's own one among them. Each worker keeps its own moving statistics. For `downpour`, `agn` and
+            `asgd`.
         communication_window: steps between two exchanges, instead of the rule's `window`; "auto" has each worker
             measure its first exchanges and choose: `events` says what. Rules that need a fixed window refuse "auto".
         communication_share: of a worker's time, that "auto" lets communication take; with `overlap`, it chooses the

@@ -29,7 +29,8 @@ SOCKET_BUFFER = 512 * 1024
 _LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
 _LONGEST_CALL = 60.0  # seconds that one system call waits
 _TIMEVAL = struct.Struct("@ll")  # the kernel's
-_GONE = getattr(select, "POLLRDHUP", 0)  # only Linux tells of half a connection's end; the other half's is always told
+# Only Linux tells of half a connection's end; the other half's is always told.
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 class Channel:
@@ -71,7 +72,7 @@ class Channel:
         while not self.connection.authenticated:
             count = self._receive(deadline, "the handshake")
             if count == 0:
-                raise self._hung_up_early()
+                raise self._handshake_cut_short()
             try:
                 _, answer = self.connection.received(count)
             except AuthenticationError:
@@ -101,12 +102,12 @@ class Channel:
                 f"the server must have the job's certificate. Received: another one ({error.verify_message})"
             ) from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            raise self._hung_up_early() from None
+            raise self._handshake_cut_short() from None
         except ssl.SSLError as error:
             raise RemoteProtocolError(f"the peer must speak TLS 1.3. Received: {error.reason or error}") from None
         self._pipe = _Encrypted(sock)
 
-    def _hung_up_early(self) -> DistkerasError:
+    def _handshake_cut_short(self) -> DistkerasError:
         if self.connection.server:
             return AuthenticationError("the peer must prove the job's key. Received: the end of the stream")
         return ServerLostError("the server must complete the handshake. Received: it hung up")
@@ -144,7 +145,7 @@ class Channel:
         """Whether the peer has closed its end, found without reading anything away."""
         try:
             poller = select.poll()
-            poller.register(self.sock, _GONE)
+            poller.register(self.sock, _PEER_CLOSED)
             if poller.poll(0):  # finds it behind bytes that nobody has read yet, which a peek does not
                 return True
             if self._context is not None:
@@ -203,13 +204,13 @@ class _Plain:
     def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
         flags = socket.MSG_WAITALL if whole else 0
         if len(spaces) == 1:
-            return self._patiently(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recv_into(spaces[0], 0, flags))
-        return self._patiently(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recvmsg_into(spaces, 0, flags)[0])
+            return self._until_timeout(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recv_into(spaces[0], 0, flags))
+        return self._until_timeout(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recvmsg_into(spaces, 0, flags)[0])
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
-        return self._patiently(socket.SO_SNDTIMEO, timeout, lambda: self._sock.sendmsg(buffers))
+        return self._until_timeout(socket.SO_SNDTIMEO, timeout, lambda: self._sock.sendmsg(buffers))
 
-    def _patiently(self, option: int, timeout: float, call: Callable[[], int]) -> int:
+    def _until_timeout(self, option: int, timeout: float, call: Callable[[], int]) -> int:
         """``call()``, again where the kernel's limit ends it before ``timeout``."""
         self._limit(option, timeout)
         began = time.monotonic()

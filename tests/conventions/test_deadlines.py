@@ -107,7 +107,7 @@ def test_a_channel_gives_its_socket_what_is_left_of_the_deadline_in_each_call() 
     for text in wrapped:
         for before in re.split(r"self\._sock\.(?:recv|send)", text.partition("\n")[2])[:-1]:
             assert "settimeout(timeout)" in before or before.endswith("timeout, lambda: "), text
-    patiently = next(ast.unparse(function) for function in functions if function.name == "_patiently")
+    patiently = next(ast.unparse(function) for function in functions if function.name == "_until_timeout")
     assert "self._limit(option, timeout)" in patiently.partition("while True")[0]
     greeting = next(ast.unparse(function) for function in functions if function.name == "_encrypt")
     assert "settimeout(_left(deadline" in greeting.partition("do_handshake()")[0]
