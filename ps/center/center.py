@@ -233,18 +233,9 @@ class Center:
         if lease is None:
             return False
         now = self._now()
-        self.log.add(
-            commit,
-            CommitOutcome(
-                clock=self.clock,
-                staleness=self._staleness(lease, commit),
-                timestamp=now,
-                learning_rate=commit.learning_rate,
-                gap=math.nan,
-                scale=0.0,
-                skipped=True,
-            ),
-        )
+        staleness = self._staleness(lease, commit)
+        skipped = CommitOutcome(self.clock, staleness, now, commit.learning_rate, math.nan, scale=0.0, skipped=True)
+        self.log.add(commit, skipped)
         lease.advance(commit, now)
         lease.skipped = True
         lease.require_pull()
