@@ -85,11 +85,8 @@ class Center:
             )
         scheduler = scheduler_for(rule, workers) if scheduler is None else scheduler
         if self.traits.synchronous and not isinstance(scheduler, Synchronous):
-            raise ConfigurationError(
-                f"rule {rule.name!r} must run in rounds. Received: scheduler={type(scheduler).__name__}"
-            )
-        self.rule = rule
-        self.workers = workers
+            raise ConfigurationError(f"rule {rule.name!r} must run in rounds. Received: {type(scheduler).__name__}")
+        self.rule, self.workers = rule, workers
         self.schedule = None if learning_rate is None else schedule_of(learning_rate)
         self.scheduler = scheduler
         self.moving_statistics = np.array(moving_statistics)
