@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
-import socket
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.patience import patience
 from support.spark_jobs import (
     assert_nothing_left,
     blobs,
@@ -386,38 +380,3 @@ print(json.dumps({
 spark.range(10).count()  # the session still works
 spark.stop()
 """
-
-
-@pytest.mark.slow
-def test_ctrl_c(tmp_path: Path) -> None:
-    """A real SIGINT to a real driver: the Spark job ends, the port is free, and what was learned is there."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    script = tmp_path / "driver.py"
-    script.write_text(INTERRUPTED)
-    support = str(Path(__file__).parents[1])
-    path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    driver = subprocess.Popen(
-        [sys.executable, str(script), str(fifo), str(port)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
-        text=True,
-    )
-    try:
-        assert select.select([reader], [], [], patience(100))[0], "no training"
-        driver.send_signal(signal.SIGINT)
-        output, _ = driver.communicate(timeout=patience(60))
-    finally:
-        os.close(reader)
-        driver.kill()
-        driver.wait()
-    told = json.loads(output.splitlines()[-1])
-    assert driver.returncode == 0
-    assert told["outcome"] == "interrupted"
-    assert told["active"] == []
-    assert min(told["counts"]) >= 5
-    assert set(told["counts"]) == {float(told["batches"])}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,18 +13,16 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import PATIENT, brief, patience
+from support.small_jobs import BATCH, EPOCHS, ROWS, SPARSE, counter, deep_model, sgd
 from support.spark_jobs import (
     accuracy,
-    assert_nothing_left,
     batches_of,
     blobs,
     committed,
-    counting_model,
     counting_rows,
     counts,
     expected_ranges,
     table,
-    total,
     wrong_model,
 )
 
@@ -33,43 +30,10 @@ from distkeras import Trainer
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError
+from distkeras.ps.errors import ConfigurationError, DeadlineError
 from distkeras.ps.rules import Rule, all_rules, make
 
-ROWS, BATCH, EPOCHS = 61, 8, 3
-SPARSE = "sparse_categorical_crossentropy"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    assert_nothing_left()
-
-
-@pytest.fixture(scope="module")
-def ones(spark: SparkSession) -> DataFrame:
-    return counting_rows(spark, ROWS).cache()
-
-
-@pytest.fixture(scope="module")
-def clouds(spark: SparkSession) -> DataFrame:
-    return table(spark, *blobs()).cache()
-
-
-def sgd(rate: float = 1.0, **options: Any) -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(rate, **options)
-
-
-def counter(rule: str | Rule = "downpour", *, workers: int | None = 2, rows: int = ROWS, **options: Any) -> Trainer:
-    options = {"batch_size": BATCH, "num_epoch": EPOCHS} | options
-    return Trainer(counting_model(rows), rule, worker_optimizer=sgd(), loss=total, num_workers=workers, **options)
-
-
-def deep_model() -> keras.Model:
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [keras.Input((2,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2, activation="softmax")]
-    )
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class TestEqualToPlainKeras:
@@ -236,120 +200,6 @@ def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(ones:
     assert caught.value.worker in (0, 1, 2)
 
 
-class TestRecords:
-    @pytest.fixture(scope="class")
-    def began(self) -> float:
-        return datetime.datetime.now(datetime.UTC).timestamp()
-
-    @pytest.fixture(scope="class")
-    def trainer(self, began: float, spark: SparkSession, clouds: DataFrame) -> Trainer:
-        trainer = Trainer(
-            wrong_model(),
-            make("dynsgd", window=3),
-            worker_optimizer=sgd(0.1),
-            loss=SPARSE,
-            metrics=["accuracy"],
-            num_workers=2,
-            batch_size=20,
-            num_epoch=2,
-        )
-        trainer.train(clouds)
-        return trainer
-
-    def test_history_columns(self, trainer: Trainer) -> None:
-        assert dict(trainer.history.dtypes) == {
-            "worker": "int",
-            "epoch": "int",
-            "iteration": "bigint",
-            "timestamp": "timestamp",
-            "loss": "double",
-            "accuracy": "double",
-            "samples": "bigint",
-        }
-
-    def test_commit_columns(self, trainer: Trainer) -> None:
-        assert trainer.commits.dtypes == [
-            ("clock", "bigint"),
-            ("worker", "int"),
-            ("timestamp", "timestamp"),
-            ("staleness", "bigint"),
-            ("gap", "double"),
-            ("scale", "double"),
-            ("bytes", "bigint"),
-            ("wait", "double"),
-            ("attempt", "bigint"),
-            ("sequence", "bigint"),
-            ("epoch", "int"),
-            ("first_batch", "bigint"),
-            ("last_batch", "bigint"),
-            ("steps", "int"),
-            ("learning_rate", "double"),
-        ]
-
-    def test_ledger_columns(self, trainer: Trainer) -> None:
-        assert set(trainer.ledger.columns) == {
-            "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation", "applied",
-        }  # fmt: skip
-
-    def test_one_history_row_a_mini_batch(self, trainer: Trainer, began: float) -> None:
-        history = trainer.history.toPandas()
-        assert history.samples.sum() == 256 * 2
-        assert set(history.samples.unique()) >= {20}
-        for _, own in history.groupby("worker"):
-            assert sorted(own.iteration) == list(range(len(own)))
-            rows = own[own.epoch == 0].samples.sum()
-            assert len(own) == 2 * -(-rows // 20)
-            ordered = own.sort_values("iteration")
-            assert ordered.epoch.is_monotonic_increasing
-            assert ordered.timestamp.is_monotonic_increasing
-            short = ordered[ordered.samples != 20]
-            assert len(short) == (2 if rows % 20 else 0)
-        assert history.accuracy.between(0, 1).all()
-        stamps = [row["timestamp"].timestamp() for row in trainer.history.select("timestamp").collect()]
-        assert began < min(stamps)
-        assert max(stamps) < began + 300
-
-    def test_commits_cover_the_history(self, trainer: Trainer) -> None:
-        commits = trainer.commits.orderBy("clock").toPandas()
-        assert commits.clock.tolist() == list(range(len(commits)))
-        assert (commits.steps == commits.last_batch - commits.first_batch + 1).all()
-        assert commits.steps.max() == 3
-        assert commits.steps.sum() == trainer.history.count()
-        assert (commits.bytes == 4 * (2 * 2 + 2)).all()
-        assert commits.staleness.min() >= 0
-        assert np.allclose(commits.scale, 1 / (commits.staleness + 1))  # DynSGD
-        assert np.allclose(commits.learning_rate, 0.1)
-        assert (commits.wait >= 0).all()
-        for _, own in commits.groupby("worker"):
-            assert own.sequence.tolist() == list(range(1, len(own) + 1))
-            assert own.attempt.nunique() == 1
-
-    def test_ledger_is_exact(self, trainer: Trainer) -> None:
-        history = trainer.history.toPandas()
-        sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
-        assert committed(trainer) == expected_ranges(sizes, 2, 20)
-
-    def test_gap_is_null_unless_measured(self, trainer: Trainer, ones: DataFrame) -> None:
-        assert trainer.commits.where("gap is not null").count() == 0
-        measured = counter(measure_gap=True, num_epoch=1)
-        measured.train(ones)
-        commits = measured.commits.toPandas()
-        assert commits.gap.notna().all()
-        assert (commits.gap[commits.staleness == 0] == 0).all()
-        assert (commits.gap[commits.staleness > 0] > 0).all()
-
-    def test_they_need_a_training(self, ones: DataFrame) -> None:
-        trainer = counter()
-        for name in ("history", "commits", "ledger", "model"):
-            with pytest.raises(LocalProtocolError, match="after `train`"):
-                getattr(trainer, name)
-
-    def test_timings(self, trainer: Trainer) -> None:
-        parts = [trainer.timings[name] for name in ("start", "spark", "finish")]
-        assert min(parts) > 0
-        assert sum(parts) == pytest.approx(trainer.timings["total"], abs=2)
-
-
 class TestSeveralTrainers:
     def test_one_after_the_other_on_one_port(self, ones: DataFrame) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
@@ -411,162 +261,6 @@ class TestSeveralTrainers:
 
         found = spark.range(4).repartition(2).mapInArrow(look, "names string").collect()
         assert [row["names"] for row in found] == ["", ""]
-
-
-class TestModels:
-    def train(self, df: DataFrame, model: keras.Model, rule: str = "downpour", **options: Any) -> keras.Model:
-        options = {"worker_optimizer": sgd(0.1), "loss": SPARSE, "num_workers": 2, "batch_size": 16} | options
-        return Trainer(model, rule, **options).train(df)
-
-    def test_the_model_passed_in_is_not_changed_and_the_returned_one_is_ready(self, clouds: DataFrame) -> None:
-        model = deep_model()
-        before = [weights.copy() for weights in model.get_weights()]
-        trained = self.train(clouds, model, metrics=["accuracy"])
-        assert trained is not model
-        assert not model.compiled
-        for weights, kept in zip(model.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(weights, kept)
-        x, y = blobs(seed=1)
-        figures = trained.evaluate(x, y, verbose=0, return_dict=True)
-        assert figures["accuracy"] > 0.9
-        assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
-
-    def test_what_the_model_is_compiled_with_is_the_default(self, clouds: DataFrame) -> None:
-        model = wrong_model()
-        model.compile(sgd(0.1), SPARSE, metrics=["accuracy"])
-        trainer = Trainer(model, "downpour", num_workers=2)
-        x, y = blobs(seed=1)
-        assert accuracy(trainer.train(clouds), x, y) > 0.95
-        assert "accuracy" in trainer.history.columns
-
-    @pytest.mark.parametrize("rule", ["downpour", "averaging"])
-    def test_moving_statistics_arrive(self, clouds: DataFrame, rule: str) -> None:
-        inputs = keras.Input((2,))
-        normalized = keras.layers.BatchNormalization(momentum=0.5)(inputs)
-        model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(normalized))
-        shifted = clouds.selectExpr("transform(features, x -> cast(x + 10 as float)) as features", "label")
-        trained = self.train(shifted, model, rule, num_epoch=3)
-        x, y = blobs(seed=1)
-        moving_mean, moving_variance = trained.layers[1].get_weights()[2:]
-        np.testing.assert_allclose(moving_mean, x.mean(0) + 10, atol=2.0)
-        np.testing.assert_allclose(moving_variance, x.var(0), rtol=0.4)
-        assert accuracy(trained, x + 10, y) > 0.95
-
-    def test_frozen_layers_stay(self, clouds: DataFrame) -> None:
-        model = deep_model()
-        model.layers[0].trainable = False
-        before = model.layers[0].get_weights()
-        trained = self.train(clouds, model)
-        for weights, kept in zip(trained.layers[0].get_weights(), before, strict=True):
-            np.testing.assert_array_equal(weights, kept)
-        assert not trained.layers[0].trainable
-        assert np.abs(trained.layers[1].get_weights()[0] - model.layers[1].get_weights()[0]).max() > 1e-3
-
-    def test_several_inputs_and_outputs(self, spark: SparkSession) -> None:
-        x, y = blobs()
-        df = spark.createDataFrame(
-            [(float(a), [float(b)], int(c), [float(a + b)]) for (a, b), c in zip(x, y, strict=True)],
-            "a float, b array<float>, cloud int, both array<float>",
-        )
-        one, two = keras.Input((1,), name="one"), keras.Input((1,), name="two")
-        joined = keras.layers.Concatenate()([one, two])
-        cloud = keras.layers.Dense(2, activation="softmax", name="cloud")(joined)
-        both = keras.layers.Dense(1, name="both")(joined)
-        trainer = Trainer(
-            keras.Model([one, two], [cloud, both]),
-            "downpour",
-            worker_optimizer=sgd(0.02),
-            loss=[SPARSE, "mse"],
-            loss_weights=[1.0, 0.5],
-            features_col=["a", "b"],
-            label_col=["cloud", "both"],
-            num_workers=2,
-            num_epoch=4,
-        )
-        trained = trainer.train(df)
-        classes, sums = trained.predict([x[:, :1], x[:, 1:]], verbose=0)
-        assert (classes.argmax(-1) == y).mean() > 0.95
-        assert np.abs(sums.ravel() - x.sum(1)).mean() < 1.0  # 6 before it learns
-
-    def test_sample_weights(self, spark: SparkSession) -> None:
-        rows = spark.createDataFrame(
-            [(np.eye(8)[number].tolist(), 0.0, float(number)) for number in range(8)],
-            "features array<float>, label float, heft float",
-        )
-        # Keras means over the batch of 8: the counting model's loss is the sum, so weigh by a plain output instead.
-        trainer = Trainer(
-            counting_model(8),
-            "downpour",
-            worker_optimizer=sgd(8.0),
-            loss=each(),
-            sample_weight_col="heft",
-            num_workers=1,
-            batch_size=8,
-        )
-        assert counts(trainer.train(rows)) == list(range(8))
-
-    def test_class_weights_multiply_sample_weights(self, spark: SparkSession) -> None:
-        rows = spark.createDataFrame(
-            [(np.eye(8)[number].tolist(), number % 2, 2.0) for number in range(8)],
-            "features array<float>, label int, heft float",
-        )
-        for column, factor in ((None, 1), ("heft", 2)):
-            trainer = Trainer(
-                counting_model(8),
-                "downpour",
-                worker_optimizer=sgd(8.0),
-                loss=each(),
-                sample_weight_col=column,
-                class_weight={1: 3.0},
-                num_workers=1,
-                batch_size=8,
-            )
-            assert counts(trainer.train(rows)) == [factor, 3 * factor] * 4
-
-    def test_a_registered_layer_of_the_users_own(self, clouds: DataFrame) -> None:
-        @keras.saving.register_keras_serializable("notebook")
-        class Double(keras.layers.Layer):
-            def call(self, x: Any) -> Any:
-                return 2 * x
-
-        model = keras.Sequential([keras.Input((2,)), Double(), keras.layers.Dense(2, activation="softmax")])
-        x, y = blobs(seed=1)
-        assert accuracy(self.train(clouds, model), x, y) > 0.95
-
-    @pytest.mark.parametrize(
-        ("label", "loss"),
-        [
-            ("cast(label as long)", SPARSE),
-            ("cast(label as double)", SPARSE),
-            ("array(cast(1 - label as float), cast(label as float))", "categorical_crossentropy"),
-            ("array(1 - label, label)", "mse"),
-        ],
-    )
-    def test_kinds_of_labels(self, clouds: DataFrame, label: str, loss: str) -> None:
-        x, y = blobs(seed=1)
-        trained = self.train(clouds.selectExpr("features", f"{label} as label"), wrong_model(), loss=loss, num_epoch=2)
-        assert accuracy(trained, x, y) > 0.95
-
-    def test_ml_vectors_and_a_boolean_label(self, spark: SparkSession) -> None:
-        from pyspark.ml.linalg import Vectors
-
-        x, y = blobs()
-        df = spark.createDataFrame(
-            [(Vectors.dense(point), bool(label)) for point, label in zip(x.tolist(), y, strict=True)],
-            ["features", "label"],
-        )
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
-        trained = self.train(df, model, loss="binary_crossentropy", num_epoch=2)
-        assert ((trained.predict(x, verbose=0).ravel() > 0.5) == y).mean() > 0.95
-
-
-def each() -> Any:
-    """A loss of each row's own output."""
-
-    def output(y_true: Any, y_pred: Any) -> Any:
-        return y_pred[:, 0]
-
-    return output
 
 
 def test_default_workers_are_sparks_parallelism(ones: DataFrame) -> None:

@@ -1,0 +1,33 @@
+"""Trainers of small models, as tests of the trainer share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from distkeras import Trainer
+from distkeras.ps.rules import Rule
+from support.spark_jobs import (
+    counting_model,
+    total,
+)
+
+ROWS, BATCH, EPOCHS = 61, 8, 3
+SPARSE = "sparse_categorical_crossentropy"
+
+
+def sgd(rate: float = 1.0, **options: Any) -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(rate, **options)
+
+
+def counter(rule: str | Rule = "downpour", *, workers: int | None = 2, rows: int = ROWS, **options: Any) -> Trainer:
+    options = {"batch_size": BATCH, "num_epoch": EPOCHS} | options
+    return Trainer(counting_model(rows), rule, worker_optimizer=sgd(), loss=total, num_workers=workers, **options)
+
+
+def deep_model() -> keras.Model:
+    keras.utils.set_random_seed(7)
+    return keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2, activation="softmax")]
+    )

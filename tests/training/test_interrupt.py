@@ -1,0 +1,88 @@
+"""Ctrl-C ends a job and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.patience import patience
+
+INTERRUPTED = """
+import json, os, socket, sys
+from pyspark.sql import SparkSession
+import keras
+from support.spark_jobs import *
+
+fifo, port = sys.argv[1], int(sys.argv[2])
+spark = (
+    SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+
+def tell(step):
+    if step == 5:
+        with open(fifo, "w") as file:
+            file.write("training")
+
+trainer = Trainer(
+    counting_model(8, step_callback_layer(tell)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
+    num_workers=1, batch_size=8, num_epoch=1_000_000, port=port,
+)
+try:
+    trainer.train(counting_rows(spark, 8))
+    outcome = "returned"
+except KeyboardInterrupt:
+    outcome = "interrupted"
+active = list(spark.sparkContext.statusTracker().getActiveJobsIds())
+assert_nothing_left()
+with socket.create_server(("127.0.0.1", port)):
+    pass
+print(json.dumps({
+    "outcome": outcome, "active": active, "counts": counts(trainer.model), "batches": trainer.history.count(),
+}))
+spark.range(10).count()  # the session still works
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c(tmp_path: Path) -> None:
+    """A real SIGINT to a real driver: the Spark job ends, the port is free, and what was learned is there."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    script = tmp_path / "driver.py"
+    script.write_text(INTERRUPTED)
+    support = str(Path(__file__).parents[1])
+    path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(fifo), str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        text=True,
+    )
+    try:
+        assert select.select([reader], [], [], patience(100))[0], "no training"
+        driver.send_signal(signal.SIGINT)
+        output, _ = driver.communicate(timeout=patience(60))
+    finally:
+        os.close(reader)
+        driver.kill()
+        driver.wait()
+    told = json.loads(output.splitlines()[-1])
+    assert driver.returncode == 0
+    assert told["outcome"] == "interrupted"
+    assert told["active"] == []
+    assert min(told["counts"]) >= 5
+    assert set(told["counts"]) == {float(told["batches"])}

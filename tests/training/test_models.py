@@ -1,0 +1,178 @@
+"""Models, optimizers, losses and labels that a trainer takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.small_jobs import SPARSE, deep_model, sgd
+from support.spark_jobs import (
+    accuracy,
+    blobs,
+    counting_model,
+    counts,
+    wrong_model,
+)
+
+from distkeras import Trainer
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class TestModels:
+    def train(self, df: DataFrame, model: keras.Model, rule: str = "downpour", **options: Any) -> keras.Model:
+        options = {"worker_optimizer": sgd(0.1), "loss": SPARSE, "num_workers": 2, "batch_size": 16} | options
+        return Trainer(model, rule, **options).train(df)
+
+    def test_the_model_passed_in_is_not_changed_and_the_returned_one_is_ready(self, clouds: DataFrame) -> None:
+        model = deep_model()
+        before = [weights.copy() for weights in model.get_weights()]
+        trained = self.train(clouds, model, metrics=["accuracy"])
+        assert trained is not model
+        assert not model.compiled
+        for weights, kept in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(weights, kept)
+        x, y = blobs(seed=1)
+        figures = trained.evaluate(x, y, verbose=0, return_dict=True)
+        assert figures["accuracy"] > 0.9
+        assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
+
+    def test_what_the_model_is_compiled_with_is_the_default(self, clouds: DataFrame) -> None:
+        model = wrong_model()
+        model.compile(sgd(0.1), SPARSE, metrics=["accuracy"])
+        trainer = Trainer(model, "downpour", num_workers=2)
+        x, y = blobs(seed=1)
+        assert accuracy(trainer.train(clouds), x, y) > 0.95
+        assert "accuracy" in trainer.history.columns
+
+    @pytest.mark.parametrize("rule", ["downpour", "averaging"])
+    def test_moving_statistics_arrive(self, clouds: DataFrame, rule: str) -> None:
+        inputs = keras.Input((2,))
+        normalized = keras.layers.BatchNormalization(momentum=0.5)(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(normalized))
+        shifted = clouds.selectExpr("transform(features, x -> cast(x + 10 as float)) as features", "label")
+        trained = self.train(shifted, model, rule, num_epoch=3)
+        x, y = blobs(seed=1)
+        moving_mean, moving_variance = trained.layers[1].get_weights()[2:]
+        np.testing.assert_allclose(moving_mean, x.mean(0) + 10, atol=2.0)
+        np.testing.assert_allclose(moving_variance, x.var(0), rtol=0.4)
+        assert accuracy(trained, x + 10, y) > 0.95
+
+    def test_frozen_layers_stay(self, clouds: DataFrame) -> None:
+        model = deep_model()
+        model.layers[0].trainable = False
+        before = model.layers[0].get_weights()
+        trained = self.train(clouds, model)
+        for weights, kept in zip(trained.layers[0].get_weights(), before, strict=True):
+            np.testing.assert_array_equal(weights, kept)
+        assert not trained.layers[0].trainable
+        assert np.abs(trained.layers[1].get_weights()[0] - model.layers[1].get_weights()[0]).max() > 1e-3
+
+    def test_several_inputs_and_outputs(self, spark: SparkSession) -> None:
+        x, y = blobs()
+        df = spark.createDataFrame(
+            [(float(a), [float(b)], int(c), [float(a + b)]) for (a, b), c in zip(x, y, strict=True)],
+            "a float, b array<float>, cloud int, both array<float>",
+        )
+        one, two = keras.Input((1,), name="one"), keras.Input((1,), name="two")
+        joined = keras.layers.Concatenate()([one, two])
+        cloud = keras.layers.Dense(2, activation="softmax", name="cloud")(joined)
+        both = keras.layers.Dense(1, name="both")(joined)
+        trainer = Trainer(
+            keras.Model([one, two], [cloud, both]),
+            "downpour",
+            worker_optimizer=sgd(0.02),
+            loss=[SPARSE, "mse"],
+            loss_weights=[1.0, 0.5],
+            features_col=["a", "b"],
+            label_col=["cloud", "both"],
+            num_workers=2,
+            num_epoch=4,
+        )
+        trained = trainer.train(df)
+        classes, sums = trained.predict([x[:, :1], x[:, 1:]], verbose=0)
+        assert (classes.argmax(-1) == y).mean() > 0.95
+        assert np.abs(sums.ravel() - x.sum(1)).mean() < 1.0  # 6 before it learns
+
+    def test_sample_weights(self, spark: SparkSession) -> None:
+        rows = spark.createDataFrame(
+            [(np.eye(8)[number].tolist(), 0.0, float(number)) for number in range(8)],
+            "features array<float>, label float, heft float",
+        )
+        # Keras means over the batch of 8: the counting model's loss is the sum, so weigh by a plain output instead.
+        trainer = Trainer(
+            counting_model(8),
+            "downpour",
+            worker_optimizer=sgd(8.0),
+            loss=each(),
+            sample_weight_col="heft",
+            num_workers=1,
+            batch_size=8,
+        )
+        assert counts(trainer.train(rows)) == list(range(8))
+
+    def test_class_weights_multiply_sample_weights(self, spark: SparkSession) -> None:
+        rows = spark.createDataFrame(
+            [(np.eye(8)[number].tolist(), number % 2, 2.0) for number in range(8)],
+            "features array<float>, label int, heft float",
+        )
+        for column, factor in ((None, 1), ("heft", 2)):
+            trainer = Trainer(
+                counting_model(8),
+                "downpour",
+                worker_optimizer=sgd(8.0),
+                loss=each(),
+                sample_weight_col=column,
+                class_weight={1: 3.0},
+                num_workers=1,
+                batch_size=8,
+            )
+            assert counts(trainer.train(rows)) == [factor, 3 * factor] * 4
+
+    def test_a_registered_layer_of_the_users_own(self, clouds: DataFrame) -> None:
+        @keras.saving.register_keras_serializable("notebook")
+        class Double(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                return 2 * x
+
+        model = keras.Sequential([keras.Input((2,)), Double(), keras.layers.Dense(2, activation="softmax")])
+        x, y = blobs(seed=1)
+        assert accuracy(self.train(clouds, model), x, y) > 0.95
+
+    @pytest.mark.parametrize(
+        ("label", "loss"),
+        [
+            ("cast(label as long)", SPARSE),
+            ("cast(label as double)", SPARSE),
+            ("array(cast(1 - label as float), cast(label as float))", "categorical_crossentropy"),
+            ("array(1 - label, label)", "mse"),
+        ],
+    )
+    def test_kinds_of_labels(self, clouds: DataFrame, label: str, loss: str) -> None:
+        x, y = blobs(seed=1)
+        trained = self.train(clouds.selectExpr("features", f"{label} as label"), wrong_model(), loss=loss, num_epoch=2)
+        assert accuracy(trained, x, y) > 0.95
+
+    def test_ml_vectors_and_a_boolean_label(self, spark: SparkSession) -> None:
+        from pyspark.ml.linalg import Vectors
+
+        x, y = blobs()
+        df = spark.createDataFrame(
+            [(Vectors.dense(point), bool(label)) for point, label in zip(x.tolist(), y, strict=True)],
+            ["features", "label"],
+        )
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
+        trained = self.train(df, model, loss="binary_crossentropy", num_epoch=2)
+        assert ((trained.predict(x, verbose=0).ravel() > 0.5) == y).mean() > 0.95
+
+
+def each() -> Any:
+    """A loss of each row's own output."""
+
+    def output(y_true: Any, y_pred: Any) -> Any:
+        return y_pred[:, 0]
+
+    return output
