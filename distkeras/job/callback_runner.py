@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
@@ -101,9 +102,10 @@ class CallbackRunner:
     def end(self, center: CenterWeights) -> CenterWeights:
         """Calls `Callback.on_end` of each; returns the center that the model is to have."""
         chosen = center
+        status = replace(self._job.status, clock=center.clock)  # the last commits may have come after the last news
         for thread in self._threads:
             context = CallbackContext(
-                self._job.status, self._job.seconds, lambda: center, thread.replica, lambda reason: None, final=True
+                status, self._job.seconds, lambda: center, thread.replica, lambda reason: None, final=True
             )
             thread.callback.on_end(context)
             chosen = context.restored or chosen
