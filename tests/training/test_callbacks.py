@@ -188,7 +188,8 @@ class TestErrors:
 
 class TestBadNumbers:
     @pytest.fixture(scope="class")
-    def rows(self, spark: SparkSession) -> DataFrame:
+    @classmethod
+    def rows(cls, spark: SparkSession) -> DataFrame:
         """One-hot rows; the first one's label poisons every batch that it is in."""
         return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
 

@@ -23,11 +23,13 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 class TestRecords:
     @pytest.fixture(scope="class")
-    def began(self) -> float:
+    @classmethod
+    def began(cls) -> float:
         return datetime.datetime.now(datetime.UTC).timestamp()
 
     @pytest.fixture(scope="class")
-    def trainer(self, began: float, spark: SparkSession, clouds: DataFrame) -> Trainer:
+    @classmethod
+    def trainer(cls, began: float, spark: SparkSession, clouds: DataFrame) -> Trainer:
         trainer = Trainer(
             wrong_model(),
             make("dynsgd", window=3),

@@ -102,7 +102,8 @@ def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
 
 class TestAccessors:
     @pytest.fixture(scope="class")
-    def trainer(self, clouds: DataFrame) -> DOWNPOUR:
+    @classmethod
+    def trainer(cls, clouds: DataFrame) -> DOWNPOUR:
         trainer = DOWNPOUR(wrong_model(), sgd(), SPARSE, batch_size=16, num_epoch=2)
         trainer.train(clouds)
         return trainer
