@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.ml import Transformer
 from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
@@ -172,21 +172,38 @@ class ReshapeTransformer(
         flat = source.column
         for _ in range(source.depth - 1):
             flat = F.flatten(flat)
-        size, known = F.size(flat), math.prod(extent for extent in shape if extent != -1)
-        fits = (size % known == 0) & (size > 0) if -1 in shape else size == known
-        nested = flat
-        for extent in reversed(shape[1:]):
-            nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
-        odd = raise_in_job(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
-        shaped = F.when(flat.isNull(), None).when(fits, nested).otherwise(odd)
+        shaped = _computed_once(flat, lambda values: self._shaped(values, shape, source.name))
         return dataset.withColumn(self._required("output_col"), shaped)
 
+    @staticmethod
+    def _shaped(values: Column, shape: Sequence[int], name: str) -> Column:
+        size, known = F.size(values), math.prod(extent for extent in shape if extent != -1)
+        fits = (size % known == 0) & (size > 0) if -1 in shape else size == known
+        nested = values
+        for extent in reversed(shape[1:]):
+            nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
+        odd = raise_in_job(ShapeError, name, f"values must fill the shape {tuple(shape)}", size)
+        return F.when(values.isNull(), None).when(fits, nested).otherwise(odd)
 
-def _split_into(values: Any, length: Any) -> Any:
+
+def _split_into(values: Column, length: Column) -> Column:
     """An array cut into runs of ``length``."""
     length = length.cast("int")
-    starts = F.sequence(F.lit(1), F.size(values), length)
-    return F.transform(starts, lambda start: F.slice(values, start, length))
+
+    def runs(values: Column) -> Column:
+        starts = F.sequence(F.lit(1), F.size(values), length)
+        return F.transform(starts, lambda start: F.slice(values, start, length))
+
+    return _computed_once(values, runs)
+
+
+def _computed_once(value: Column, body: Callable[[Column], Column]) -> Column:
+    """``body(value)``. Spark puts an expression in wherever it is used, and computes it for each element of a lambda.
+
+    Only what a lambda takes is a variable to it. Without this, a vector is read anew for each of its elements, at each
+    level of nesting.
+    """
+    return F.transform(F.array(value), body).getItem(0)
 
 
 class DenseTransformer(
