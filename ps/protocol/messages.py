@@ -162,6 +162,11 @@ class Probe(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Heartbeat(Message):
+    """A worker lives, however long it computes: its lease goes on. Answered by an `Ack` at once."""
+
+
+@dataclass(frozen=True, eq=False)
 class Leave(Message):
     """The partition's data has ended; everything is committed."""
 
@@ -392,6 +397,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Abort,
     Fault,
     Probe,
+    Heartbeat,
     Occupancy,
     Parked,
     EndEarly,

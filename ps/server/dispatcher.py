@@ -30,6 +30,7 @@ from distkeras.ps.protocol.messages import (
     EndEarly,
     Fault,
     FetchModel,
+    Heartbeat,
     Hello,
     Inspect,
     Leave,
@@ -112,6 +113,7 @@ class Dispatcher:
             Commit: self._on_commit,
             Pull: self._on_pull,
             Probe: self._on_probe,
+            Heartbeat: self._on_heartbeat,
             Hello: self._on_hello,
             Leave: self._on_leave,
             Fault: self._on_fault,
@@ -268,6 +270,9 @@ class Dispatcher:
         self.changed.require_running()
         # A session asks one thing at a time: whoever is in the set is another one.
         return Occupancy(bool(self._committing))
+
+    def _on_heartbeat(self, peer: Peer, message: Heartbeat) -> Message:
+        return self._ack()  # that the session was heard is all there is to it
 
     def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
         self._wait_for_publish(peer)

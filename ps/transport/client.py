@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -49,6 +50,8 @@ class Client:
         self.address = address
         self.deadlines = deadlines or Deadlines()
         self.channel: Channel | None = None
+        #: Held while a request is under way.
+        self._requesting = threading.Lock()
 
     @property
     def reply_timeout(self) -> float:
@@ -77,11 +80,23 @@ class Client:
             ServerLostError: the connection is gone.
             DeadlineError: no answer in time.
         """
+        with self._requesting:
+            answer = self._exchange(message, self.reply_timeout if timeout is None else timeout)
+        if isinstance(answer, Fault):
+            raise error_of(answer)
+        if not isinstance(answer, expected):
+            names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
+            raise RemoteProtocolError(
+                f"the answer to {type(message).__name__} must be {names}. Received: {type(answer).__name__}"
+            )
+        return answer
+
+    def _exchange(self, message: Message, timeout: float) -> Message:
         channel = self.channel or self._connect()
         what = f"the server's answer to {type(message).__name__}"
         try:
             channel.send(message)
-            answer = channel.receive(self.reply_timeout if timeout is None else timeout, what)
+            answer = channel.receive(timeout, what)
         except DistkerasError:
             self.close()  # what comes next in this stream answers another question
             raise
@@ -91,13 +106,6 @@ class Client:
         if isinstance(answer, EndOfStream):
             self.close()
             raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
-        if isinstance(answer, Fault):
-            raise error_of(answer)
-        if not isinstance(answer, expected):
-            names = " or ".join(kind.__name__ for kind in (expected if isinstance(expected, tuple) else (expected,)))
-            raise RemoteProtocolError(
-                f"the answer to {type(message).__name__} must be {names}. Received: {type(answer).__name__}"
-            )
         return answer
 
     def close(self) -> None:

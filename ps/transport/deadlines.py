@@ -16,7 +16,8 @@ class Deadlines:
         publish: a worker's wait for the driver to publish the center.
         gather: a worker's wait for all others to join, where the rule or the scheduler needs them all.
         reply: a worker's wait for a round, a slower worker, or a busy server.
-        lease: silence of a connected holder of a partition after which another attempt takes over.
+        lease: silence of a connected holder of a partition after which another attempt takes over. A holder that
+            lives is never silent that long: it sends heartbeats while it computes.
         silence: of a connected worker between two requests.
         reconnect: a worker's attempts to reach the server again after a lost connection.
         rows: a worker's wait for Spark's next rows, which other stages may have to compute first.

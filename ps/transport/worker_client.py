@@ -34,6 +34,7 @@ from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.heartbeats import BEATS_A_LEASE, Heartbeats
 
 _T = TypeVar("_T")
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
@@ -123,6 +124,7 @@ class WorkerClient(Client):
         self._posted: Future[Reply] | None = None
         self._waited = 0.0
         self._skipped = False
+        self._heartbeats: Heartbeats | None = None
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is CenterReply:
@@ -170,9 +172,33 @@ class WorkerClient(Client):
         assert isinstance(answer, Welcome)
         known, self.incarnation, self.sequence = self.incarnation, answer.incarnation, answer.sequence
         self._skipped, self.stopping = answer.skipped, self.stopping or answer.stopping
+        if not answer.finished:
+            self._start_heartbeats()
         if known and (known != answer.incarnation or answer.finished or not answer.held):
             raise RestartFromCenter(answer)
         return answer
+
+    def _start_heartbeats(self) -> None:
+        self._stop_heartbeats()
+        if self.channel is not None:
+            self._heartbeats = Heartbeats(
+                self.channel,
+                self._requesting,
+                interval=self.deadlines.lease / BEATS_A_LEASE,
+                timeout=self.reply_timeout,
+                name=f"ps-heartbeats-{self.worker}",
+            )
+            self._heartbeats.start()
+
+    def _stop_heartbeats(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+            self._heartbeats = None
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._stop_heartbeats()
+        super().close()
 
     def leave(self) -> None:
         """Tells the server that the partition's data has ended."""

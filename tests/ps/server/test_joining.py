@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import pytest
+from support.patience import PATIENT, brief
 from support.running_server import Running
 
-from distkeras.ps.protocol.messages import FetchModel, ModelFile
+from distkeras.ps.protocol.messages import FetchModel, Hello, ModelFile, Parked, Welcome
 from distkeras.ps.rules import make
+from distkeras.ps.server import dispatcher
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,3 +31,31 @@ def test_a_connection_that_breaks_before_the_answer_is_made_again(finished: bool
         welcome = late.join()
         assert (welcome.finished, welcome.held) == (finished, False)
         late.close()
+
+
+def test_a_holder_that_computes_longer_than_a_lease_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heartbeats speak for it; else two attempts whose windows outlast a lease would take it from each other."""
+    lease = brief(0.5)
+    monkeypatch.setattr(dispatcher, "_PARKED", 4 * lease)
+    deadlines = dataclasses.replace(PATIENT, lease=lease)
+    with Running(make("downpour"), workers=1, size=3, deadlines=deadlines) as running:
+        holder, rival = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
+        with contextlib.closing(holder), contextlib.closing(rival):
+            holder.join()
+            holder.pull()
+            # The rival is kept waiting for four leases, in which the holder asks for nothing.
+            hello = Hello(worker=0, attempt=2, size=3, moving_statistics=0, metrics="loss", wire_format="float32")
+            assert isinstance(rival.request(hello, (Welcome, Parked)), Parked)
+            holder.leave()
+            assert rival.join().finished
+
+
+def test_a_holder_that_is_silent_for_a_lease_loses_it() -> None:
+    """A process that is stopped sends no heartbeats: here its thread of them is."""
+    lease = brief(0.5)
+    with Running(make("downpour"), workers=1, size=3, deadlines=dataclasses.replace(PATIENT, lease=lease)) as running:
+        holder, rival = running.client(attempt=1, size=3), running.client(attempt=2, size=3)
+        holder.deadlines = PATIENT  # its interval is a part of what it takes for the lease
+        with contextlib.closing(holder), contextlib.closing(rival):
+            holder.join()
+            assert not rival.join().finished

@@ -1,0 +1,63 @@
+"""Signs of life of a worker that computes: a lease lasts as long as its holder lives, whatever a window takes."""
+
+from __future__ import annotations
+
+import threading
+
+from distkeras.ps.errors import DistkerasError
+from distkeras.ps.protocol.messages import Ack, Heartbeat
+from distkeras.ps.transport.channel import Channel
+
+#: How many heartbeats a lease lasts: some may be late.
+BEATS_A_LEASE = 4
+
+
+class Heartbeats:
+    """Sends a `Heartbeat` at an interval from a thread of its own, while no request is under way on the channel.
+
+    A peer that is owed an answer is alive to the server, so a request under way stands for the heartbeat. Where the
+    connection is found dead it is hung up: the next request finds that, and connects again.
+
+    Args:
+        channel: of one connection, whose worker has joined.
+        lock: held by whoever has a request under way on it.
+        interval: seconds.
+        timeout: seconds for an answer.
+        name: of the thread.
+    """
+
+    def __init__(self, channel: Channel, lock: threading.Lock, *, interval: float, timeout: float, name: str) -> None:
+        self._channel = channel
+        self._lock = lock
+        self._interval = interval
+        self._timeout = timeout
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins, an interval from now."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sends no more; the thread ends by itself."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            if self._lock.acquire(blocking=False):
+                try:
+                    alive = self._beat()
+                finally:
+                    self._lock.release()
+                if not alive:
+                    self._channel.hang_up()
+                    return
+
+    def _beat(self) -> bool:
+        if self._stopped.is_set():
+            return True
+        try:
+            self._channel.send(Heartbeat())
+            return isinstance(self._channel.receive(self._timeout, "the server's answer to a Heartbeat"), Ack)
+        except (DistkerasError, OSError):
+            return False
