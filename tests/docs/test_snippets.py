@@ -86,7 +86,7 @@ def commands() -> Iterator[tuple[str, str]]:
                     yield path.name, line
 
 
-@pytest.mark.parametrize(("name", "command"), commands())
+@pytest.mark.parametrize(("name", "command"), list(commands()))
 def test_a_command_names_what_is_there(name: str, command: str) -> None:
     words = shlex.split(command, comments=True)
     for place, word in enumerate(words):

@@ -22,6 +22,9 @@ from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 
+# Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
+pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 LOSS = "sparse_categorical_crossentropy"
