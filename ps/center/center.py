@@ -26,7 +26,8 @@ from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
-from distkeras.ps.protocol.messages import NO_FLOATS, Commit
+from distkeras.ps.protocol.commit_record import NO_FLOATS
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_ROWS, Commit
+from distkeras.ps.protocol.commit_record import FIXED_HISTORY, NO_ROWS
+from distkeras.ps.protocol.messages import Commit
 
 
 class CommitOutcome(NamedTuple):

@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
     Commit,
-    CommitRecord,
     FetchModel,
     Hello,
     Leave,
@@ -186,7 +186,7 @@ class WorkerClient(Client):
                 self._requesting,
                 interval=self.deadlines.lease / BEATS_A_LEASE,
                 timeout=self.reply_timeout,
-                name=f"ps-heartbeats-{self.worker}",
+                name=f"heartbeats-{self.worker}",
             )
             self._heartbeats.start()
 

@@ -12,7 +12,8 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous
 from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, NonFiniteError, RemoteProtocolError
-from distkeras.ps.protocol.messages import NO_FLOATS, Commit
+from distkeras.ps.protocol.commit_record import NO_FLOATS
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import Chunk, Context, Rule, all_rules, make
 from distkeras.ps.rules.base import Scalars
 from distkeras.ps.rules.downpour import Downpour
