@@ -46,12 +46,11 @@ class Heartbeats:
         while not self._stopped.wait(self._interval):
             if self._lock.acquire(blocking=False):
                 try:
-                    alive = self._beat()
+                    if not self._beat():
+                        self._channel.hang_up()  # before anybody's next request, which finds it so
+                        return
                 finally:
                     self._lock.release()
-                if not alive:
-                    self._channel.hang_up()
-                    return
 
     def _beat(self) -> bool:
         if self._stopped.is_set():
