@@ -30,7 +30,7 @@ from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.messages import MESSAGES, Message
 
 MAGIC = b"DKPS"
-VERSION = 5
+VERSION = 6
 #: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
 READ_AHEAD = 256
 

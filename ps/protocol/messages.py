@@ -52,7 +52,8 @@ class Hello(Message):
     """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
 
     ``wire_format`` is what the vectors of commits and replies look like on this connection: one of
-    `compression.FORMATS`.
+    `compression.FORMATS`. ``connection`` rises with each time that the attempt asks: what it had sent over an older
+    connection, and arrives late, is refused.
     """
 
     worker: int
@@ -61,6 +62,7 @@ class Hello(Message):
     moving_statistics: int
     metrics: str = ""
     wire_format: str = "float32"
+    connection: int = 0
 
 
 @dataclass(frozen=True, eq=False)

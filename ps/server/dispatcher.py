@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from distkeras.ps.protocol.messages import (
     Pull,
 )
 from distkeras.ps.server import replies
-from distkeras.ps.server.peer_vectors import PeerVectors
+from distkeras.ps.server.holders import Holders, Peer
 from distkeras.ps.server.published_center import PublishedCenter
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
@@ -56,23 +56,6 @@ log = logging.getLogger(__name__)
 _HISTORY_BYTES = 16 * 1024 * 1024
 #: How long one answer to somebody who waits for a lease may take, in seconds; then it asks again.
 _PARKED = 10.0
-
-
-class Peer(Protocol):
-    """A session, as far as its answers need it."""
-
-    #: Worker and attempt whose lease was given over this connection.
-    lease: tuple[int, int] | None
-    #: When the peer last gave a sign of life (`time.monotonic`), and whether it is owed an answer now.
-    heard_at: float
-    asking: bool
-
-    @property
-    def vectors(self) -> PeerVectors:
-        """Of its requests and their replies."""
-
-    def hung_up(self) -> bool:
-        """Whether the peer has closed its end."""
 
 
 class Dispatcher:
@@ -102,8 +85,7 @@ class Dispatcher:
         )
         self._published = False
         self._began = time.monotonic()
-        #: Who holds each partition's lease, or held it last.
-        self._holders: dict[int, Peer] = {}
+        self._holders = Holders()
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
         self._committing: set[Peer] = set()
         self._model = np.empty(0, np.uint8)
@@ -186,6 +168,7 @@ class Dispatcher:
         with self.changed:
             center = self._host.require()
             check_hello(center, message)
+            self._holders.announce(message)
             peer.vectors.agree(codec_of(message.wire_format, center.size), center.pool)
             center.metrics = center.metrics or message.metrics
             worker, attempt = message.worker, message.attempt
@@ -194,6 +177,7 @@ class Dispatcher:
             held = known is not None and former == attempt
 
             def joins() -> bool:
+                self._holders.require_newest(message)
                 expired = self._silence(worker) >= self._deadlines.lease
                 return center.join(worker, attempt, expired=expired) is not None
 
@@ -229,11 +213,12 @@ class Dispatcher:
         if error is not None:
             for part in parts:
                 part.drop()
-            return self._skip(center, commit, error)
+            return self._skip(peer, center, commit, error)
         self._committing.add(peer)
         with self.changed:
             try:
                 self.changed.require_running()
+                self._require_holder(peer, center, commit.worker, commit.attempt)
                 if not center.commit(commit, parts):
                     for part in parts:
                         part.drop()
@@ -247,9 +232,10 @@ class Dispatcher:
             released = self._release(peer, center, commit.worker, commit.attempt)
         return peer.vectors.encode(self._center_reply(peer, center, released), whole=False)
 
-    def _skip(self, center: Center, commit: Commit, error: NonFiniteError) -> Message:
+    def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:
             self.changed.require_running()
+            self._require_holder(peer, center, commit.worker, commit.attempt)
             skipped, most = center.log.skipped, self._settings.max_skipped
             if skipped >= most:
                 if skipped:
@@ -282,6 +268,9 @@ class Dispatcher:
         with self.changed:
             center = self._host.require()
             center.require_incarnation(message.worker, message.incarnation)
+            lease = center.leases.get(message.worker)
+            if lease is None or not lease.finished:
+                self._require_holder(peer, center, message.worker, message.attempt)
             center.leave(message.worker, message.attempt)
             self.changed.notify_all()
             self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, message.worker)
@@ -325,8 +314,7 @@ class Dispatcher:
 
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
-            waiting = {worker for worker, holder in self._holders.items() if holder.asking}
-            return replies.worker_table(self._host.require().leases, waiting)
+            return replies.worker_table(self._host.require().leases, self._holders.asking())
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
@@ -363,18 +351,24 @@ class Dispatcher:
 
     def _release(self, peer: Peer, center: Center, worker: int, attempt: int) -> Released:
         """What ``worker`` is sent, as soon as it may be."""
-        center.leases.held(worker, attempt)
+        self._require_holder(peer, center, worker, attempt)
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
             self.changed.require(
-                lambda: center.ready(worker),
+                lambda: center.ready(worker) or self._holders.get(worker) is not peer,
                 self._deadlines.gather if gathering else self._deadlines.reply,
                 peer.hung_up,
                 lambda: center.scheduler.awaited(worker),
                 worker,
             )
         self.changed.require_running()
+        self._require_holder(peer, center, worker, attempt)
         return center.release(worker, attempt)
+
+    def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
+        """Whether ``attempt`` holds the lease, and was given it over the very connection of ``peer``."""
+        center.leases.held(worker, attempt)
+        self._holders.require(peer, worker)
 
     def _center_reply(self, peer: Peer, center: Center, released: Released) -> CenterReply:
         """Not under the lock."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -167,6 +168,7 @@ class WorkerClient(Client):
     def _join(self) -> Welcome:
         timeout = self.deadlines.publish + self.reply_timeout
         answer: Message = Parked()
+        self._hello = replace(self._hello, connection=self._hello.connection + 1)
         while isinstance(answer, Parked):
             answer = self.request(self._hello, (Welcome, Parked), timeout)
         assert isinstance(answer, Welcome)

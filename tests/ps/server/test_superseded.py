@@ -1,0 +1,114 @@
+"""What an attempt had sent before it came back over another connection, and arrives after that."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.frames import some_commit
+from support.patience import patience, until
+from support.running_server import Running
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.errors import DistkerasError, LeaseLostError
+from distkeras.ps.protocol.commit_record import CommitRecord
+from distkeras.ps.protocol.messages import Ack, CenterReply, Hello, Leave, Parked, Pull, Welcome
+from distkeras.ps.rules import make
+from distkeras.ps.transport.worker_client import WorkerClient
+
+pytestmark = pytest.mark.timeout(60)
+
+SIZE = 3
+OLDER = "over this connection"
+
+
+def record(batch: int) -> CommitRecord:
+    """Of one mini-batch."""
+    return CommitRecord(0, batch, batch, False, True, 0.1, 1.0, (np.ones(SIZE, np.float32),))
+
+
+@contextlib.contextmanager
+def clients(running: Running) -> Iterator[tuple[WorkerClient, WorkerClient, WorkerClient]]:
+    """Two connections of worker 0's one attempt, which has pulled over the older one; and worker 1, who joined."""
+    older, newer, other = (running.client(worker, attempt=1, size=SIZE) for worker in (0, 0, 1))
+    with contextlib.closing(older), contextlib.closing(newer), contextlib.closing(other):
+        older.join()
+        other.join()
+        older.pull()
+        other.pull()
+        assert newer.join().held
+        yield older, newer, other
+
+
+def staleness(running: Running, worker: int) -> list[int]:
+    commits = running.driver.drain().commits.view(COMMIT)
+    return commits["staleness"][commits["worker"] == worker].tolist()
+
+
+def test_a_late_pull_does_not_move_the_clock_that_staleness_counts_from() -> None:
+    with Running(make("dynsgd"), size=SIZE) as running, clients(running) as (older, newer, other):
+        for batch in range(5):
+            other.commit(record(batch))
+        with pytest.raises(LeaseLostError, match=OLDER):
+            older.request(Pull(0, 1, 1), CenterReply)
+        newer.commit(record(0))
+        assert staleness(running, worker=0) == [5]
+
+
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_a_late_commit_is_refused(value: float) -> None:
+    with Running(make("dynsgd"), size=SIZE, max_skipped=1) as running, clients(running) as (older, newer, other):
+        other.commit(record(0))
+        with pytest.raises(LeaseLostError, match=OLDER):
+            older.request(some_commit(np.full(SIZE, value, np.float32), attempt=1), (CenterReply, Ack))
+        newer.commit(record(0))
+        assert staleness(running, worker=0) == [1]
+
+
+def test_a_late_leave_is_refused() -> None:
+    with Running(make("downpour"), size=SIZE) as running, clients(running) as (older, newer, _):
+        with pytest.raises(LeaseLostError, match=OLDER):
+            older.request(Leave(0, 1, 1), Ack)
+        newer.commit(record(0))
+        newer.leave()
+        assert running.driver.observe(0, patience(5)).finished == 1
+
+
+def test_a_late_hello_is_refused() -> None:
+    """It stood in the network while its attempt came back; else that one would lose its lease to it."""
+    with Running(make("downpour"), size=SIZE) as running:
+        attempt = running.client(attempt=1, size=SIZE)
+        late = running.client(attempt=1, size=SIZE)
+        with contextlib.closing(attempt), contextlib.closing(late):
+            attempt.join()
+            attempt.close()
+            attempt.join()
+            hello = Hello(worker=0, attempt=1, size=SIZE, moving_statistics=0, metrics="loss", connection=1)
+            with pytest.raises(LeaseLostError, match="speaks over its connection 2"):
+                late.request(hello, (Welcome, Parked))
+            attempt.pull()
+
+
+def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_comes_back() -> None:
+    with Running(make("averaging"), size=SIZE) as running:
+        older, newer = (running.client(attempt=1, size=SIZE) for _ in range(2))
+        with contextlib.closing(older), contextlib.closing(newer):
+            older.join()
+            errors: list[DistkerasError] = []
+
+            def pull() -> None:
+                try:
+                    older.request(Pull(0, 1, 1), CenterReply)  # it waits for worker 1
+                except DistkerasError as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=pull, daemon=True)
+            thread.start()
+            (session,) = (session for session in running.server.sessions if session.lease is not None)
+            until(lambda: session.asking)
+            newer.join()
+            thread.join(patience(10))
+            assert [type(error) for error in errors] == [LeaseLostError]
