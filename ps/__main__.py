@@ -16,15 +16,18 @@ from pathlib import Path
 
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.server.lifeline import DriverLink
 from distkeras.ps.server.start import StartReport, StartRequest, build_server, key_from_text
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
 
 #: Settings whose flags are not a field's name and a value.
 _OWN_FLAGS = ("rule", "deadlines", "checkpoint")
+#: Seconds that a server may take to end, with a last snapshot, once its driver is gone.
+_END_SECONDS = 120
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +37,10 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("rules", help="print the table of rules, in Markdown")
     commands.add_parser("key", help="print a new random key, to be kept in a file")
     commands.add_parser("certificate", help="print a new private key and certificate, to be kept in a file")
-    commands.add_parser("child", help="serve as a driver's child: a request on standard input, until it closes")
+    child = commands.add_parser("child", help="serve as a driver's child: a request on standard input, until a goodbye")
+    child.add_argument(
+        "--driver", type=int, metavar="FD", help="a descriptor of the driver's process: serve while it lives"
+    )
     serve = commands.add_parser("serve", help="serve one job until interrupted")
     serve.add_argument("--rule", required=True, help=f"one of {', '.join(rules.all_rules())}")
     serve.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a hyper-parameter of the rule")
@@ -104,10 +110,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    child = arguments.command == "child"
-    _log_to_standard_error(child)
+    link = DriverLink(sys.stdin.fileno(), arguments.driver) if arguments.command == "child" else None
+    _log_to_standard_error(link is not None)
     try:
-        request = StartRequest.from_json(sys.stdin.readline()) if child else request_from(arguments)
+        request = request_from(arguments) if link is None else _request_of(link)
         server, report = build_server(request)
     except (DistkerasError, OSError) as error:
         taken = getattr(error, "errno", None) == errno.EADDRINUSE
@@ -116,11 +122,19 @@ def _serve(arguments: argparse.Namespace) -> int:
     with server:
         sys.stdout.write(report.to_json() + "\n")
         sys.stdout.flush()
-        if child:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
-            sys.stdin.read()  # returns when the driver closes its end, or dies
-            return 0
-        return _until_interrupted(arguments.lifetime)
+        if link is None:
+            return _until_interrupted(arguments.lifetime)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
+        link.wait_until_over()
+        signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
+        return 0
+
+
+def _request_of(link: DriverLink) -> StartRequest:
+    line = link.line()
+    if line is None:
+        raise ServerLostError("a driver must say what to serve. Received: its end")
+    return StartRequest.from_json(line)
 
 
 def _until_interrupted(lifetime: float | None) -> int:

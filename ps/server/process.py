@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import secrets
-import select
 import subprocess
 import sys
 import threading
@@ -19,9 +17,10 @@ from typing import Any
 
 import distkeras
 from distkeras.ps.checkpoint.checkpointer import StartMode
-from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError, ServerLostError
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError, ServerLostError
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.server.lifeline import GOODBYE, first_line, lines_of, process_descriptor
 from distkeras.ps.server.start import ResumePoint, StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
@@ -38,9 +37,9 @@ _ATTEMPTS = 3
 class ServerProcess:
     """A parameter server for one job, with a fresh random key.
 
-    The child serves until its standard input ends. That is `close`, or the death of the driver in any way: the
-    kernel closes the pipe. So no server outlives its driver. The key, and the private key of
-    a certificate, go through the same pipe, never through arguments or the environment.
+    The child serves until this process says goodbye, which is `close`, or has died in any way: see `lifeline`. So no
+    server outlives its driver. The key, and the private key of a certificate, go through a pipe, never through
+    arguments or the environment. A forked copy of this process has no say: `close` does nothing there.
 
     What the child logs is given to this process' loggers of the same names, with level and time; what else it writes to
     its standard error, to this module's.
@@ -78,6 +77,8 @@ class ServerProcess:
             job=job or {},
         )
         self._child: subprocess.Popen[bytes] | None = None
+        #: The process that the child belongs to.
+        self._owner = os.getpid()
         self._log_reader: threading.Thread | None = None
         self._address: Address | None = None
         #: Of the server that runs, or ran last; 0 before the first.
@@ -106,24 +107,26 @@ class ServerProcess:
         self._address = Address(report.host, report.port, self._request.key, pinned)
 
     def _launch(self, request: StartRequest) -> StartReport:
-        home = str(Path(distkeras.__file__).resolve().parents[1])
-        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # One BLAS thread: the finite check must not take a core from the workers beside it.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
+        self._owner = os.getpid()
+        driver = process_descriptor()
+        arguments = [] if driver is None else ["--driver", str(driver)]
         child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "distkeras.ps", "child"],
+            [sys.executable, "-m", "distkeras.ps", "child", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=_environment(),
+            pass_fds=() if driver is None else (driver,),
         )
+        if driver is not None:
+            os.close(driver)
         self._log_reader = threading.Thread(
-            target=self._read_log, args=(child.stderr,), name=f"distkeras-log-{child.pid}", daemon=True
+            target=self._read_log, args=(child,), name=f"distkeras-log-{child.pid}", daemon=True
         )
         self._log_reader.start()
         try:
             _write(child, request.to_json().encode() + b"\n")
-            report = StartReport.from_json(_read_line(child))
+            report = StartReport.from_json(_first_line(child))
         except BaseException:
             child.kill()
             self.close()
@@ -203,10 +206,11 @@ class ServerProcess:
     def close(self) -> None:
         """Ends the process and waits for it; the port is free afterwards."""
         child = self._child
-        if child is None:
+        if child is None or self._owner != os.getpid():
             return
         if child.stdin is not None and not child.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # a process that has ended has not read all that it was sent
+            with contextlib.suppress(BrokenPipeError):  # a process that has ended does not read it
+                child.stdin.write(GOODBYE)
                 child.stdin.close()
         try:
             child.wait(_END if self.settings.checkpoint is None else _END_SAVING)
@@ -218,15 +222,26 @@ class ServerProcess:
         if self._log_reader is not None:
             self._log_reader.join(_END)  # it has read to the end then
 
-    def _read_log(self, stream: io.BufferedReader) -> None:
-        with io.TextIOWrapper(stream, "utf-8", "replace") as lines:
-            for line in lines:
-                record = record_from_json(line)
+    def _read_log(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stderr is not None
+        with child.stderr as stream:
+            for line in lines_of(child, stream.fileno()):
+                text = line.decode("utf-8", "replace")
+                record = record_from_json(text)
                 if record is None:
-                    log.warning("the parameter server: %s", line.rstrip())
+                    log.warning("the parameter server: %s", text.rstrip())
                     continue
                 self._events.add(record, "server")
                 handle(record)
+
+
+def _environment() -> dict[str, str]:
+    """The child's: it imports the distkeras that this process has, and nothing from the current directory."""
+    home = str(Path(distkeras.__file__).resolve().parents[1])
+    # An empty entry would mean the current directory as well.
+    paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # One BLAS thread: the finite check must not take a core from the workers beside it.
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _write(child: subprocess.Popen[bytes], line: bytes) -> None:
@@ -238,19 +253,9 @@ def _write(child: subprocess.Popen[bytes], line: bytes) -> None:
         raise ServerLostError("the parameter server must start. Received: its end") from None
 
 
-def _read_line(child: subprocess.Popen[bytes]) -> bytes:
+def _first_line(child: subprocess.Popen[bytes]) -> bytes:
     assert child.stdout is not None
-    descriptor, line = child.stdout.fileno(), b""
-    deadline = time.monotonic() + _START
-    while not line.endswith(b"\n"):
-        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not readable:
-            raise DeadlineError(f"waited {_START:g} s for the parameter server to start")
-        piece = os.read(descriptor, 4096)
-        if not piece:
-            raise ServerLostError(f"the parameter server must start. Received: exit {child.wait(_END)}")
-        line += piece
-    return line
+    return first_line(child, child.stdout.fileno(), _START)
 
 
 class _PortTakenError(ConfigurationError):

@@ -12,13 +12,21 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, patience
 
-from distkeras.ps.errors import (
-    ConfigurationError,
-)
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
+
+
+def fork_and_pause() -> int:
+    """What multiprocessing does to a driver: a child that has all its descriptors, and lives."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    return child
 
 
 class TestProcess:
@@ -33,26 +41,76 @@ class TestProcess:
         with socket.create_server(where):
             pass
 
-    def test_it_dies_with_its_driver(self) -> None:
+    @pytest.mark.parametrize(
+        ("forked", "descriptors"),
+        [(False, True), (True, True), (True, False)],
+        ids=["alone", "with a forked child", "with a forked child, on a system without descriptors of processes"],
+    )
+    def test_it_dies_with_its_driver(self, forked: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        if not descriptors:
+            monkeypatch.setattr("distkeras.ps.server.process.process_descriptor", lambda: None)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # a driver that is killed before it can close anything
             process = ServerProcess(ServerSettings(make("downpour"), workers=1))
             process.start()
-            os.write(writer, f"{process.pid} {process.address.port}\n".encode())
+            grandchild = fork_and_pause() if forked else 0
+            os.write(writer, f"{process.pid} {process.address.port} {grandchild}\n".encode())
             signal.pause()
         os.close(writer)
         with os.fdopen(reader) as lines:
-            pid, port = map(int, lines.readline().split())
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        pidfd = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
-        if pidfd is not None:
-            readable, _, _ = select.select([pidfd], [], [], patience(10))
-            os.close(pidfd)
-            assert readable
-        with socket.create_server(("127.0.0.1", port)):
-            pass
+            pid, port, grandchild = map(int, lines.readline().split())
+        try:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pidfd = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
+            if pidfd is not None:
+                readable, _, _ = select.select([pidfd], [], [], patience(10))
+                os.close(pidfd)
+                assert readable
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+        finally:
+            if grandchild:
+                os.kill(grandchild, signal.SIGKILL)
+
+    @pytest.mark.parametrize("saving", [False, True], ids=["", "with a checkpoint"])
+    def test_it_ends_by_itself_when_it_is_closed_although_the_driver_has_forked(
+        self, saving: bool, tmp_path: Path
+    ) -> None:
+        checkpoint = Checkpoint(str(tmp_path)) if saving else None
+        with ServerProcess(ServerSettings(make("downpour"), workers=1, checkpoint=checkpoint)) as process:
+            child = fork_and_pause()
+        try:
+            assert process.exit_code == 0  # and not killed at the end of its time
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def test_it_outlives_a_forked_child_that_closes_its_copy(self) -> None:
+        with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
+            child = os.fork()
+            if child == 0:
+                process.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+            driver = DriverClient(process.address, PATIENT)
+            driver.publish(np.zeros(4, np.float32))
+            driver.close()
+            assert process.alive()
+
+    @pytest.mark.parametrize("path", [None, "", ":"], ids=["", "empty path", "path with an empty entry"])
+    def test_it_imports_nothing_from_the_current_directory(
+        self, path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("numpy", "json", "distkeras"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit('from the current directory')")
+        if path is not None:
+            monkeypatch.setenv("PYTHONPATH", path)
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+        monkeypatch.chdir(tmp_path)
+        with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
+            assert process.alive()
 
     def test_the_key_is_neither_in_its_arguments_nor_in_its_environment(self) -> None:
         with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
