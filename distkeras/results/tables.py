@@ -78,12 +78,14 @@ class JobRecords:
         commits: rows of `commit_log.COMMIT`.
         steps: float64 ``(mini-batches, 2 + metrics)``: timestamp, samples, then the metrics.
         metrics: their names, loss first.
+        missing: mini-batches behind commits whose records were lost with a damaged file of a checkpoint.
     """
 
-    def __init__(self, commits: np.ndarray, steps: np.ndarray, metrics: tuple[str, ...]) -> None:
+    def __init__(self, commits: np.ndarray, steps: np.ndarray, metrics: tuple[str, ...], missing: int = 0) -> None:
         self.commits_array = commits
         self.steps_array = steps
         self.metrics = metrics
+        self.missing = missing
 
     @classmethod
     def drain(cls, driver: DriverClient) -> JobRecords:
@@ -100,7 +102,7 @@ class JobRecords:
                 break
         metrics = tuple(names.split("\n")) if names else ("loss",)
         rows = np.concatenate(steps) if steps else np.empty((0, len(FIXED_HISTORY) + len(metrics)))
-        return cls(np.concatenate(commits), rows, metrics)
+        return cls(np.concatenate(commits), rows, metrics, records.missing)
 
     def commits(self) -> pa.Table:
         """One row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), scale, bytes …"""
@@ -145,12 +147,17 @@ class JobRecords:
             resumed: where it went on with an earlier one: other partitions' commits do not count.
             stopped: the job ended early: those of each partition are the first ones of all that were due.
 
+        Where records are `missing`, what is left must be without a double, and lack no more than those.
+
         Raises:
             LedgerError: one is missing or counted twice.
         """
         commits, first_epoch = self.commits_array, 0
         if resumed is not None and not resumed.exact:
             commits, first_epoch = commits[commits["clock"] >= resumed.clock], resumed.epoch
+        if self.missing:
+            self._check_at_most_once(commits, batches, range(first_epoch, epochs), stopped=stopped)
+            return
         for worker, expected in batches.items():
             own = commits[commits["worker"] == worker]
             counted, reached = 0, epochs - 1
@@ -171,6 +178,29 @@ class JobRecords:
                         f"Received: {list(zip(firsts.tolist(), lasts.tolist(), strict=True))}",
                         worker=worker,
                     )
+
+    def _check_at_most_once(
+        self, commits: np.ndarray, batches: dict[int, int], epochs: range, *, stopped: bool
+    ) -> None:
+        absent = 0
+        for worker, expected in batches.items():
+            own = commits[commits["worker"] == worker]
+            for epoch in epochs:
+                ranges = np.sort(own[own["epoch"] == epoch][["first_batch", "last_batch"]], order="first_batch")
+                firsts, lasts = ranges["first_batch"], ranges["last_batch"]
+                beyond = 0 <= expected <= lasts.max(initial=-1)
+                if beyond or np.any(firsts[1:] <= lasts[:-1]):
+                    raise LedgerError(
+                        f"no mini-batch must be committed twice, and none beyond the {expected} of epoch {epoch}. "
+                        f"Received: {list(zip(firsts.tolist(), lasts.tolist(), strict=True))}",
+                        worker=worker,
+                    )
+                absent += max(0, expected) - int((lasts - firsts + 1).sum())
+        if absent > self.missing and not stopped:
+            raise LedgerError(
+                f"every mini-batch must be committed, but for {self.missing} whose records were lost. "
+                f"Received: {absent} that are not"
+            )
 
     def _table(self, names: tuple[str, ...], commits: np.ndarray) -> pa.Table:
         return pa.table({name: self._column(name, commits[name]) for name in names})

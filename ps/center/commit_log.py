@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import struct
 import typing
 from collections import deque
+from collections.abc import Mapping
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from distkeras.ps.center.commit_file import BLOCK_COMMITS, CommitFile, LogRows, joined
+from distkeras.ps.events import report
 from distkeras.ps.protocol.commit_record import FIXED_HISTORY, NO_ROWS
 from distkeras.ps.protocol.messages import Commit
+
+log = logging.getLogger(__name__)
 
 
 class CommitOutcome(NamedTuple):
@@ -57,44 +64,59 @@ COMMIT = np.dtype(
     + [(column, _FORMATS[kind]) for column, kind in typing.get_type_hints(CommitOutcome).items()]
 )
 
+#: One row as bytes: five times as fast as numpy makes it of a tuple.
+_packed = struct.Struct("<" + "".join("d" if COMMIT[name].kind == "f" else "q" for name in COMMIT.names or ())).pack
+
 _RECENT = 64
-_STEPS, _STALENESS, _SKIPPED = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness", "skipped"))
+_STEPS, _STALENESS = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness"))
+
+#: What is kept in memory before a file takes it: commits, and bytes of history.
+_MEMORY_COMMITS, _MEMORY_BYTES = 256, 4 << 20
 
 
 class CommitLog:
-    """All commits of a job, each once, with their history: what `trainer.commits` and `trainer.history` are made of."""
+    """All commits of a job, each once, with their history: what `trainer.commits` and `trainer.history` are made of.
+
+    The latest ones are in memory, the others in a temporary file, so that memory does not grow with the job. Where the
+    disk has no room for it they stay in memory meanwhile.
+    """
 
     def __init__(self) -> None:
         self._commits: list[tuple[float, ...]] = []
         self._history: list[np.ndarray] = []
+        self._file = CommitFile(COMMIT)
+        self._bytes = 0
+        self._most_commits, self._most_bytes = _MEMORY_COMMITS, _MEMORY_BYTES
         #: Columns of the history; 0 before there is any.
         self.columns = 0
         self.batches = 0
         self.samples = 0
         #: Commits that were left out for their numbers.
         self.skipped = 0
+        #: Mini-batches whose records were lost with a damaged file; `batches` counts them.
+        self.missing = 0
         self._losses: deque[float] = deque(maxlen=_RECENT)
         self._staleness: deque[float] = deque(maxlen=_RECENT)
 
     def add(self, commit: Commit, outcome: CommitOutcome) -> None:
         """Writes one commit down."""
-        self._append(_of_commit(commit) + outcome, commit.history)
-
-    def _append(self, row: tuple[float, ...], history: np.ndarray) -> None:
+        row, history = _of_commit(commit) + outcome, commit.history
         self._commits.append(row)
         self._history.append(history)
+        self._bytes += history.nbytes
         self.batches += int(row[_STEPS])
-        skipped = bool(row[_SKIPPED])
+        skipped = outcome.skipped
         self.skipped += skipped
         if not skipped:
             self._staleness.append(row[_STALENESS])
-        if not history.size:
-            return
-        self.columns = history.shape[1]
-        # A few rows at most times: Python adds them up faster than numpy, and a lock is held.
-        self.samples += int(sum(history[:, 1].tolist()))
-        if not skipped and self.columns > len(FIXED_HISTORY):
-            self._losses.append(sum(history[:, len(FIXED_HISTORY)].tolist()) / len(history))
+        if history.size:
+            self.columns = history.shape[1]
+            # A few rows at most times: Python adds them up faster than numpy, and a lock is held.
+            self.samples += int(sum(history[:, 1].tolist()))
+            if not skipped and self.columns > len(FIXED_HISTORY):
+                self._losses.append(sum(history[:, len(FIXED_HISTORY)].tolist()) / len(history))
+        if len(self._commits) >= self._most_commits or self._bytes >= self._most_bytes:
+            self._spill()
 
     @property
     def loss(self) -> float:
@@ -107,23 +129,70 @@ class CommitLog:
         return sum(self._staleness) / len(self._staleness) if self._staleness else float("nan")
 
     def __len__(self) -> int:
-        return len(self._commits)
+        return len(self._file) + len(self._commits)
+
+    def read(self, start: int = 0, count: int | None = None) -> LogRows:
+        """``count`` commits from number ``start`` on (all others, if None), with their history."""
+        end = len(self) if count is None else min(len(self), start + count)
+        spilled = len(self._file)
+        pieces = self._file.read(start, min(end, spilled) - start) if start < spilled else []
+        if end > spilled:
+            pieces.append(self._recent(max(0, start - spilled), end - spilled))
+        return joined(pieces, COMMIT)
 
     def commits(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """``count`` commits from number ``start`` on (all others, if None), as `COMMIT` rows."""
-        return np.array(self._commits[start : None if count is None else start + count], COMMIT)
+        return self.read(start, count).commits
 
-    def lengths(self, start: int, count: int) -> np.ndarray:
-        """How many rows of history each of ``count`` commits from number ``start`` on has, int64."""
-        return np.array([len(rows) for rows in self._history[start : start + count]], np.int64)
+    def extend(self, rows: LogRows) -> None:
+        """Takes back what `read` gave. The sums are `restore_totals`'s to set.
 
-    def history(self, start: int, count: int) -> np.ndarray:
-        """The history behind ``count`` commits from number ``start`` on, float64 ``(rows, columns)``."""
-        pieces = [rows for rows in self._history[start : start + count] if rows.size]
-        return np.concatenate(pieces) if pieces else NO_ROWS
+        Raises:
+            OSError: there is no room for it.
+        """
+        for block in rows.blocks():
+            self._file.append(block)
 
-    def extend(self, commits: np.ndarray, lengths: np.ndarray, history: np.ndarray) -> None:
-        """Takes back what `commits`, `lengths` and `history` gave."""
-        pieces = np.split(history, np.cumsum(lengths)[:-1])
-        for row, piece in zip(commits.tolist(), pieces, strict=True):
-            self._append(row, piece)
+    def totals(self) -> dict[str, Any]:
+        """What is known of all commits together, JSON-ready."""
+        return {
+            "batches": self.batches,
+            "samples": self.samples,
+            "skipped": self.skipped,
+            "columns": self.columns,
+            "losses": list(self._losses),
+            "staleness": list(self._staleness),
+        }
+
+    def restore_totals(self, totals: Mapping[str, Any]) -> None:
+        """Sets what `totals` gave, once the commits are there: those that could be read."""
+        for name in ("batches", "samples", "skipped", "columns"):
+            setattr(self, name, totals[name])
+        self._losses.extend(totals["losses"])
+        self._staleness.extend(totals["staleness"])
+        blocks = range(0, len(self), BLOCK_COMMITS)
+        self.missing = self.batches - sum(int(self.commits(first, BLOCK_COMMITS)["steps"].sum()) for first in blocks)
+
+    def _recent(self, start: int, end: int) -> LogRows:
+        """Those in memory."""
+        history = self._history[start:end]
+        pieces = [rows for rows in history if rows.size]
+        return LogRows(
+            np.frombuffer(b"".join([_packed(*row) for row in self._commits[start:end]]), COMMIT),
+            np.array([len(rows) for rows in history], np.int64),
+            np.concatenate(pieces) if pieces else NO_ROWS,
+        )
+
+    def _spill(self) -> None:
+        while self._commits:
+            count = min(BLOCK_COMMITS, len(self._commits))
+            try:
+                self._file.append(self._recent(0, count))
+            except OSError as error:
+                if self._most_commits == _MEMORY_COMMITS:
+                    report(log, "records", "the records of commits stay in memory: %s", error)
+                self._most_commits, self._most_bytes = len(self._commits) + _MEMORY_COMMITS, self._bytes + _MEMORY_BYTES
+                return
+            del self._commits[:count], self._history[:count]
+            self._bytes = sum(rows.nbytes for rows in self._history)
+        self._most_commits, self._most_bytes = _MEMORY_COMMITS, _MEMORY_BYTES

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.commit_file import LogRows
 from distkeras.ps.center.commit_log import COMMIT, CommitLog
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import Store
@@ -58,6 +59,7 @@ class Unsaved:
     log_file: str
     rows: Mapping[str, np.ndarray]
     log_files: LogFiles = field(default_factory=LogFiles)
+    totals: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take(center: Center, log_files: LogFiles) -> Unsaved:
@@ -67,14 +69,11 @@ def take(center: Center, log_files: LogFiles) -> Unsaved:
     """
     state, commit_log, first, end = capture(center), center.log, log_files.commits, len(center.log)
     log_file = f"log-{center.incarnation:06d}-{first:012d}-{end:012d}"
-    rows = {
-        "commits": commit_log.commits(first).view(np.uint8),
-        "lengths": commit_log.lengths(first, end - first),
-        "history": commit_log.history(first, end - first),
-    }
+    commits, lengths, history = commit_log.read(first)
+    rows = {"commits": commits.view(np.uint8), "lengths": lengths, "history": history}
     names = (*log_files.names, log_file) if end > first else log_files.names
     name = f"snapshot-{center.incarnation:06d}-{center.clock:012d}"
-    return Unsaved(name, state, center.metrics, log_file, rows, LogFiles(names, end))
+    return Unsaved(name, state, center.metrics, log_file, rows, LogFiles(names, end), commit_log.totals())
 
 
 class SnapshotDirectory:
@@ -152,6 +151,7 @@ class SnapshotDirectory:
             "job": self._job,
             "metrics": snapshot.metrics,
             "log_files": list(names),
+            "log_totals": snapshot.totals,
         }
         self._store.save(snapshot.name, header, snapshot.state.arrays)
 
@@ -181,7 +181,8 @@ class SnapshotDirectory:
         commit_log = CommitLog()
         for log_file in header["log_files"]:
             _, rows = self._store.load(log_file)
-            commit_log.extend(rows["commits"].view(COMMIT), rows["lengths"], rows["history"])
+            commit_log.extend(LogRows(rows["commits"].view(COMMIT), rows["lengths"], rows["history"]))
+        commit_log.restore_totals(header["log_totals"])
         files = LogFiles(tuple(header["log_files"]), len(commit_log))
         return Saved(name, State(header["state"], arrays), commit_log, header["job"], header["metrics"], files)
 

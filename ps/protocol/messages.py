@@ -278,10 +278,12 @@ class Drain(Message):
 class Records(Message):
     """Server → driver: commit records (bytes of `commit_log.COMMIT`) with the history rows behind them, in order.
 
-    ``metrics`` are the history's column names; ``total`` is how many commit records there are.
+    ``metrics`` are the history's column names; ``total`` is how many commit records there are, and ``missing`` how many
+    mini-batches are behind others that were lost.
     """
 
     total: int
+    missing: int
     metrics: str
     commits: Bytes
     history: Rows

@@ -72,9 +72,8 @@ def status(center: Center | None) -> Status:
 
 def records(center: Center, request: Drain) -> Records:
     """The commit records that ``request`` asks for."""
-    commits = center.log.commits(request.start, request.count)
-    history = center.log.history(request.start, request.count)
-    return Records(len(center.log), center.metrics, commits.view(np.uint8), history)
+    commits, _, history = center.log.read(request.start, request.count)
+    return Records(len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history)
 
 
 def worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int]) -> WorkerTable:

@@ -169,6 +169,20 @@ class TestExactlyOnce:
         assert found.commits()["clock"].to_pylist() == [0]
         assert found.history().num_rows == 3
 
+    def test_where_records_were_lost_nothing_may_be_double_and_no_more_be_absent(self) -> None:
+        found = records([(0, 0, 2, 2), (0, 1, 0, 2)])
+        found.missing = 2
+        found.check_exactly_once({0: 3}, 2)
+        found.missing = 1
+        with pytest.raises(LedgerError, match=r"for 1 whose records were lost\. Received: 2"):
+            found.check_exactly_once({0: 3}, 2)
+        found.check_exactly_once({0: 3}, 2, stopped=True)
+        for ranges in ([(0, 0, 0, 1), (0, 0, 1, 2)], [(0, 0, 1, 3)]):
+            found = records(ranges)
+            found.missing = 9
+            with pytest.raises(LedgerError, match="no mini-batch must be committed twice, and none beyond"):
+                found.check_exactly_once({0: 3}, 1)
+
     def test_a_worker_without_rows(self) -> None:
         records([]).check_exactly_once({0: 0}, 3)
 

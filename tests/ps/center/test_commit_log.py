@@ -1,0 +1,132 @@
+"""The commit log: what it gives back is what came, wherever it keeps it, and memory does not grow with the job."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distkeras.ps.center.commit_log import COMMIT, CommitLog, CommitOutcome
+from distkeras.ps.protocol.commit_record import NO_ROWS
+from distkeras.ps.protocol.messages import Commit
+
+
+def commit_of(number: int, steps: int, columns: int = 4) -> Commit:
+    history = np.arange(steps * columns, dtype=np.float64).reshape(steps, columns) + number
+    return Commit(
+        worker=number % 3,
+        attempt=7,
+        incarnation=1,
+        sequence=number + 1,
+        epoch=0,
+        first=number,
+        last=number + steps - 1,
+        epoch_end=False,
+        wants_center=True,
+        learning_rate=0.5,
+        scale=1.0,
+        waited=number / 7,
+        parts=(np.zeros(3, np.float32),),
+        history=history if steps else NO_ROWS,
+    )
+
+
+def add(log: CommitLog, number: int, *, steps: int = 1, columns: int = 4, skipped: bool = False) -> None:
+    log.add(commit_of(number, steps, columns), CommitOutcome(number, 2, 1.7e9 + number, 0.5, math.nan, 1.0, skipped))
+
+
+def filled(count: int) -> CommitLog:
+    log = CommitLog()
+    for number in range(count):
+        add(log, number, steps=number % 4, skipped=number % 50 == 49)
+    return log
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
+def test_any_part_is_what_came(count: int) -> None:
+    log = filled(count)
+    assert len(log) == count
+    whole = log.read()
+    assert whole.commits["clock"].tolist() == list(range(count))
+    assert whole.commits["wait"].tolist() == [number / 7 for number in range(count)]
+    assert whole.lengths.tolist() == [number % 4 for number in range(count)]
+    expected = [commit_of(number, number % 4).history for number in range(count) if number % 4]
+    if expected:
+        np.testing.assert_array_equal(whole.history, np.concatenate(expected))
+    for start, size in [(0, 1), (3, 5), (250, 20), (0, 256), (256, 300), (900, 500), (count, 3)]:
+        part = log.read(start, size)
+        assert part.commits.tobytes() == whole.commits[start : start + size].tobytes()
+        assert part.lengths.tolist() == whole.lengths[start : start + size].tolist()
+        first = int(whole.lengths[:start].sum())
+        rows = whole.history[first : first + int(part.lengths.sum())]
+        assert part.history.tobytes() == rows.tobytes()
+
+
+def test_the_sums_count_all() -> None:
+    log = filled(1000)
+    assert log.batches == sum(commit_of(number, number % 4).steps for number in range(1000))
+    assert log.skipped == 20
+    assert log.samples == int(log.read().history[:, 1].sum())
+    again = CommitLog()
+    again.extend(log.read())
+    again.restore_totals(log.totals())
+    assert again.totals() == log.totals()
+    assert (again.loss, again.staleness, again.missing) == (log.loss, log.staleness, 0)
+
+
+def test_what_was_not_read_back_is_missing() -> None:
+    log, again = filled(1000), CommitLog()
+    again.extend(log.read(0, 400))
+    again.extend(log.read(500))
+    again.restore_totals(log.totals())
+    assert again.missing == int(log.read(400, 100).commits["steps"].sum())
+    assert again.batches == log.batches
+    add(again, 1000, steps=2)
+    assert again.read(899).commits["clock"].tolist() == [999, 1000]
+
+
+def test_memory_does_not_grow_with_the_job() -> None:
+    def held(count: int) -> int:
+        tracemalloc.start()
+        log = CommitLog()
+        for number in range(count):
+            add(log, number)
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(log) == count
+        return size
+
+    assert (held(8_192) - held(2_048)) / 6_144 < 5  # bytes a commit
+
+
+def test_large_histories_do_not_stay_in_memory_either() -> None:
+    log = CommitLog()
+    tracemalloc.start()
+    for number in range(40):
+        add(log, number, steps=10_000, columns=8)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 8 << 20  # of 26 MB
+    assert log.read(39, 1).history.tobytes() == commit_of(39, 10_000, 8).history.tobytes()
+
+
+def test_a_disk_without_room_costs_memory_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+    log = CommitLog()
+    with caplog.at_level(logging.WARNING):
+        for number in range(5000):
+            add(log, number)
+    assert len([record for record in caplog.records if record.event == "records"]) == 1  # type: ignore[attr-defined]
+    assert log.read().commits["clock"].tolist() == list(range(5000))
+    (tmp_path / "not there").mkdir()
+    for number in range(5000, 6000):
+        add(log, number)
+    assert log.read().commits["clock"].tolist() == list(range(6000))
+    assert not list((tmp_path / "not there").iterdir())  # it has no name
+    assert log.read().commits.dtype == COMMIT
