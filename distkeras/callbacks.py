@@ -20,7 +20,7 @@ import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.protocol.messages import Status
-from distkeras.ps.validate import require_choice, require_integer, require_number
+from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
 
 if TYPE_CHECKING:
     import keras
@@ -232,12 +232,12 @@ class EarlyStopping(Callback):
         max_rows: int = 10_000,
     ) -> None:
         super().__init__(every_commits=every_commits, every_seconds=every_seconds)
-        self.monitor = monitor.removeprefix("val_")
+        self.monitor = require_text("monitor", monitor, "the name of a metric").removeprefix("val_")
         self.patience = None if patience is None else require_integer("patience", patience)
         self.min_delta = require_number("min_delta", min_delta, inclusive=True)
-        self.target = target
+        self.target = None if target is None else require_number("target", target, -math.inf)
         self.sign = _better_sign(self.monitor, mode)
-        self.restore_best_weights = restore_best_weights
+        self.restore_best_weights = require_boolean("restore_best_weights", restore_best_weights)
         self.max_rows = require_integer("max_rows", max_rows)
         self._df = df
         self.validation_batch: Batch | None = None

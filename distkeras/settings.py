@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from distkeras.data.class_weight import require_class_weight
 from distkeras.data.schema import names_of
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.ps.validate import invalid, require_choice, require_integer, require_number
+from distkeras.ps.validate import (
+    invalid,
+    require_boolean,
+    require_choice,
+    require_integer,
+    require_number,
+    require_text,
+)
 
 _S = TypeVar("_S")
 
@@ -54,7 +62,7 @@ class TrainSettings:
         checked: dict[str, Any] = {
             "features_col": names_of(self.features_col, "features_col"),
             "label_col": names_of(self.label_col, "label_col"),
-            "class_weight": None if self.class_weight is None else dict(self.class_weight),
+            "class_weight": None if self.class_weight is None else require_class_weight(self.class_weight),
         }
         for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 1)):
             checked[name] = require_integer(name, getattr(self, name), least)
@@ -62,6 +70,14 @@ class TrainSettings:
             checked["num_workers"] = require_integer("num_workers", self.num_workers)
         if self.stall_after is not None:
             checked["stall_after"] = require_number("stall_after", self.stall_after)
+        for name in ("shuffle", "partitioned_already", "tls"):
+            checked[name] = require_boolean(name, getattr(self, name))
+        if self.progress is not None:
+            checked["progress"] = require_boolean("progress", self.progress)
+        if self.sample_weight_col is not None:
+            require_text("sample_weight_col", self.sample_weight_col, "the name of a column, or None")
+        if self.host is not None:
+            require_text("host", self.host, "a host name or address, or None")
         require_choice("bad_numbers", self.bad_numbers, ("raise", "skip"))
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # frozen from here on

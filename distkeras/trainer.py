@@ -10,9 +10,12 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, CenterWeights, TrainingSetup
+from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
+from distkeras.data.columns import Column
+from distkeras.data.dataframe import require_dataframe
 from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
-from distkeras.data.schema import data_spec, weighted
+from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks
 from distkeras.job.cluster import default_workers, driver_host
@@ -68,7 +71,8 @@ class Trainer(JobResults):
         label_col: column or columns, in the order of the outputs. Integer classes for the sparse cross-entropy, else
             values that fill the output's shape.
         sample_weight_col: column with one weight a row.
-        class_weight: weight of each class, where the one label column holds integer classes.
+        class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
+            those that it does not name.
         num_workers: workers, each of which trains on one partition. Default: Spark's default parallelism.
         batch_size: rows of one mini-batch of one worker.
         num_epoch: passes over the data.
@@ -199,7 +203,7 @@ class Trainer(JobResults):
                 count once more; `resumed` says which. A larger `num_epoch` than before trains on.
 
         Raises:
-            MissingColumnError, ShapeError, ConfigurationError: before any work starts.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
             EmptyDataError: ``df`` has no rows.
             DistkerasError: what a worker found, with its traceback; the Spark job is cancelled and the port free.
             Exception: what a callback raised; likewise.
@@ -224,16 +228,21 @@ class Trainer(JobResults):
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
         """Settles everything that can be settled without a server; what cannot work fails here."""
+        require_dataframe("df", df)
         settings, replica = self.settings, self._build_replica()
-        weighted_df, weight_col = weighted(df, settings.label_col, settings.class_weight, settings.sample_weight_col)
         rewindable = checkpoint is not None or self.worker_settings.overlap
-        spec = replace(self._spec(replica.model, weighted_df, weight_col), rewindable=rewindable)
+        spec = replace(self._spec(replica.model, df, settings.sample_weight_col), rewindable=rewindable)
+        rows = df
+        if settings.class_weight is not None:
+            require_classes(settings.class_weight, spec)
+            rows = weighted(df, settings.label_col[0], settings.class_weight, settings.sample_weight_col)
+            spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
         require_fit(replica, spec)
         workers = settings.num_workers or default_workers(df)
         self._begin_job(df)
         begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._build_replica, self._read_rows))
         return JobPlan(
-            df=partitioned(weighted_df, spec, workers, partitioned_already=settings.partitioned_already),
+            df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
             spec=spec,
             model_file=self._model_file,
             recipe=self._recipe,
@@ -315,6 +324,7 @@ class Trainer(JobResults):
 
     def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
         """Rows of a validation DataFrame, with the columns that the trainer is told of."""
+        require_dataframe("df", df)
         spec = self._spec(self._build_replica().model, df, self.settings.sample_weight_col)
         return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
 

@@ -80,7 +80,11 @@ class EmptyDataError(DataError):
 
 
 class MissingColumnError(DataError):
-    """A named column is not in the DataFrame, or has a type that holds no numbers."""
+    """A named column is not in the DataFrame."""
+
+
+class ColumnTypeError(DataError, TypeError):
+    """A column has a type that holds no numbers: text, bytes, a structure."""
 
 
 class BadValueError(DataError):
@@ -160,4 +164,5 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     JobStoppedError,
     LedgerError,
     SnapshotError,
+    ColumnTypeError,
 )

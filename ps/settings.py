@@ -20,7 +20,7 @@ from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import invalid, require_integer, require_number
+from distkeras.ps.validate import invalid, require_boolean, require_integer, require_number
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class ServerSettings:
         _replace(self, "max_skipped", require_integer("max_skipped", self.max_skipped, 0))
         _replace(self, "port", require_integer("port", self.port, 0, 0xFFFF))
         _replace(self, "max_body", require_integer("max_body", self.max_body))
+        _replace(self, "measure_gap", require_boolean("measure_gap", self.measure_gap))
         if self.staleness_bound is not None:
             _replace(self, "staleness_bound", require_integer("staleness_bound", self.staleness_bound, 0))
         scheduler_for(self.rule, self.workers, self.staleness_bound)
@@ -113,6 +114,7 @@ class WorkerSettings:
         _require_rule(self.rule)
         _replace(self, "workers", require_integer("workers", self.workers))
         require_format(self.wire_format, self.rule)
+        _replace(self, "overlap", require_boolean("overlap", self.overlap))
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "

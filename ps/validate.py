@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from distkeras.ps.errors import ConfigurationError
 
 
@@ -54,6 +56,33 @@ def require_number(
         "" if below == math.inf else f" and below {below:g}"
     )
     raise invalid(name, value, f"a finite number {bounds}")
+
+
+def require_boolean(name: str, value: Any) -> bool:
+    """True or False, of Python's or numpy's; as Python has it. "no" and 1 are none.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise invalid(name, value, "True or False")
+    return bool(value)
+
+
+def require_text(name: str, value: Any, expected: str) -> str:
+    """A string that is not empty.
+
+    Args:
+        name: of the argument.
+        value: what came.
+        expected: what the string is, to follow "must be".
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if not isinstance(value, str) or not value:
+        raise invalid(name, value, expected)
+    return value
 
 
 def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.settings import TrainSettings
 
 NO_COUNT: tuple[Any, ...] = (-1, 1.5, 2.0, True, "2", np.float64(2), math.nan)
+NO_SWITCH: tuple[Any, ...] = ("no", 1, 0, [], np.int64(1))
 BAD: dict[str, tuple[Any, ...]] = {
     "num_workers": (0, *NO_COUNT),
     "batch_size": (0, None, *NO_COUNT),
@@ -39,6 +40,25 @@ BAD: dict[str, tuple[Any, ...]] = {
     "label_col": ((), ""),
     "learning_rate": (0.1,),  # the rule takes no steps at the server
     "communication_share": (0.1,),  # the window is not to be measured
+    "class_weight": (
+        [1.0, 2.0],
+        "balanced",
+        {},
+        {"cat": 1.0},
+        {-1: 1.0},
+        {0.5: 1.0},
+        {0: "2"},
+        {0: -1.0},
+        {0: math.nan},
+    ),
+    "sample_weight_col": ("", 3, ["weight"]),
+    "host": ("", 8080),
+    "shuffle": (None, *NO_SWITCH),
+    "partitioned_already": (None, *NO_SWITCH),
+    "tls": (None, *NO_SWITCH),
+    "measure_gap": (None, *NO_SWITCH),
+    "overlap": (None, *NO_SWITCH),
+    "progress": NO_SWITCH,
 }
 SYNCHRONOUS = [name for name, kind in all_rules().items() if kind().traits.synchronous]
 #: Keywords that say what the model and the rule are.

@@ -33,7 +33,7 @@ class AccuracyEvaluator(
 
     Raises:
         ConfigurationError: nested arrays.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
         EmptyDataError: no rows.
         BadValueError: a null, a NaN, or a number that is no class; also what a prediction in the same job raised.
     """
@@ -89,7 +89,7 @@ class LossEvaluator(
 
     Raises:
         ConfigurationError: an unknown loss, or columns that it does not fit.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
         EmptyDataError: no rows.
         BadValueError: a null, a NaN, a probability outside [0, 1], a label out of range or not one-hot; also
             what a prediction in the same job raised.

@@ -19,13 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from distkeras.data.columns import quoted
+from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import (
     ERRORS,
     BadValueError,
     ConfigurationError,
     DistkerasError,
     EmptyDataError,
-    MissingColumnError,
     ShapeError,
 )
 
@@ -69,30 +69,18 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
     """Column ``name`` of ``df``.
 
     Raises:
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
         ConfigurationError: several columns of that name.
     """
-    found = [field.dataType for field in df.schema.fields if field.name == name]
-    if not found:
-        raise MissingColumnError(
-            f"the DataFrame must have the column {name!r}. Received: columns={df.columns}", column=name
-        )
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"column names must be unambiguous. Received: {len(found)} columns named {name!r}", column=name
-        )
+    kind = field_of(df.schema.fields, name).dataType
+    require_numbers(name, kind)
     column = F.col(quoted(name))
-    if type(found[0]).__name__ == "VectorUDT":
+    if is_vector(kind):
         # The conversion throws on null, without a word about the column.
         return NumericColumn(name, 1, True, F.when(column.isNotNull(), vector_to_array(column)), "double")
-    depth, kind = 0, found[0]
+    depth = 0
     while isinstance(kind, T.ArrayType):
         depth, kind = depth + 1, kind.elementType
-    if not isinstance(kind, T.NumericType | T.BooleanType):
-        raise MissingColumnError(
-            f"a column must hold numbers, arrays of numbers or vectors. Received: {found[0].simpleString()}",
-            column=name,
-        )
     return NumericColumn(name, depth, False, column, "double" if isinstance(kind, T.DoubleType) else "float")
 
 

@@ -67,7 +67,7 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
     Raises:
         ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
             columns that is not the model's; a new column that is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
     features_col = param("features_col", "columns to predict from", column_names, "a name, or distinct names")

@@ -47,7 +47,7 @@ class MinMaxTransformer(
 
     Raises:
         ConfigurationError: a range is empty, or ``output_col`` is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
     n_min = param("n_min", "lower end of the new range", finite_float, "a finite number")
@@ -109,7 +109,7 @@ class StandardScaleTransformer(
 
     Raises:
         ConfigurationError: ``means`` and ``stddevs`` do not fit ``columns``, or a new column is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
         EmptyDataError: no value to take moments from.
         BadValueError: a NaN or infinity among the values to take moments from.
     """

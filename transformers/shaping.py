@@ -38,7 +38,7 @@ class OneHotTransformer(
 
     Raises:
         ConfigurationError: the input is no number, or ``output_col`` is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LabelIndexTransformer(
 
     Raises:
         ConfigurationError: the scores are nested arrays, or ``output_col`` is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
     activation_threshold = param(
@@ -147,7 +147,7 @@ class ReshapeTransformer(
 
     Raises:
         ConfigurationError: the input is a plain number, or ``output_col`` is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
     shape = param("shape", "extents of one row's value", _to_extents, "positive integers, at most one of them -1")
@@ -217,7 +217,7 @@ class DenseTransformer(
 
     Raises:
         ConfigurationError: the input is no vector, or ``output_col`` is there already.
-        MissingColumnError: no such column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
     def __init__(self, input_col: str | None = None, output_col: str | None = None) -> None:

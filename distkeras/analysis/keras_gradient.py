@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Batch
+from distkeras.data.dataframe import require_dataframe
 from distkeras.data.local import collect
 from distkeras.data.schema import data_spec, names_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
+from distkeras.ps.validate import require_boolean, require_integer
 
 if TYPE_CHECKING:
     import keras
@@ -78,9 +80,8 @@ class KerasGradient:
         split: bool = False,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("workers", workers, 1), ("seed", seed, 0)):
-            if type(value) is not int or value < least:
-                raise ConfigurationError(f"`{name}` must be an integer of at least {least}. Received: {name}={value!r}")
+        batch_size, workers = require_integer("batch_size", batch_size), require_integer("workers", workers)
+        seed, split = require_integer("seed", seed, 0), require_boolean("split", split)
         self.x, self.y = _as_float32(x), _as_float32(y)
         self.sample_weight = None if sample_weight is None else np.asarray(sample_weight, np.float32)
         self.batch_size, self.workers, self.seed, self.split = batch_size, workers, seed, split
@@ -143,6 +144,8 @@ class KerasGradient:
         Raises:
             ConfigurationError: more than ``max_bytes``; otherwise as for the class and for `Trainer.train`.
         """
+        require_dataframe("df", df)
+        max_bytes = require_integer("max_bytes", max_bytes)
         model_file = archive.to_bytes(model)
         compiled = _recipe(model, model_file, loss, metrics, custom_objects).build(model_file)
         spec = data_spec(

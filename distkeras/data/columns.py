@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
+from distkeras.data.dataframe import field_of, is_vector, require_numbers
+from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import DataType, StructType
 
 
 @dataclass(frozen=True)
@@ -106,26 +107,12 @@ def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
         names: columns to keep, in this order.
 
     Raises:
-        MissingColumnError: `df` has no such column, or its type holds no numbers.
+        MissingColumnError: `df` has no such column.
+        ColumnTypeError: its type holds no numbers.
         ConfigurationError: `df` has several columns of that name.
     """
-    fields: dict[str, list[StructField]] = {}
-    for field in df.schema.fields:
-        fields.setdefault(field.name, []).append(field)
-    selected = []
-    for name in dict.fromkeys(names):
-        found = fields.get(name, [])
-        if not found:
-            raise MissingColumnError(
-                f"the DataFrame must have the column {name!r}. Received: columns={list(fields)}", column=name
-            )
-        if len(found) > 1:
-            raise ConfigurationError(
-                f"column names must be unambiguous. Received: {len(found)} columns named {name!r}",
-                column=name,
-            )
-        selected.append(_numeric(name, found[0].dataType).alias(name))
-    return df.select(*selected)
+    fields = df.schema.fields
+    return df.select(*(_numeric(name, field_of(fields, name).dataType).alias(name) for name in dict.fromkeys(names)))
 
 
 def _numeric(name: str, kind: DataType) -> SparkColumn:
@@ -133,33 +120,24 @@ def _numeric(name: str, kind: DataType) -> SparkColumn:
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
-    # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
-    if type(kind).__name__ == "VectorUDT":
+    require_numbers(name, kind)
+    if is_vector(kind):
         # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
         return F.when(column.isNotNull(), vector_to_array(column, "float32"))
     target = _number_type(kind)
-    if target is None:
-        raise MissingColumnError(
-            f"a column must hold numbers, arrays of numbers or ML vectors. Received: type={kind.simpleString()}",
-            column=name,
-        )
     return column if target == kind else column.cast(target)
 
 
-def _number_type(kind: DataType) -> DataType | None:
-    """The type to cast to: `kind` itself if Arrow brings it as numbers, None if it holds none."""
+def _number_type(kind: DataType) -> DataType:
+    """The type to cast numbers to: `kind` itself if Arrow brings it as such."""
     from pyspark.sql import types as T
 
     if isinstance(kind, T.ArrayType):
         element = _number_type(kind.elementType)
-        if element is None or element == kind.elementType:
-            return kind if element is not None else None
-        return T.ArrayType(element, kind.containsNull)
+        return kind if element == kind.elementType else T.ArrayType(element, kind.containsNull)
     if isinstance(kind, T.BooleanType):
         return T.ByteType()
-    if isinstance(kind, T.DecimalType):
-        return T.DoubleType()
-    return kind if isinstance(kind, T.NumericType) else None
+    return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
 
 
 def to_numpy(
@@ -190,7 +168,7 @@ def to_numpy(
         BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, or
             one that an integer `column.dtype` cannot hold exactly.
         ShapeError: rows of unequal length, or a count other than `column.size`.
-        MissingColumnError: a type that holds no numbers.
+        ColumnTypeError: a type that holds no numbers.
     """
 
     def fail(kind: type[BadValueError | ShapeError], row: int, expected: str, received: object) -> NoReturn:
@@ -205,7 +183,7 @@ def to_numpy(
     while _is_list(number):
         number = number.value_type
     if not (_is_number(number) or pa.types.is_null(number)):
-        raise MissingColumnError(
+        raise ColumnTypeError(
             f"a column must hold numbers or arrays of numbers. Received: type={values.type}",
             worker=worker,
             column=column.name,

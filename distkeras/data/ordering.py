@@ -44,7 +44,7 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
             saves the shuffle and the sort.
 
     Raises:
-        MissingColumnError: a column is missing, or its type holds no numbers.
+        MissingColumnError, ColumnTypeError: a column is missing, or its type holds no numbers.
         ConfigurationError: `workers` is below 1, or a column's name is ambiguous.
     """
     if workers < 1:

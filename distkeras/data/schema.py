@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distkeras.data.batches import Batch
-from distkeras.data.columns import Column, quoted
+from distkeras.data.columns import Column
+from distkeras.data.dataframe import field_of, is_scalar, is_vector, require_numbers
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ConfigurationError, MissingColumnError, ShapeError
+from distkeras.ps.errors import ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructField
 
-_CLASS_WEIGHT = "distkeras_class_weight"
+_ONE_HOT = ("CategoricalCrossentropy", "categorical_crossentropy")
 _SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 
@@ -49,9 +50,12 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
     [0, classes).
 
     Raises:
-        MissingColumnError: a column is not in ``df`` or holds no numbers.
-        ConfigurationError: another number of columns than of inputs or outputs, or an open shape.
-        ShapeError: a scalar label column for an output of several numbers.
+        MissingColumnError: a column is not in ``df``.
+        ColumnTypeError: a column holds no numbers.
+        ConfigurationError: another number of columns than of inputs or outputs, an open shape, an input of text, or a
+            cross-entropy over classes on an output of one number.
+        ShapeError: a column of numbers, or of vectors whose size Spark knows, that does not fill the input; one of
+            numbers for an output of several, or of arrays for a class.
     """
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if not inputs or not outputs:
@@ -60,21 +64,16 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         )
     _check_count("features_col", features, inputs, "inputs", model)
     _check_count("label_col", labels, outputs, "outputs", model)
-    types = {field.name: field.dataType for field in df.schema.fields}
+    types = {}
     for name in (*features, *labels, *(() if weight is None else (weight,))):
-        if name not in types:
-            raise MissingColumnError(
-                f"the DataFrame must have the column {name!r}. Received: columns={list(types)}", column=name
-            )
+        types[name] = field_of(df.schema.fields, name).dataType
+        require_numbers(name, types[name])
     targets = [
         _target_column(name, types[name], output, loss)
         for name, output, loss in zip(labels, outputs, _losses(model), strict=True)
     ]
     return DataSpec(
-        features=tuple(
-            Column(name, _fixed_shape(tensor, "input", name), _column_dtype(tensor))
-            for name, tensor in zip(features, inputs, strict=True)
-        ),
+        features=tuple(_feature_column(df.schema[name], tensor) for name, tensor in zip(features, inputs, strict=True)),
         labels=tuple(column for column, _ in targets),
         sample_weight=None if weight is None else Column(weight),
         batch_size=batch_size,
@@ -84,33 +83,6 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         classes=tuple(classes for _, classes in targets),
         spool_bytes=spool_bytes,
     )
-
-
-def weighted(
-    df: DataFrame, labels: tuple[str, ...], class_weight: Mapping[int, float] | None, weight: str | None
-) -> tuple[DataFrame, str | None]:
-    """Class weights become sample weights, in the JVM; returns the DataFrame and the name of the column of weights.
-
-    Raises:
-        ShapeError: not one label column of integer classes.
-    """
-    if class_weight is None:
-        return df, weight
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import IntegralType
-
-    kinds = {field.name: field.dataType for field in df.schema.fields}
-    if len(labels) != 1 or not isinstance(kinds.get(labels[0]), IntegralType):
-        raise ShapeError(
-            "`class_weight` needs one label column of integer classes. "
-            f"Received: label_col={list(labels)} of {[str(kinds.get(name)) for name in labels]}"
-        )
-    label = F.col(quoted(labels[0]))
-    row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
-    factor = F.lit(1.0)
-    for number, value in class_weight.items():
-        factor = F.when(label == F.lit(int(number)), F.lit(float(value))).otherwise(factor)
-    return df.withColumn(_CLASS_WEIGHT, row_weight * factor), _CLASS_WEIGHT
 
 
 def example(spec: DataSpec) -> Batch:
@@ -131,8 +103,9 @@ def example(spec: DataSpec) -> Batch:
 
 def _check_count(argument: str, names: tuple[str, ...], tensors: list[Any], what: str, model: keras.Model) -> None:
     if len(names) != len(tensors):
+        several = "; Spark ML's VectorAssembler makes one column of several" if len(names) > len(tensors) else ""
         raise ConfigurationError(
-            f"`{argument}` must name a column for each of the {len(tensors)} {what} of the model. "
+            f"`{argument}` must name a column for each of the {len(tensors)} {what} of the model{several}. "
             f"Received: {argument}={list(names)} for model={model.name!r}"
         )
 
@@ -144,10 +117,29 @@ def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
     return tuple(int(extent) for extent in shape)
 
 
-def _column_dtype(tensor: Any) -> str:
-    """float32 for any float: the model casts to its own precision; integers and booleans stay."""
-    name = str(tensor.dtype)
-    return "float32" if "float" in name else name
+def _feature_column(field: StructField, tensor: Any) -> Column:
+    """The column of one input, as far as its type tells whether it fills it."""
+    name, kind, shape = field.name, field.dataType, _fixed_shape(tensor, "input", field.name)
+    size = math.prod(shape)
+    dtype = str(tensor.dtype)
+    if dtype == "string":
+        raise ConfigurationError(
+            "the model's input must be numbers: apply TextVectorization or StringLookup to the rows first, and train "
+            "on the numbers that it gives. Received: an input of text",
+            column=name,
+        )
+    if is_scalar(kind) and size != 1:
+        raise ShapeError(
+            f"values must fill the input's shape {shape}; Spark ML's VectorAssembler makes one column of several "
+            f"numbers. Received: {kind.simpleString()}",
+            column=name,
+        )
+    # Spark ML's own stages tell how long their vectors are.
+    known = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(kind) else None
+    if known is not None and known != size:
+        raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {known}", column=name)
+    # The model casts floats to its own precision; integers and booleans stay.
+    return Column(name, shape, "float32" if "float" in dtype else dtype)
 
 
 def _losses(model: keras.Model) -> list[Any]:
@@ -176,11 +168,14 @@ def _is_keras_own(loss: Any) -> bool:
 
 
 def _target_column(name: str, kind: DataType, output: Any, loss: Any) -> tuple[Column, int | None]:
-    from pyspark.sql.types import NumericType
-
-    shape = _fixed_shape(output, "output", name)
-    scalar = isinstance(kind, NumericType) or kind.typeName() == "boolean"
-    if _loss_name(loss) in _SPARSE:
+    shape, scalar = _fixed_shape(output, "output", name), is_scalar(kind)
+    if _loss_name(loss) in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
+        raise ConfigurationError(
+            "the model's output must have a number for each class; the loss of a single one is 'binary_crossentropy'. "
+            f"Received: shape={shape}, loss={_loss_name(loss)!r}",
+            column=name,
+        )
+    if _loss_name(loss) in _SPARSE and not (scalar and math.prod(shape[:-1]) != 1):
         return Column(name, shape[:-1], "int32"), shape[-1]
     if scalar and math.prod(shape) != 1:
         if loss is None or _is_keras_own(loss):

@@ -17,16 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import TracebackType
 
+import numpy as np
 import pyarrow as pa
 
 from distkeras.data.batches import Batch, in_blocks
-from distkeras.data.columns import ColumnArrays, check_classes, to_numpy
+from distkeras.data.columns import Column, ColumnArrays, check_classes, to_numpy
 from distkeras.data.ordering import RowChecksum
 from distkeras.data.prefetch import Prefetcher
 from distkeras.data.shuffling import BatchRows, EpochOrder
 from distkeras.data.spec import DataSpec
 from distkeras.data.spool import Spool, local_directory
-from distkeras.ps.errors import ConfigurationError, LedgerError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, LedgerError, MissingColumnError, ShapeError
+from distkeras.ps.validate import require_integer
 
 # How long `close` waits for the thread, which may be in the midst of reading from Spark.
 _CLOSE_SECONDS = 60.0
@@ -59,7 +61,8 @@ class BatchSource:
     The iteration raises:
         BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is no class.
         ShapeError: a ragged array, or values that do not fill the column's shape.
-        MissingColumnError: a column did not come, or holds no numbers.
+        MissingColumnError: a column did not come.
+        ColumnTypeError: a column holds no numbers.
         LedgerError: `start` lies beyond the end of its epoch, or the rows before it have another checksum: these are
             not the rows that were counted.
         JobStoppedError: the source was closed.
@@ -80,10 +83,8 @@ class BatchSource:
         directory: str | None = None,
         timeout: float = 3600.0,
     ) -> None:
-        if worker < 0:
-            raise ConfigurationError(f"`worker` must not be negative. Received: worker={worker!r}")
-        if window < 1:
-            raise ConfigurationError(f"`window` must be at least 1. Received: window={window!r}", worker=worker)
+        worker = require_integer("worker", worker, 0)
+        window, depth = require_integer("window", window), require_integer("depth", depth)
         #: Rows read so far; those of the partition once the first epoch is over.
         self.rows = 0
         self._arrow = arrow
@@ -222,10 +223,10 @@ class BatchSource:
                     worker=self._worker,
                     column=column.name,
                 )
-            values = to_numpy(record.column(column.name), column, **place)
-            if limit is not None:
-                check_classes(values, column, limit, **place)
-            arrays.append(values)
+            if limit is None:
+                arrays.append(to_numpy(record.column(column.name), column, **place))
+            else:
+                arrays.append(_classes(record.column(column.name), column, limit, **place))
         rows = tuple(arrays)
         self._checksum.update(record)
         if self._spool is not None:
@@ -277,6 +278,17 @@ class BatchSource:
             weight=None if spec.sample_weight is None else arrays[spec.sample_weight],
             checksum=rows.checksum,
         )
+
+
+def _classes(values: pa.Array, column: Column, classes: int, **place: int) -> np.ndarray:
+    """A label column of class numbers."""
+    try:
+        array = to_numpy(values, column, **place)
+    except ShapeError as error:
+        error.message = f"labels must be class numbers: for one-hot ones there is another loss. {error.message}"
+        raise
+    check_classes(array, column, classes, **place)
+    return array
 
 
 def _class_limits(spec: DataSpec) -> tuple[int | None, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distkeras.data.columns import Column
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import check_field, require_boolean, require_integer
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class DataSpec:
         if not self.features:
             raise ConfigurationError("`features` must name at least one column. Received: features=()")
         for name, least in (("batch_size", 1), ("epochs", 1), ("seed", 0), ("spool_bytes", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"`{name}` must be an integer of at least {least}. Received: {name}={value!r}")
+            check_field(self, name, require_integer, least)
+        for name in ("shuffle", "rewindable"):
+            check_field(self, name, require_boolean)
         if self.sample_weight is not None and self.sample_weight.shape != ():
             raise ConfigurationError(
                 f"`sample_weight` must be one number per row. Received: shape={self.sample_weight.shape}",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.patience import patience
 
 from distkeras.data.columns import Column, to_numpy
-from distkeras.ps.errors import BadValueError, ConfigurationError, MissingColumnError, ShapeError
+from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
 
 F32 = pa.float32()
 
@@ -111,7 +111,7 @@ def test_bad_values_name_column_worker_step_and_row(
 
 @pytest.mark.parametrize("values", [pa.array(["a"]), pa.array([["a"]]), pa.array([{"size": 1}]), pa.array([b"1"])])
 def test_types_without_numbers_are_refused(values: Any) -> None:
-    with pytest.raises(MissingColumnError, match="Received: type="):
+    with pytest.raises(ColumnTypeError, match="Received: type="):
         to_numpy(values, Column("c"))
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from distkeras.data.columns import Column
 from distkeras.data.schema import data_spec, example, names_of
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ConfigurationError, MissingColumnError, ShapeError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
 FLOATS = T.ArrayType(T.FloatType())
 SPARSE = "sparse_categorical_crossentropy"
@@ -98,6 +98,17 @@ class TestLabels:
             spec(compiled(loss), frame(x=FLOATS, y=T.IntegerType()))
         assert caught.value.column == "y"
 
+    @pytest.mark.parametrize("loss", [SPARSE, "categorical_crossentropy", keras.losses.CategoricalCrossentropy()])
+    def test_classes_of_one_number(self, loss: keras.losses.Loss | str) -> None:
+        with pytest.raises(ConfigurationError, match=r"a number for each class.*'binary_crossentropy'"):
+            spec(compiled(loss, outputs=1), frame(x=FLOATS, y=T.IntegerType()))
+
+    def test_one_class_for_a_sequence(self) -> None:
+        model = keras.Sequential([keras.Input((5, 2)), keras.layers.Dense(3, "softmax")])
+        model.compile("sgd", SPARSE)
+        with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(5, 3\)"):
+            spec(model, frame(x=FLOATS, y=T.IntegerType()))
+
     def test_a_loss_of_the_users_own_may_take_a_scalar(self) -> None:
         def mine(y_true: Any, y_pred: Any) -> Any:
             return keras.ops.mean(y_pred)
@@ -148,6 +159,46 @@ class TestFeatures:
     def test_another_number_of_columns(self, columns: dict[str, Any], text: str) -> None:
         with pytest.raises(ConfigurationError, match=text):
             spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType()), **columns)
+
+    @pytest.mark.parametrize(
+        ("columns", "kind", "way"),
+        [
+            ({"features": "s"}, T.StringType(), "StringIndexer"),
+            ({"labels": "s"}, T.StringType(), "StringIndexer"),
+            ({"weight": "s"}, T.StringType(), "cast digits"),
+            ({"features": "s"}, T.BinaryType(), "decode it to an array"),
+            ({"features": "s"}, T.ArrayType(T.StringType()), "token ids"),
+            ({"features": "s"}, T.ArrayType(VectorUDT()), "VectorAssembler"),
+            ({"features": "s"}, T.TimestampType(), "unix_timestamp"),
+            ({"features": "s"}, T.StructType([T.StructField("a", T.IntegerType())]), "select its fields"),
+        ],
+    )
+    def test_a_type_without_numbers(self, columns: dict[str, Any], kind: Any, way: str) -> None:
+        with pytest.raises(ColumnTypeError, match=rf"must hold numbers.*{way}.*Received: type=") as caught:
+            spec(compiled(SPARSE), frame(x=FLOATS, y=T.IntegerType(), s=kind), **columns)
+        assert caught.value.column == "s"
+
+    def test_numbers_for_an_input_of_several(self) -> None:
+        with pytest.raises(ShapeError, match=r"fill the input's shape \(4,\).*VectorAssembler.*Received: double"):
+            spec(compiled(SPARSE), frame(x=T.DoubleType(), y=T.IntegerType()))
+
+    def test_vectors_that_spark_knows_the_size_of(self) -> None:
+        df = SimpleNamespace(
+            schema=T.StructType()
+            .add("x", VectorUDT(), metadata={"ml_attr": {"num_attrs": 3}})
+            .add("y", T.IntegerType())
+        )
+        with pytest.raises(ShapeError, match=r"must hold 4 values each.*Received: 3") as caught:
+            spec(compiled(SPARSE), df)
+        assert caught.value.column == "x"
+
+    def test_an_input_of_text(self) -> None:
+        inputs = keras.Input((1,), dtype="string")
+        hidden = keras.layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(hidden))
+        model.compile("sgd", SPARSE)
+        with pytest.raises(ConfigurationError, match=r"apply TextVectorization.*Received: an input of text"):
+            spec(model, frame(x=T.IntegerType(), y=T.IntegerType()))
 
     @pytest.mark.parametrize("missing", [{"features": "gone"}, {"labels": "gone"}, {"weight": "gone"}])
     def test_a_missing_column(self, missing: dict[str, str]) -> None:

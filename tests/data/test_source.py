@@ -23,6 +23,7 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import (
     BadValueError,
+    ColumnTypeError,
     ConfigurationError,
     DistkerasError,
     JobStoppedError,
@@ -236,7 +237,7 @@ VECTORS = [[0.0, 1.0]] * 20
     ("changed", "error", "name", "text"),
     [
         ({"x": None}, MissingColumnError, "x", "must have the column 'x'"),
-        ({"x": pa.array(["a"] * 20)}, MissingColumnError, "x", "type=string"),
+        ({"x": pa.array(["a"] * 20)}, ColumnTypeError, "x", "type=string"),
         ({"x": column(VECTORS, 13, None)}, BadValueError, "x", "null in row 13"),
         ({"x": column(VECTORS, 13, [0.0, None])}, BadValueError, "x", "null in row 13"),
         ({"x": column(VECTORS, 13, [0.0, np.nan])}, BadValueError, "x", "nan in row 13"),
@@ -246,6 +247,7 @@ VECTORS = [[0.0, 1.0]] * 20
         ({"y": column([0] * 20, 13, 10)}, BadValueError, "y", r"\[0, 10\). Received: 10 in row 13"),
         ({"y": column([0] * 20, 13, -1)}, BadValueError, "y", "Received: -1 in row 13"),
         ({"y": column([0.0] * 20, 13, 1.5)}, BadValueError, "y", "Received: 1.5 in row 13"),
+        ({"y": pa.array([[0, 1]] * 20)}, ShapeError, "y", "must be class numbers: for one-hot ones.*2 values in row 0"),
         ({"y": column([0] * 20, 13, None)}, BadValueError, "y", "null in row 13"),
     ],
 )

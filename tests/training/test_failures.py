@@ -32,6 +32,7 @@ from distkeras import Trainer
 from distkeras.job.progress import Progress
 from distkeras.ps.errors import (
     BadValueError,
+    ColumnTypeError,
     ConfigurationError,
     EmptyDataError,
     LedgerError,
@@ -91,7 +92,7 @@ class TestBeforeAnyWork:
         assert caught.value.column == "pixels"
 
     def test_column_of_text(self, spark: SparkSession) -> None:
-        with pytest.raises(MissingColumnError, match="must hold numbers") as caught:
+        with pytest.raises(ColumnTypeError, match=r"must hold numbers.*StringIndexer") as caught:
             train(frame(spark, [("a", 1)], "features string, label int"))
         assert caught.value.column == "features"
 
@@ -116,8 +117,25 @@ class TestBeforeAnyWork:
             train(frame(spark, GOOD), features_col=["features", "label"])
 
     def test_class_weights_without_classes(self, spark: SparkSession) -> None:
-        with pytest.raises(ShapeError, match="one label column of integer classes"):
-            train(frame(spark, GOOD).selectExpr("features", "array(label) as label"), class_weight={0: 1.0})
+        with pytest.raises(ConfigurationError, match=r"`class_weight` must be of classes in \[0, 2\)"):
+            train(frame(spark, GOOD), class_weight={2: 1.0})
+
+    @pytest.mark.parametrize(
+        ("make", "way"),
+        [
+            (lambda df: df.toPandas(), "`spark.createDataFrame"),
+            (lambda df: np.zeros((3, 2)), "`spark.createDataFrame"),
+            (lambda df: df.rdd, "`spark.createDataFrame"),
+            (lambda df: [(1, 2)], "`spark.createDataFrame"),
+            (lambda df: df.toArrow(), "to_pandas"),
+            (lambda df: "train.parquet", "`spark.read.parquet"),
+            (lambda df: None, "Received: df of type builtins.NoneType"),
+            (lambda df: df.sparkSession.readStream.format("rate").load(), "foreachBatch"),
+        ],
+    )
+    def test_what_is_no_dataframe(self, spark: SparkSession, make: Any, way: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"^`df` must be .*{way}"):
+            train(make(frame(spark, GOOD)))
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from distkeras.data.columns import quoted
-from distkeras.ps.errors import ConfigurationError, DistkerasError, MissingColumnError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
 from distkeras.transformers import LabelIndexTransformer, ModelPredictor, predictor
 
 N = 53
@@ -165,7 +165,7 @@ def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, b
     ("keywords", "kind", "message"),
     [
         ({"features_col": "nowhere"}, MissingColumnError, "'nowhere'"),
-        ({"features_col": "text"}, MissingColumnError, "string"),
+        ({"features_col": "text"}, ColumnTypeError, "string"),
         ({"features_col": ["features", "id"]}, ConfigurationError, "`features_col` must name 1 columns"),
         ({"output_col": ["a", "b"]}, ConfigurationError, "`output_col` must name 1 columns"),
         ({"output_col": "Text"}, ConfigurationError, "`output_col` must name a new column"),

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from distkeras.ps.errors import (
     BadValueError,
+    ColumnTypeError,
     ConfigurationError,
     DistkerasError,
     EmptyDataError,
@@ -207,7 +208,7 @@ STAGES = [
 def test_columns_are_checked_before_any_job(rows: DataFrame, stage: Any) -> None:
     with pytest.raises(MissingColumnError, match="'nowhere'"):
         stage.copy({stage.input_col: "nowhere"}).transform(rows)
-    with pytest.raises(MissingColumnError, match="string"):
+    with pytest.raises(ColumnTypeError, match="string"):
         stage.copy({stage.input_col: "word"}).transform(rows)
     with pytest.raises(ConfigurationError, match="`output_col` must name a new column"):
         stage.copy({stage.output_col: "ID"}).transform(rows)
