@@ -6,6 +6,7 @@ only from those above it::
     errors       every typed error
     validate     checks of arguments
     events       what goes wrong, as log records and as rows of a table
+    world        time, threads, connections, files, processes: the system's, or a simulation's
     rules        one file an update rule, both halves of it
     protocol     messages, framing, handshake, wire formats: bytes in, messages out
     transport    sockets with deadlines, TLS, and the clients of driver and worker

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
 import logging
 import re
 import secrets
@@ -16,11 +15,11 @@ from pathlib import Path
 
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, DistkerasError, ServerLostError
+from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.lifeline import DriverLink
-from distkeras.ps.server.start import StartReport, StartRequest, build_server, key_from_text
+from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
 
@@ -41,15 +40,15 @@ def parser() -> argparse.ArgumentParser:
     child.add_argument(
         "--driver", type=int, metavar="FD", help="a descriptor of the driver's process: serve while it lives"
     )
-    serve = commands.add_parser("serve", help="serve one job until interrupted")
-    serve.add_argument("--rule", required=True, help=f"one of {', '.join(rules.all_rules())}")
-    serve.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a hyper-parameter of the rule")
-    _add_settings(serve)
-    serve.add_argument("--key-file", required=True, help=f"file with the job's key, {2 * KEY_BYTES} hexadecimal digits")
-    serve.add_argument("--tls", metavar="FILE", help="encrypt, with the certificate and private key of this PEM file")
-    serve.add_argument("--checkpoint", metavar="URI", help="directory for snapshots; goes on from the latest one there")
-    serve.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="commits (default: %(default)s)")
-    serve.add_argument("--lifetime", type=float, metavar="SECONDS", help="end after that (default: when interrupted)")
+    alone = commands.add_parser("serve", help="serve one job until interrupted")
+    alone.add_argument("--rule", required=True, help=f"one of {', '.join(rules.all_rules())}")
+    alone.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a hyper-parameter of the rule")
+    _add_settings(alone)
+    alone.add_argument("--key-file", required=True, help=f"file with the job's key, {2 * KEY_BYTES} hexadecimal digits")
+    alone.add_argument("--tls", metavar="FILE", help="encrypt, with the certificate and private key of this PEM file")
+    alone.add_argument("--checkpoint", metavar="URI", help="directory for snapshots; goes on from the latest one there")
+    alone.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="commits (default: %(default)s)")
+    alone.add_argument("--lifetime", type=float, metavar="SECONDS", help="end after that (default: when interrupted)")
     return main
 
 
@@ -112,22 +111,14 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     link = DriverLink(sys.stdin.fileno(), arguments.driver) if arguments.command == "child" else None
     _log_to_standard_error(link is not None)
-    try:
-        request = request_from(arguments) if link is None else _request_of(link)
-        server, report = build_server(request)
-    except (DistkerasError, OSError) as error:
-        taken = getattr(error, "errno", None) == errno.EADDRINUSE
-        sys.stdout.write(StartReport(error=str(error), port_taken=taken).to_json() + "\n")
-        return 2
-    with server:
-        sys.stdout.write(report.to_json() + "\n")
-        sys.stdout.flush()
-        if link is None:
-            return _until_interrupted(arguments.lifetime)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
-        link.wait_until_over()
-        signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
-        return 0
+    if link is None:
+        return serve(lambda: request_from(arguments), _tell, lambda: _until_interrupted(arguments.lifetime))
+    return serve(lambda: _request_of(link), _tell, lambda: _until_over(link))
+
+
+def _tell(report: StartReport) -> None:
+    sys.stdout.write(report.to_json() + "\n")
+    sys.stdout.flush()
 
 
 def _request_of(link: DriverLink) -> StartRequest:
@@ -135,6 +126,13 @@ def _request_of(link: DriverLink) -> StartRequest:
     if line is None:
         raise ServerLostError("a driver must say what to serve. Received: its end")
     return StartRequest.from_json(line)
+
+
+def _until_over(link: DriverLink) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
+    link.wait_until_over()
+    signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
+    return 0
 
 
 def _until_interrupted(lifetime: float | None) -> int:

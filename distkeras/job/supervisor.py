@@ -10,6 +10,7 @@ from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +29,21 @@ class Supervisor:
         publish: hands over the initial center and the model file; called again after each restart, for the model file
             is in no snapshot.
         events: takes the restarts.
+        world: time and connections.
     """
 
     def __init__(
-        self, process: ServerProcess, publish: Callable[[DriverClient], None], events: Events | None = None
+        self,
+        process: ServerProcess,
+        publish: Callable[[DriverClient], None],
+        events: Events | None = None,
+        world: World = REAL,
     ) -> None:
         self._process = process
         self._publish = publish
         self._events = events or Events()
         self._end_reason: str | None = None
-        self._driver = DriverClient(process.address, process.settings.deadlines)
+        self._driver = DriverClient(process.address, process.settings.deadlines, world)
         self._restored_clock, self._futile_restarts = -1, 0
         #: How often the server was started again.
         self.restarts = 0

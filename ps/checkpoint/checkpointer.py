@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass
 
 from distkeras.ps.center.center import Center
@@ -12,6 +11,7 @@ from distkeras.ps.errors import DeadlineError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.validate import require_integer
+from distkeras.ps.world.world import REAL, Condition, World
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Checkpointer:
         center: what is saved.
         changed: guards the center, and is told of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
+        world: its threads and its clock.
     """
 
     def __init__(
@@ -76,12 +77,13 @@ class Checkpointer:
         checkpoint: Checkpoint,
         directory: SnapshotDirectory,
         center: Center,
-        changed: threading.Condition,
+        changed: Condition,
         saved: Saved | None = None,
+        world: World = REAL,
     ) -> None:
         self._checkpoint = checkpoint
         self._directory = directory
-        self._center, self._changed = center, changed
+        self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
         #: For each worker, the number of its last commit that a snapshot covers.
         self.durable = {} if saved is None else _sequences(center)
@@ -89,8 +91,8 @@ class Checkpointer:
         self.failure: SnapshotError | None = None
         self._covered, self._wanted = -1, 0
         self._next = 0
-        self._wake, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ps-checkpointer", daemon=True)
+        self._wake, self._closing = world.event(), world.event()
+        self._thread = world.thread(self._run, "ps-checkpointer")
 
     def start(self) -> None:
         """Saves the center from now on, and at once."""
@@ -143,7 +145,9 @@ class Checkpointer:
                 if self.failure is None:
                     report(log, "snapshot", "a snapshot failed, and is tried again: %s", error)
                 self.failure = error
-                backoff = backoff or Backoff(first=_RETRY_FIRST, longest=_RETRY_MOST, sleep=self._closing.wait)
+                backoff = backoff or Backoff(
+                    first=_RETRY_FIRST, longest=_RETRY_MOST, sleep=self._closing.wait, world=self._world
+                )
                 backoff.pause()
                 self._wake.set()
             except Exception as error:

@@ -20,6 +20,7 @@ from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError, SnapshotError
 from distkeras.ps.events import report
+from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +83,15 @@ class SnapshotDirectory:
     Args:
         uri: a directory, or a URI that Arrow's filesystems open; made if it is not there.
         job: JSON-ready values that a job which resumes must share.
+        world: its files.
 
     Raises:
         ConfigurationError, SnapshotError: the directory cannot be used.
     """
 
-    def __init__(self, uri: str, job: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, uri: str, job: Mapping[str, Any] | None = None, world: World = REAL) -> None:
         self._job = dict(job or {})
-        self._store = Store(uri)
+        self._store = Store(uri, world)
 
     def latest(self, *, fresh: bool = False) -> Saved | None:
         """The latest snapshot; None where there is none. One that is damaged is passed over for the one before it.

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distkeras.ps.errors import ConfigurationError, SnapshotError
+from distkeras.ps.errors import SnapshotError
+from distkeras.ps.world.world import REAL, World
 
 _MAGIC = b"DKSTORE1"
 _LENGTH = struct.Struct(">Q")
@@ -37,30 +36,18 @@ class Store:
 
     Args:
         uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
+        world: its files.
 
     Raises:
         ConfigurationError: nothing opens this URI.
         SnapshotError: the directory cannot be made.
     """
 
-    def __init__(self, uri: str) -> None:
-        from pyarrow import ArrowException, fs
-
+    def __init__(self, uri: str, world: World = REAL) -> None:
         self.uri = uri
         try:
-            if "://" in uri or uri.startswith("file:"):
-                self._fs, self._root = fs.FileSystem.from_uri(uri)
-            else:
-                self._fs, self._root = fs.LocalFileSystem(), str(Path(uri).absolute())
-        except (ArrowException, ValueError) as error:
-            raise ConfigurationError(
-                f"`checkpoint` must be a directory or a URI that Arrow opens. Received: {uri!r}: {error}"
-            ) from error
-        self._local = isinstance(self._fs, fs.LocalFileSystem)
-        self._fail = (OSError, ArrowException)
-        try:
-            self._fs.create_dir(self._root, recursive=True)
-        except self._fail as error:
+            self._files = world.files(uri)
+        except OSError as error:
             raise SnapshotError(f"the directory {uri!r} must be writable. Received: {error}") from error
 
     def names(self) -> list[str]:
@@ -70,16 +57,14 @@ class Store:
     def sweep(self) -> None:
         """Removes what a writer that was killed left half-written; there must be no other writer."""
         for name in self._ending(_DRAFT):
-            self._discard(f"{self._root}/{name}{_DRAFT}")
+            self._discard(name + _DRAFT)
 
     def _ending(self, suffix: str) -> list[str]:
-        from pyarrow import fs
-
         try:
-            found = self._fs.get_file_info(fs.FileSelector(self._root))
-        except self._fail as error:
+            found = self._files.names()
+        except OSError as error:
             raise SnapshotError(f"the directory {self.uri!r} must be readable. Received: {error}") from error
-        return sorted(info.base_name[: -len(suffix)] for info in found if info.base_name.endswith(suffix))
+        return sorted(name[: -len(suffix)] for name in found if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
         """Writes one file, in place of one of the same name.
@@ -96,13 +81,14 @@ class Store:
         text = json.dumps({"header": header, "arrays": table}).encode()
         flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
         pieces = [_MAGIC, _LENGTH.pack(len(text)), text, *flat]
-        path, draft = self._path(name), f"{self._root}/{name}{_DRAFT}"
+        draft = name + _DRAFT
         try:
-            self._write(draft, pieces)
-            self._fs.move(draft, path)
-            if self._local:
-                _sync(self._root)
-        except self._fail as error:
+            self._files.write(draft, _with_digest(pieces))
+            # A move that survives a power cut must not survive the bytes that it names.
+            self._files.sync(draft)
+            self._files.move(draft, name + _SUFFIX)
+            self._files.sync()
+        except OSError as error:
             self._discard(draft)
             raise SnapshotError(f"{name} must be written to {self.uri!r}. Received: {error}") from error
 
@@ -113,9 +99,8 @@ class Store:
             SnapshotError: it is not there, or not as it was written.
         """
         try:
-            with self._fs.open_input_stream(self._path(name)) as stream:
-                content = stream.read()
-        except self._fail as error:
+            content = self._files.read(name + _SUFFIX)
+        except OSError as error:
             raise SnapshotError(f"{name} must be readable in {self.uri!r}. Received: {error}") from error
         body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
         if content[: len(_MAGIC)] != _MAGIC or hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
@@ -137,30 +122,17 @@ class Store:
     def delete(self, names: Iterable[str]) -> None:
         """Removes files; one that is not there is no error."""
         for name in names:
-            self._discard(self._path(name))
+            self._discard(name + _SUFFIX)
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}{_SUFFIX}"
-
-    def _write(self, path: str, pieces: Iterable[Any]) -> None:
-        digest = hashlib.blake2b(digest_size=_DIGEST)
-        with self._fs.open_output_stream(path) as stream:
-            for piece in pieces:
-                digest.update(piece)
-                stream.write(piece)
-            stream.write(digest.digest())
-        if self._local:
-            _sync(path)
-
-    def _discard(self, path: str) -> None:
-        with suppress(*self._fail):
-            self._fs.delete_file(path)
+    def _discard(self, name: str) -> None:
+        with suppress(OSError):
+            self._files.delete(name)
 
 
-def _sync(path: str) -> None:
-    """Has the system write ``path`` out: a move that survives a power cut must not survive the bytes that it names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _with_digest(pieces: Iterable[Any]) -> Iterator[Any]:
+    """``pieces``, and the checksum over them."""
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    yield digest.digest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 
@@ -49,13 +50,20 @@ class Connection:
         key: the job's key, 32 bytes.
         limits: bounds on a frame once the peer is authenticated.
         allocate: memory for arrays, once the peer is authenticated.
+        token: makes so many random bytes.
 
     Raises:
         ConfigurationError: a key of another length.
     """
 
     def __init__(
-        self, *, server: bool, key: bytes, limits: Limits | None = None, allocate: Allocate | None = None
+        self,
+        *,
+        server: bool,
+        key: bytes,
+        limits: Limits | None = None,
+        allocate: Allocate | None = None,
+        token: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigurationError(f"`key` must have {KEY_BYTES} bytes. Received: {len(key)}")
@@ -64,7 +72,7 @@ class Connection:
         self.limits = limits or Limits()
         self._key = key
         #: This end's own; no secret.
-        self.nonce = np.frombuffer(secrets.token_bytes(NONCE_BYTES), np.uint8)
+        self.nonce = np.frombuffer(token(NONCE_BYTES), np.uint8)
         self._reader = Reader(HANDSHAKE_LIMITS, self._allocate)
         self._reader.accepts = (Answer,) if server else (Challenge,)
         self._allocate_array = allocate

@@ -13,14 +13,13 @@ A connection is pending until it has proved that it holds the job's key; from th
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.events import report
+from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +43,15 @@ class PendingConnection:
     Args:
         address: its host.
         hang_up: ends it, from any thread.
+        arrived: when it came, in seconds of the monotonic clock.
     """
 
     __slots__ = ("address", "admitted", "arrived", "evicted", "hang_up")
 
-    def __init__(self, address: str, hang_up: Callable[[], None]) -> None:
+    def __init__(self, address: str, hang_up: Callable[[], None], arrived: float) -> None:
         self.address = address
         self.hang_up = hang_up
-        self.arrived = time.monotonic()
+        self.arrived = arrived
         #: When it was hung up on, to make room.
         self.evicted: float | None = None
         #: Whether it has become a peer.
@@ -65,11 +65,15 @@ class AdmissionControl:
         pending_max: connections in their handshake at a time; each costs the server a thread.
         peers_max: authenticated connections at a time.
         addresses_max: refused addresses that are remembered.
+        world: its locks and its clock.
     """
 
-    def __init__(self, *, pending_max: int = 256, peers_max: int = 4096, addresses_max: int = 1024) -> None:
+    def __init__(
+        self, *, pending_max: int = 256, peers_max: int = 4096, addresses_max: int = 1024, world: World = REAL
+    ) -> None:
         self.pending_max, self.peers_max, self.addresses_max = pending_max, peers_max, addresses_max
-        self._changed = threading.Condition()
+        self._world = world
+        self._changed = world.condition()
         self._pending: dict[PendingConnection, None] = {}  # the oldest first
         self._peers = 0
         self._first: dict[tuple[str, bool], Refusal] = {}
@@ -95,7 +99,7 @@ class AdmissionControl:
             address: its host.
             hang_up: ends its connection, from any thread; its own thread then calls `leave`.
         """
-        pending = PendingConnection(address, hang_up)
+        pending = PendingConnection(address, hang_up, self._world.monotonic())
         with self._changed:
             while len(self._pending) >= self.pending_max:
                 self._changed.wait(self._evict_one())
@@ -104,7 +108,7 @@ class AdmissionControl:
 
     def _evict_one(self) -> float:
         """Hangs up on a pending connection, if it is time to; returns the seconds after which to look again."""
-        now = time.monotonic()
+        now = self._world.monotonic()
         if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._pending):
             return _ENDING
         staying = [pending for pending in self._pending if pending.evicted is None]
@@ -127,7 +131,7 @@ class AdmissionControl:
         with self._changed:
             oldest = next((pending for pending in self._pending if pending.evicted is None), None)
             if oldest is not None:
-                self._evict(oldest, time.monotonic())
+                self._evict(oldest, self._world.monotonic())
             self._changed.wait(_GRACE)
 
     def admit(self, pending: PendingConnection) -> None:
@@ -165,5 +169,5 @@ class AdmissionControl:
                 return
             full = len(self._first) == self.addresses_max
             address = "further addresses" if full else pending.address
-            self._first[("", False) if full else key] = Refusal(time.time(), address, reason)
+            self._first[("", False) if full else key] = Refusal(self._world.time(), address, reason)
         report(log, "refused", "refused %s: %s; this is said once", address, reason)

@@ -6,7 +6,6 @@ Called from the sessions' threads, which do the receiving and the sending. The f
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +48,7 @@ from distkeras.ps.server.holders import Holders, Peer
 from distkeras.ps.server.published_center import PublishedCenter
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Dispatcher:
         incarnation: of this server: rises with each restart.
         snapshots: where the center is saved; None: the job ends with this process.
         restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
+        world: time and threads.
     """
 
     def __init__(
@@ -75,16 +76,18 @@ class Dispatcher:
         incarnation: int = 1,
         snapshots: SnapshotDirectory | None = None,
         restored: tuple[Center, Saved] | None = None,
+        world: World = REAL,
     ) -> None:
         self._settings = settings
         self._deadlines = settings.deadlines
+        self._world = world
         #: The lock, the news that somebody may wait for, and whether the job goes on.
-        self.changed = JobCondition()
+        self.changed = JobCondition(world)
         self._host = PublishedCenter(
             settings, self.changed, incarnation=incarnation, snapshots=snapshots, restored=restored
         )
         self._published = False
-        self._began = time.monotonic()
+        self._began = world.monotonic()
         self._holders = Holders()
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
         self._committing: set[Peer] = set()
@@ -294,7 +297,7 @@ class Dispatcher:
         return self._ack()
 
     def _on_observe(self, peer: Peer, message: Observe) -> Message:
-        deadline = time.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN
+        deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN
         with self.changed:
             while not (self.changed.fault or self.changed.closing or self._host.clock > message.clock):
                 if not self.changed.wait_for_news(deadline, peer.hung_up):
@@ -314,7 +317,8 @@ class Dispatcher:
 
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
-            return replies.worker_table(self._host.require().leases, self._holders.asking())
+            leases, now = self._host.require().leases, self._world.time()
+            return replies.worker_table(leases, self._holders.asking(), now)
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
@@ -333,7 +337,7 @@ class Dispatcher:
         holder = self._holders.get(worker)
         if holder is not None and holder.asking:
             return 0.0
-        return time.monotonic() - (self._began if holder is None else holder.heard_at)
+        return self._world.monotonic() - (self._began if holder is None else holder.heard_at)
 
     def _ack(self) -> Message:
         """Not of a commit."""

@@ -20,7 +20,7 @@ class Peer(Protocol):
 
     #: Worker and attempt whose lease was given over this connection.
     lease: tuple[int, int] | None
-    #: When the peer last gave a sign of life (`time.monotonic`), and whether it is owed an answer now.
+    #: When the peer last gave a sign of life (`World.monotonic`), and whether it is owed an answer now.
     heard_at: float
     asking: bool
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import secrets
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +12,16 @@ from typing import Any
 
 import distkeras
 from distkeras.ps.checkpoint.checkpointer import StartMode
-from distkeras.ps.errors import ConfigurationError, LocalProtocolError, ServerLostError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError, ServerLostError
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.handshake import KEY_BYTES
-from distkeras.ps.server.lifeline import GOODBYE, first_line, lines_of, process_descriptor
+from distkeras.ps.server.lifeline import GOODBYE
 from distkeras.ps.server.start import ResumePoint, StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.tls import make_certificate
+from distkeras.ps.world.processes import Child
+from distkeras.ps.world.world import REAL, Thread, World
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +49,7 @@ class ServerProcess:
         epochs: of the job.
         tls: encrypt every connection, with a certificate made for this job.
         events: collects the events that the child logs.
+        world: its processes and its clock.
 
     Raises:
         ConfigurationError: ``tls`` without the package cryptography.
@@ -66,20 +64,22 @@ class ServerProcess:
         epochs: int | None = None,
         tls: bool = False,
         events: Events | None = None,
+        world: World = REAL,
     ) -> None:
+        self._world = world
         self.settings = settings
         self._events = events or Events()
         self._request = StartRequest(
             settings=settings,
-            key=secrets.token_bytes(KEY_BYTES),
+            key=world.token(KEY_BYTES),
             certificate=make_certificate() if tls else None,
             mode=StartMode(fresh=not resume, same_attempts=False, epochs=epochs),
             job=job or {},
         )
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         #: The process that the child belongs to.
         self._owner = os.getpid()
-        self._log_reader: threading.Thread | None = None
+        self._log_reader: Thread | None = None
         self._address: Address | None = None
         #: Of the server that runs, or ran last; 0 before the first.
         self._incarnation = 0
@@ -108,25 +108,11 @@ class ServerProcess:
 
     def _launch(self, request: StartRequest) -> StartReport:
         self._owner = os.getpid()
-        driver = process_descriptor()
-        arguments = [] if driver is None else ["--driver", str(driver)]
-        child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "distkeras.ps", "child", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(),
-            pass_fds=() if driver is None else (driver,),
-        )
-        if driver is not None:
-            os.close(driver)
-        self._log_reader = threading.Thread(
-            target=self._read_log, args=(child,), name=f"distkeras-log-{child.pid}", daemon=True
-        )
+        child = self._child = self._world.spawn([sys.executable, "-m", "distkeras.ps", "child"], _environment())
+        self._log_reader = self._world.thread(lambda: self._read_log(child), f"distkeras-log-{child.pid}")
         self._log_reader.start()
         try:
-            _write(child, request.to_json().encode() + b"\n")
-            report = StartReport.from_json(_first_line(child))
+            report = _ask(child, request)
         except BaseException:
             child.kill()
             self.close()
@@ -150,16 +136,16 @@ class ServerProcess:
         if self.settings.checkpoint is None:
             raise ServerLostError("without a `checkpoint` the server must live as long as the job. Received: its end")
         self.close()
-        deadline = time.monotonic() + _START
+        deadline = self._world.monotonic() + _START
         while True:
             try:
                 self._launch(replace(self._request, mode=StartMode(after=self._incarnation)))
                 return
             except _PortTakenError:
                 # The system may have lent the port to somebody's call for a moment.
-                if time.monotonic() + _AGAIN > deadline:
+                if self._world.monotonic() + _AGAIN > deadline:
                     raise
-                time.sleep(_AGAIN)
+                self._world.sleep(_AGAIN)
 
     def __enter__(self) -> ServerProcess:
         self.start()
@@ -182,23 +168,19 @@ class ServerProcess:
 
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._started.poll() is None
+        return self._started.exit_code is None
 
     @property
     def exit_code(self) -> int | None:
         """What the process ended with, minus the signal's number if one killed it; None while it runs."""
-        return self._started.poll()
+        return self._started.exit_code
 
     def exited(self, timeout: float) -> bool:
         """Whether the process has ended, or does so within ``timeout`` seconds."""
-        try:
-            self._started.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._started.wait(timeout)
 
     @property
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Child:
         if self._child is None:
             raise LocalProtocolError("the server's process must be started first. Received: a question about it")
         return self._child
@@ -208,31 +190,23 @@ class ServerProcess:
         child = self._child
         if child is None or self._owner != os.getpid():
             return
-        if child.stdin is not None and not child.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # a process that has ended does not read it
-                child.stdin.write(GOODBYE)
-                child.stdin.close()
-        try:
-            child.wait(_END if self.settings.checkpoint is None else _END_SAVING)
-        except subprocess.TimeoutExpired:
+        child.end_input(GOODBYE)
+        if not child.wait(_END if self.settings.checkpoint is None else _END_SAVING):
             child.kill()
             child.wait(_END)
-        if child.stdout is not None:
-            child.stdout.close()
+        child.close()
         if self._log_reader is not None:
             self._log_reader.join(_END)  # it has read to the end then
 
-    def _read_log(self, child: subprocess.Popen[bytes]) -> None:
-        assert child.stderr is not None
-        with child.stderr as stream:
-            for line in lines_of(child, stream.fileno()):
-                text = line.decode("utf-8", "replace")
-                record = record_from_json(text)
-                if record is None:
-                    log.warning("the parameter server: %s", text.rstrip())
-                    continue
-                self._events.add(record, "server")
-                handle(record)
+    def _read_log(self, child: Child) -> None:
+        for line in child.errors():
+            text = line.decode("utf-8", "replace")
+            record = record_from_json(text)
+            if record is None:
+                log.warning("the parameter server: %s", text.rstrip())
+                continue
+            self._events.add(record, "server")
+            handle(record)
 
 
 def _environment() -> dict[str, str]:
@@ -244,18 +218,20 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _write(child: subprocess.Popen[bytes], line: bytes) -> None:
-    assert child.stdin is not None
+def _ask(child: Child, request: StartRequest) -> StartReport:
+    """What a new process makes of ``request``."""
     try:
-        child.stdin.write(line)
-        child.stdin.flush()
+        child.write(request.to_json().encode() + b"\n")
     except BrokenPipeError:
         raise ServerLostError("the parameter server must start. Received: its end") from None
-
-
-def _first_line(child: subprocess.Popen[bytes]) -> bytes:
-    assert child.stdout is not None
-    return first_line(child, child.stdout.fileno(), _START)
+    try:
+        line = child.first_line(_START)
+    except TimeoutError:
+        raise DeadlineError(f"waited {_START:g} s for the parameter server to start") from None
+    if not line.endswith(b"\n"):
+        child.wait(_END)
+        raise ServerLostError(f"the parameter server must start. Received: exit {child.exit_code}")
+    return StartReport.from_json(line)
 
 
 class _PortTakenError(ConfigurationError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,9 +17,16 @@ from distkeras.ps.settings import ServerSettings
 
 
 def make_center(
-    settings: ServerSettings, vector: np.ndarray, moving_statistics: np.ndarray, incarnation: int
+    settings: ServerSettings,
+    vector: np.ndarray,
+    moving_statistics: np.ndarray,
+    incarnation: int,
+    now: Callable[[], float] = time.time,
 ) -> Center:
-    """The center that ``settings`` ask for, from its initial parameters (float32) and moving statistics."""
+    """The center that ``settings`` ask for, from its initial parameters (float32) and moving statistics.
+
+    ``now`` is the clock for its records, seconds since the epoch.
+    """
     return Center(
         settings.rule,
         vector,
@@ -29,6 +37,7 @@ def make_center(
         measure_gap=settings.measure_gap,
         check_finite=True,
         incarnation=incarnation,
+        now=now,
     )
 
 
@@ -66,7 +75,9 @@ class PublishedCenter:
     def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:
         if self._snapshots is None or self._settings.checkpoint is None:
             return None
-        return Checkpointer(self._settings.checkpoint, self._snapshots, center, self._changed, saved)
+        return Checkpointer(
+            self._settings.checkpoint, self._snapshots, center, self._changed, saved, self._changed.world
+        )
 
     def start(self) -> None:
         """Begins to save the center, if there is one and a place for it."""
@@ -76,7 +87,9 @@ class PublishedCenter:
     def publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         """The center: made of these, unless it was restored."""
         if self.center is None:
-            self.center = make_center(self._settings, vector, moving_statistics, self._incarnation)
+            self.center = make_center(
+                self._settings, vector, moving_statistics, self._incarnation, self._changed.world.time
+            )
             self._checkpointer = self._make_checkpointer(self.center)
             self.start()
         return self.center

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -76,9 +75,8 @@ def records(center: Center, request: Drain) -> Records:
     return Records(len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history)
 
 
-def worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int]) -> WorkerTable:
-    """Who has been silent for how long; nobody in ``waiting``, who is owed an answer."""
-    now = time.time()
+def worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int], now: float) -> WorkerTable:
+    """Who is silent since when, at ``now`` (seconds since the epoch); nobody in ``waiting``, who is owed an answer."""
     rows = [
         (worker, lease.attempt, lease.sequence, 0.0 if worker in waiting else now - lease.active_at)
         for worker, lease in leases.items()

@@ -5,12 +5,8 @@ Nothing is answered before its sender has proved that it holds the job's key.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import socket
 import ssl
-import threading
-import time
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
@@ -23,6 +19,8 @@ from distkeras.ps.server.peer_vectors import PeerVectors
 from distkeras.ps.server.session import Session
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel
+from distkeras.ps.world.streams import Stream
+from distkeras.ps.world.world import REAL, World
 
 
 class ParameterServer:
@@ -38,6 +36,7 @@ class ParameterServer:
         incarnation: of this server: rises with each restart.
         snapshots: where the center is saved; None: the job ends with this process.
         restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
+        world: time, threads and connections.
 
     Raises:
         OSError: the port cannot be bound.
@@ -52,19 +51,22 @@ class ParameterServer:
         incarnation: int = 1,
         snapshots: SnapshotDirectory | None = None,
         restored: tuple[Center, Saved] | None = None,
+        world: World = REAL,
     ) -> None:
         self._key = key
+        self._world = world
         self.deadlines = settings.deadlines
         self._context = context
         #: Who may connect, and who was refused.
-        self.admission = AdmissionControl()
-        self.dispatcher = Dispatcher(settings, incarnation=incarnation, snapshots=snapshots, restored=restored)
-        self._lock = threading.Lock()
+        self.admission = AdmissionControl(world=world)
+        self.dispatcher = Dispatcher(
+            settings, incarnation=incarnation, snapshots=snapshots, restored=restored, world=world
+        )
+        self._lock = world.lock()
         self._sessions: dict[Session, None] = {}  # in the order of their arrival
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        self._listener = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._acceptor = threading.Thread(target=self._accept, name="ps-accept", daemon=True)
+        self._listener = world.listen(settings.host, settings.port)
+        self.address = self._listener.address
+        self._acceptor = world.thread(self._accept, "ps-accept")
 
     def __enter__(self) -> ParameterServer:
         self.start()
@@ -102,15 +104,13 @@ class ParameterServer:
         """
         self.dispatcher.changed.close()
         sessions = self.sessions
-        with contextlib.suppress(OSError):  # not every platform lets a listener be shut down
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which close alone does not
         self._listener.close()
         for session in sessions:
             session.channel.hang_up()
-        deadline = time.monotonic() + self.deadlines.close
+        deadline = self._world.monotonic() + self.deadlines.close
         for thread in [*(session.thread for session in sessions), self._acceptor]:
             if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline - self._world.monotonic()))
             if thread.is_alive():
                 raise DeadlineError(f"waited {self.deadlines.close} s for thread {thread.name} to end")
         self.dispatcher.close(self.deadlines.close)
@@ -118,7 +118,7 @@ class ParameterServer:
     def _accept(self) -> None:
         while True:
             try:
-                sock, address = self._listener.accept()
+                stream, host, port = self._listener.accept()
             except OSError as error:
                 if self.dispatcher.changed.closing:
                     return
@@ -127,11 +127,7 @@ class ParameterServer:
                 # Out of descriptors, or a peer that hung up before its turn: no reason to be deaf from now on.
                 self.admission.evict_oldest()
                 continue
-            try:
-                session = self._make_session(sock, address[0], address[1])
-            except OSError:  # it was reset before its turn
-                sock.close()
-                continue
+            session = self._make_session(stream, host, port)
             with self._lock:
                 if self.dispatcher.changed.closing:
                     session.channel.close()
@@ -139,12 +135,14 @@ class ParameterServer:
                 self._sessions[session] = None
             session.start()
 
-    def _make_session(self, sock: socket.socket, host: str, port: int) -> Session:
+    def _make_session(self, stream: Stream, host: str, port: int) -> Session:
         """Waits until there is room for it."""
         vectors = PeerVectors()
         limits = self.dispatcher.limits()
-        connection = Connection(server=True, key=self._key, limits=limits, allocate=vectors.allocate)
-        channel = Channel(sock, connection, frame=self.deadlines.frame, context=self._context)
+        connection = Connection(
+            server=True, key=self._key, limits=limits, allocate=vectors.allocate, token=self._world.token
+        )
+        channel = Channel(stream, connection, frame=self.deadlines.frame, context=self._context, world=self._world)
         return Session(
             f"{host}:{port}",
             channel,

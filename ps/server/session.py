@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 import traceback
 from collections.abc import Callable
 
@@ -68,10 +66,11 @@ class Session:
         self._dispatcher = dispatcher
         self._deadlines = deadlines
         self._on_end = on_end
-        self.thread = threading.Thread(target=self._run, name=f"ps-{name}", daemon=True)
+        self._now = channel.world.monotonic
+        self.thread = channel.world.thread(self._run, f"ps-{name}")
         # What the dispatcher knows of a `Peer`.
         self.lease: tuple[int, int] | None = None
-        self.heard_at, self.asking = time.monotonic(), False
+        self.heard_at, self.asking = self._now(), False
 
     def start(self) -> None:
         """Begins to serve; without a thread to be had, the session has ended."""
@@ -125,9 +124,9 @@ class Session:
         except DistkerasError as error:
             return self._send_fault(message, error)
         finally:
-            self.heard_at, self.asking = time.monotonic(), False
+            self.heard_at, self.asking = self._now(), False
         self.channel.send(reply)
-        self.heard_at = time.monotonic()
+        self.heard_at = self._now()
         self.vectors.drop()
         return True
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.server.published_center import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, server_context
+from distkeras.ps.world.world import REAL, World
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class StartReport:
         return cls(**values | {"resumed": values["resumed"] and ResumePoint(**values["resumed"])})
 
 
-def build_server(request: StartRequest) -> tuple[ParameterServer, StartReport]:
+def build_server(request: StartRequest, world: World = REAL) -> tuple[ParameterServer, StartReport]:
     """A server that has its port, and its center where there is a snapshot of it; it does not serve yet.
 
     Raises:
@@ -123,12 +125,12 @@ def build_server(request: StartRequest) -> tuple[ParameterServer, StartReport]:
     restored: tuple[Center, Saved] | None = None
     resumed: ResumePoint | None = None
     if settings.checkpoint is not None:
-        snapshots = SnapshotDirectory(settings.checkpoint.uri, request.job)
+        snapshots = SnapshotDirectory(settings.checkpoint.uri, request.job, world)
         saved = snapshots.latest(fresh=mode.fresh)
         incarnation = 1 + max(snapshots.highest_incarnation(), mode.after)
         if saved is not None:
             arrays = saved.state.arrays
-            center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation)
+            center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
             exact = snapshots.restore(center, saved, same_attempts=mode.same_attempts, epochs=mode.epochs)
             resumed = ResumePoint(center.clock, incarnation, exact, 0 if exact else center.leases[0].epoch)
             restored = (center, saved)
@@ -139,8 +141,30 @@ def build_server(request: StartRequest) -> tuple[ParameterServer, StartReport]:
         incarnation=incarnation,
         snapshots=snapshots,
         restored=restored,
+        world=world,
     )
     return server, StartReport(*server.address, resumed)
+
+
+def serve(
+    make_request: Callable[[], StartRequest],
+    tell: Callable[[StartReport], None],
+    until_done: Callable[[], int],
+    world: World = REAL,
+) -> int:
+    """What a server's process does: builds the server, tells what became of it, serves until ``until_done`` returns.
+
+    Returns:
+        The process' exit status: 2, or what ``until_done`` returned.
+    """
+    try:
+        server, report = build_server(make_request(), world)
+    except (DistkerasError, OSError) as error:
+        tell(StartReport(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE))
+        return 2
+    with server:
+        tell(report)
+        return until_done()
 
 
 def key_from_text(text: str) -> bytes:

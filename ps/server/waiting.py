@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
+from types import TracebackType
 
 from distkeras.ps.errors import ERRORS, DeadlineError, JobStoppedError, ServerLostError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import Fault
+from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
@@ -17,15 +17,37 @@ log = logging.getLogger(__name__)
 _LIVENESS = 1.0
 
 
-class JobCondition(threading.Condition):
-    """The lock around a job's state, and the news that others wait for; knows whether the job goes on."""
+class JobCondition:
+    """The lock around a job's state, and the news that others wait for; knows whether the job goes on.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        world: its locks and its clock.
+    """
+
+    def __init__(self, world: World = REAL) -> None:
+        self.world = world
+        self._lock = world.reentrant_lock()
+        self._news = world.condition(self._lock)
         #: What ended the job; None while nothing has.
         self.fault: Fault | None = None
         #: Whether the server ends: nobody is kept waiting.
         self.closing = False
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.__exit__(kind, error, trace)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for news, for ``timeout`` seconds; the caller holds the lock."""
+        return self._news.wait(timeout)
+
+    def notify_all(self) -> None:
+        """There is news; the caller holds the lock."""
+        self._news.notify_all()
 
     def fail(self, fault: Fault) -> None:
         """Ends the job; the first fault is the one that is told. Takes the lock."""
@@ -65,7 +87,7 @@ class JobCondition(threading.Condition):
             JobStoppedError: the job ended meanwhile.
             ServerLostError: the peer hung up; nobody reads this.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self.world.monotonic() + timeout
         while not condition():
             self.require_running()
             if not self.wait_for_news(deadline, hung_up):
@@ -73,12 +95,12 @@ class JobCondition(threading.Condition):
         return True
 
     def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
-        """Waits until something changes, or for a moment; False if the deadline (`time.monotonic`) has passed.
+        """Waits until something changes, or for a moment; False if the deadline (`World.monotonic`) has passed.
 
         Raises:
             ServerLostError: the peer hung up; nobody reads this.
         """
-        remaining = deadline - time.monotonic()
+        remaining = deadline - self.world.monotonic()
         if remaining <= 0:
             return False
         self.wait(min(remaining, _LIVENESS))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
-import time
 from collections.abc import Callable
+
+from distkeras.ps.world.world import REAL, World
 
 
 class Backoff:
@@ -18,8 +18,8 @@ class Backoff:
         first: the first pause, in seconds.
         longest: the longest pause, in seconds.
         timeout: seconds until the deadline.
-        sleep: waits for so many seconds, or less.
-        now: clock, seconds.
+        sleep: waits for so many seconds, or less; None: the world's.
+        world: its clock.
     """
 
     def __init__(
@@ -28,17 +28,17 @@ class Backoff:
         first: float = 0.05,
         longest: float,
         timeout: float = math.inf,
-        sleep: Callable[[float], object] = time.sleep,
-        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
+        world: World = REAL,
     ) -> None:
         self._pause, self._longest = first, longest
-        self._sleep, self._now = sleep, now
-        self._deadline = now() + timeout
+        self._sleep, self._world = sleep or world.sleep, world
+        self._deadline = world.monotonic() + timeout
 
     def pause(self) -> bool:
         """Sleeps before the next attempt; False, at once, where the deadline would pass meanwhile."""
-        if self._now() + self._pause > self._deadline:
+        if self._world.monotonic() + self._pause > self._deadline:
             return False
-        self._sleep(self._pause * random.uniform(0.5, 1.0))
+        self._sleep(self._pause * self._world.uniform(0.5, 1.0))
         self._pause = min(2 * self._pause, self._longest)
         return True

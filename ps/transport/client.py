@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from distkeras.ps.protocol.messages import Fault, Message
 from distkeras.ps.transport.channel import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.tls import client_context
+from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -44,14 +44,16 @@ class Client:
     Args:
         address: the server's.
         deadlines: of every wait.
+        world: time and connections.
     """
 
-    def __init__(self, address: Address, deadlines: Deadlines | None = None) -> None:
+    def __init__(self, address: Address, deadlines: Deadlines | None = None, world: World = REAL) -> None:
         self.address = address
         self.deadlines = deadlines or Deadlines()
+        self.world = world
         self.channel: Channel | None = None
         #: Held while a request is under way.
-        self._requesting = threading.Lock()
+        self._requesting = world.lock()
 
     @property
     def reply_timeout(self) -> float:
@@ -62,7 +64,9 @@ class Client:
         where, certificate = (self.address.host, self.address.port), self.address.certificate
         context = client_context(certificate) if certificate else None
         try:
-            self.channel = dial(where, self.address.key, self.deadlines, allocate=self._allocate, context=context)
+            self.channel = dial(
+                where, self.address.key, self.deadlines, allocate=self._allocate, context=context, world=self.world
+            )
         except DeadlineError as error:  # the kernel accepts connections for a server that stands still
             raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
         return self.channel

@@ -32,6 +32,7 @@ class DriverClient(Client):
     Args:
         address: the server's.
         deadlines: of every wait.
+        world: time and connections.
     """
 
     def publish(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.messages import Ack, Heartbeat
 from distkeras.ps.transport.channel import Channel
+from distkeras.ps.world.world import Lock
 
 #: How many heartbeats a lease lasts: some may be late.
 BEATS_A_LEASE = 4
@@ -26,13 +25,13 @@ class Heartbeats:
         name: of the thread.
     """
 
-    def __init__(self, channel: Channel, lock: threading.Lock, *, interval: float, timeout: float, name: str) -> None:
+    def __init__(self, channel: Channel, lock: Lock, *, interval: float, timeout: float, name: str) -> None:
         self._channel = channel
         self._lock = lock
         self._interval = interval
         self._timeout = timeout
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stopped = channel.world.event()
+        self._thread = channel.world.thread(self._run, name)
 
     def start(self) -> None:
         """Begins, an interval from now."""

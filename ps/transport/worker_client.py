@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -36,6 +33,8 @@ from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.heartbeats import BEATS_A_LEASE, Heartbeats
+from distkeras.ps.transport.posting import Posting
+from distkeras.ps.world.world import REAL, World
 
 _T = TypeVar("_T")
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
@@ -85,6 +84,7 @@ class WorkerClient(Client):
         metrics: the history's metric columns, loss first.
         deadlines: of every wait.
         wire_format: what vectors look like on the wire, both ways: a name in `compression.FORMATS`.
+        world: time, threads and connections.
 
     Attributes:
         incarnation: which incarnation of the server this worker works with; 0 before it joined.
@@ -95,7 +95,7 @@ class WorkerClient(Client):
         ConfigurationError: no such format.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent facts of one worker, which callers name
         self,
         address: Address,
         *,
@@ -106,8 +106,9 @@ class WorkerClient(Client):
         metrics: tuple[str, ...] = ("loss",),
         deadlines: Deadlines | None = None,
         wire_format: str = "float32",
+        world: World = REAL,
     ) -> None:
-        super().__init__(address, deadlines)
+        super().__init__(address, deadlines, world)
         self.worker = worker
         self.attempt = attempt
         self.size = size
@@ -121,8 +122,8 @@ class WorkerClient(Client):
         #: The next window's payload is filled while the last one travels.
         self._payloads: _SpareBuffers[tuple[Vector, ...]] = _SpareBuffers()
         self._encoded_reply: np.ndarray | None = None
-        self._sender: ThreadPoolExecutor | None = None
-        self._posted: Future[Reply] | None = None
+        self._sender: Posting[Reply] | None = None
+        self._posted = False
         self._waited = 0.0
         self._skipped = False
         self._heartbeats: Heartbeats | None = None
@@ -253,27 +254,26 @@ class WorkerClient(Client):
     def post(self, record: CommitRecord) -> None:
         """As `commit`, from a thread of its own; the connection is that thread's until `collect` or `settle`."""
         if self._sender is None:
-            self._sender = ThreadPoolExecutor(1, f"ps-worker-{self.worker}")
-        self._payloads.in_use = record.parts
-        self._posted = self._sender.submit(self.commit, record)
+            self._sender = Posting(self.world, f"ps-worker-{self.worker}")
+        self._payloads.in_use, self._posted = record.parts, True
+        self._sender.post(lambda: self.commit(record))
 
     def collect(self) -> Reply:
         """The reply to what was posted; of its time, what was waited for here counts as waited."""
-        assert self._posted is not None, "a commit must be posted before its reply is collected"
-        began, timeout = time.monotonic(), self._commit_timeout
-        if not wait_for([self._posted], timeout=timeout).done:
+        assert self._sender is not None, "a commit must be posted before its reply is collected"
+        began, timeout = self.world.monotonic(), self._commit_timeout
+        if not self._sender.wait(timeout):
             raise DeadlineError(f"waited {timeout:g} s for a commit to be answered", worker=self.worker)
-        self._payloads.in_use, self._waited = None, time.monotonic() - began
-        return self._posted.result(timeout=0)
+        self._payloads.in_use, self._waited = None, self.world.monotonic() - began
+        return self._sender.outcome()
 
     def settle(self) -> None:
         """Waits for the end of what was posted, however it ends; then the connection is the caller's again."""
-        if self._posted is not None:
-            wait_for([self._posted], timeout=self._commit_timeout)
-            self._posted = None
         if self._sender is not None:
-            self._sender.shutdown(wait=False)
-            self._sender = None
+            if self._posted:
+                self._sender.wait(self._commit_timeout)
+            self._sender.close()
+            self._sender, self._posted = None, False
 
     @property
     def _commit_timeout(self) -> float:
@@ -300,9 +300,9 @@ class WorkerClient(Client):
         return Reply(reply.learning_rate, center, reply.moving_statistics, stopping=self.stopping)
 
     def _timed(self, exchange: Callable[[], _T]) -> _T:
-        began = time.monotonic()
+        began = self.world.monotonic()
         result = exchange()
-        self._waited = time.monotonic() - began
+        self._waited = self.world.monotonic() - began
         return result
 
     # ---- everything else --------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class WorkerClient(Client):
                 if isinstance(error, DeadlineError) and self.channel is not None:
                     raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
-                backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect)
+                backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
                 if not backoff.pause():
                     raise ServerLostError(
                         f"the server at {self.address.host}:{self.address.port} must be reached within "

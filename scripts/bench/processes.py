@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from distkeras.ps.transport.channel import SOCKET_BUFFER
+from distkeras.ps.world.streams import SOCKET_BUFFER
 
 _SPAWN = get_context("spawn")  # a fork would take TensorFlow's threads along, or rather not
 _PROCESSES = 8

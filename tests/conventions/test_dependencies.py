@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 
 #: Imported inside functions, by jobs that have snapshots or encrypt.
-OPTIONAL = {"store.py": {"pyarrow"}, "tls.py": {"cryptography"}}
+OPTIONAL = {"files.py": {"pyarrow"}, "tls.py": {"cryptography"}}
 #: What an executor imports before Keras' backend is chosen, or `distkeras.ps` alone may be there for.
 LIGHT = [
     *(

@@ -19,6 +19,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate
 from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.world.streams import TcpStream
 
 KEY = bytes(range(48, 80))  # printable: it would show as it is
 PRIVATE = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----\n"
@@ -35,7 +36,7 @@ def channel() -> Iterator[Channel]:
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as sock,
     ):
-        yield Channel(sock, Connection(server=False, key=KEY), frame=1)
+        yield Channel(TcpStream(sock), Connection(server=False, key=KEY), frame=1)
 
 
 def task() -> Task:

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from support.patience import PATIENT, brief, patience
+from support.sockets import socket_of
 
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -41,7 +42,9 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
         ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, silence=brief(1.5)))
     ) as process:
         with Supervisor(process, publish) as server:
-            assert server.ask(lambda driver: driver.channel.sock.recv(1, socket.MSG_PEEK)) == b""  # it has hung up
+            assert (
+                server.ask(lambda driver: socket_of(driver.channel).recv(1, socket.MSG_PEEK)) == b""
+            )  # it has hung up
             assert server.ask(center) == START.tolist()
         assert server.restarts == 0
 

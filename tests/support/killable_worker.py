@@ -27,6 +27,7 @@ from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.driver import run_worker
 from distkeras.ps.worker.loop import work
+from distkeras.ps.world.streams import Stream
 from support.toy_model import ToyBatch, ToyReplica, batches
 
 #: Bytes that a slow connection moves at a time.
@@ -69,10 +70,14 @@ class Breakpoints:
 
 @dataclass
 class Pipe:
-    """In place of a channel's own."""
+    """In place of a channel's own stream, which does the rest."""
 
     read: Callable[[list[memoryview], float, bool], int]
     write: Callable[[list[memoryview], float], int]
+    stream: Stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class BreakpointChannel(Channel):
@@ -95,22 +100,22 @@ class BreakpointChannel(Channel):
     def receive(self, timeout: float, what: str) -> Message | EndOfStream:
         if not (what.endswith(("Pull", "Commit")) and self.breakpoints.wants("mid-reply")):
             return super().receive(timeout, what)
-        pipe = self._pipe
+        pipe = self.stream
 
         def some(spaces: list[memoryview], timeout: float, whole: bool) -> int:
             if sum(map(len, spaces)) <= 4 * _PIECE:
                 return pipe.read(spaces, timeout, whole)
-            self._pipe = pipe  # the vector, of which the first bytes are about to come
+            self.stream = pipe  # the vector, of which the first bytes are about to come
             count = pipe.read([spaces[0][:_PIECE]], timeout, False)
             self.breakpoints.reached("mid-reply", self)
             return count
 
-        self._pipe = Pipe(some, pipe.write)  # type: ignore[assignment]
+        self.stream = Pipe(some, pipe.write, pipe)
         return super().receive(timeout, what)
 
     def slow_down(self, rate: float) -> None:
         """From now on at most ``rate`` bytes a second, in small pieces."""
-        pipe = self._pipe
+        pipe = self.stream
 
         def dribble_in(spaces: list[memoryview], timeout: float, whole: bool) -> int:
             pause(_PIECE / rate)
@@ -120,7 +125,7 @@ class BreakpointChannel(Channel):
             pause(_PIECE / rate)
             return pipe.write([buffers[0][:_PIECE]], timeout)
 
-        self._pipe = Pipe(dribble_in, dribble_out)  # type: ignore[assignment]
+        self.stream = Pipe(dribble_in, dribble_out, pipe)
 
 
 class TrackingReplica(ToyReplica):

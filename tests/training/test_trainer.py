@@ -278,7 +278,7 @@ def test_a_job_over_tls_trains_every_row_and_shows_no_secret(
         made.append(bytes(range(48, 48 + size)))  # printable: it would show as it is
         return made[-1]
 
-    monkeypatch.setattr("distkeras.ps.server.process.secrets.token_bytes", token)
+    monkeypatch.setattr("distkeras.ps.world.world.World.token", staticmethod(token))
     trainer = counter(tls=True)
     with caplog.at_level("DEBUG", "distkeras"):
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS

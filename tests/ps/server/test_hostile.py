@@ -29,6 +29,7 @@ from support.hostile_peers import (
 )
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import KEY, Running
+from support.sockets import socket_of
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
@@ -158,7 +159,7 @@ def test_a_peer_that_falls_silent_within_a_frame_is_dropped_and_nothing_of_it_ap
     with AuthenticatedPeer(running.server.address) as peer:
         session = session_of(running, peer)
         # A host that vanished says nothing, not even goodbye: the system finds out.
-        assert session.channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert socket_of(session.channel).getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         session.channel.frame = brief(0.2)
         send_unless_closed(peer.sock, joined(peer.connection.send(commit))[:sent])
         if sent:

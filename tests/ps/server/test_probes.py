@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, patience
 from support.running_server import SIZE, Running
+from support.sockets import socket_of
 from support.toy_model import toy_worker
 from support.worker_thread import running_worker
 
@@ -123,7 +124,7 @@ class TestProbes:
         with Running(make("zealous_downpour")) as running:
             client = running.client()
             client.join()
-            client.channel.sock.shutdown(socket.SHUT_RDWR)
+            socket_of(client.channel).shutdown(socket.SHUT_RDWR)
             assert not client.occupied()
             assert client.pull().center.shape == (SIZE,)  # it holds its lease again
             client.close()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import SIZE, Running
+from support.sockets import socket_of
 from support.toy_model import batches, toy_worker
 from support.worker_thread import running_worker
 
@@ -96,7 +97,7 @@ class TestLostReplies:
                 if not cut:
                     cut.append(True)
                     assert running.driver.observe(0, patience(5)).clock == 1  # it is applied …
-                    client.channel.sock.shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
+                    socket_of(client.channel).shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
 
             client.channel.send = send_then_cut
             reply = client.commit(request)
@@ -120,8 +121,8 @@ class TestLostReplies:
             def half(message: Any) -> list[Any]:
                 buffers = whole(message)
                 connection.send = whole
-                client.channel.sock.sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
-                client.channel.sock.shutdown(socket.SHUT_RDWR)
+                socket_of(client.channel).sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
+                socket_of(client.channel).shutdown(socket.SHUT_RDWR)
                 return []
 
             connection.send = half

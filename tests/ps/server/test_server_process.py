@@ -48,7 +48,7 @@ class TestProcess:
     )
     def test_it_dies_with_its_driver(self, forked: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         if not descriptors:
-            monkeypatch.setattr("distkeras.ps.server.process.process_descriptor", lambda: None)
+            monkeypatch.setattr("distkeras.ps.world.processes._process_descriptor", lambda: None)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # a driver that is killed before it can close anything

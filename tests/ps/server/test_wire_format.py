@@ -14,6 +14,7 @@ from ml_dtypes import bfloat16
 from support.frames import some_commit
 from support.patience import PATIENT, patience
 from support.running_server import KEY, SIZE, Running
+from support.sockets import socket_of
 from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
@@ -194,8 +195,8 @@ class TestInt8:
                     assert running.driver.observe(3, patience(5)).clock == 4
                 else:
                     buffers = [bytes(buffer) for buffer in channel.connection.send(message)]
-                    channel.sock.sendall(buffers[0] + buffers[1][:1000])
-                channel.sock.shutdown(socket.SHUT_RDWR)
+                    socket_of(channel).sendall(buffers[0] + buffers[1][:1000])
+                socket_of(channel).shutdown(socket.SHUT_RDWR)
                 raise ConnectionResetError("cut by the test")
 
             return then_cut

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.world.world import World
 
 
-class Clock:
+class Clock(World):
     """Stands still but while somebody sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.pauses: list[float] = []
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.seconds
 
     def sleep(self, seconds: float) -> None:
@@ -22,7 +23,7 @@ class Clock:
 
 def test_pauses_double_up_to_the_longest_each_from_its_upper_half() -> None:
     clock = Clock()
-    backoff = Backoff(first=1.0, longest=5.0, sleep=clock.sleep, now=clock.now)
+    backoff = Backoff(first=1.0, longest=5.0, world=clock)
     assert all(backoff.pause() for _ in range(6))
     for pause, nominal in zip(clock.pauses, [1.0, 2.0, 4.0, 5.0, 5.0, 5.0], strict=True):
         assert nominal / 2 <= pause <= nominal
@@ -30,7 +31,7 @@ def test_pauses_double_up_to_the_longest_each_from_its_upper_half() -> None:
 
 def test_there_is_no_pause_beyond_the_deadline() -> None:
     clock = Clock()
-    backoff = Backoff(first=1.0, longest=8.0, timeout=20.0, sleep=clock.sleep, now=clock.now)
+    backoff = Backoff(first=1.0, longest=8.0, timeout=20.0, world=clock)
     while backoff.pause():
         pass
     assert 12.0 < clock.seconds <= 20.0  # the next pause could be 8 s
@@ -40,5 +41,5 @@ def test_there_is_no_pause_beyond_the_deadline() -> None:
 def test_two_do_not_try_again_at_the_same_moment() -> None:
     clocks = [Clock(), Clock()]
     for clock in clocks:
-        assert Backoff(longest=1.0, sleep=clock.sleep, now=clock.now).pause()
+        assert Backoff(longest=1.0, world=clock).pause()
     assert clocks[0].pauses != clocks[1].pauses

@@ -13,8 +13,9 @@ from support.patience import PATIENT, brief, patience
 from distkeras.ps.errors import DeadlineError
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Occupancy, Probe
-from distkeras.ps.transport import channel
 from distkeras.ps.transport.channel import Channel
+from distkeras.ps.world import streams
+from distkeras.ps.world.streams import TcpStream
 
 KEY = bytes(32)
 
@@ -22,12 +23,12 @@ KEY = bytes(32)
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
     """A server's and a client's channel, past the handshake; the kernel lets no call wait for long."""
-    monkeypatch.setattr(channel, "_LONGEST_CALL", 0.02)
+    monkeypatch.setattr(streams, "_LONGEST_CALL", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialed = socket.create_connection(listener.getsockname(), timeout=patience(10))
         accepted, _ = listener.accept()
-    server = Channel(accepted, Connection(server=True, key=KEY), frame=PATIENT.frame)
-    client = Channel(dialed, Connection(server=False, key=KEY), frame=PATIENT.frame)
+    server = Channel(TcpStream(accepted), Connection(server=True, key=KEY), frame=PATIENT.frame)
+    client = Channel(TcpStream(dialed), Connection(server=False, key=KEY), frame=PATIENT.frame)
     peer = threading.Thread(target=server.handshake, args=(patience(10),))
     peer.start()
     client.handshake(patience(10))
@@ -40,7 +41,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
 def test_a_wait_goes_on_over_several_calls(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     server, client = ends
     again = threading.Semaphore(0)
-    plain_pipe = channel._Plain  # noqa: SLF001 - only the kernel's limit shows that a wait began again
+    plain_pipe = streams._Plain  # noqa: SLF001 - only the kernel's limit shows that a wait began again
     limit = plain_pipe._limit  # noqa: SLF001 - see above
 
     def counted(plain: Any, option: int, timeout: float) -> None:

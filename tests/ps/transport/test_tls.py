@@ -24,6 +24,7 @@ from support.hostile_peers import (
 )
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import KEY
+from support.sockets import socket_of
 
 from distkeras.ps.errors import (
     AuthenticationError,
@@ -40,6 +41,7 @@ from distkeras.ps.transport.channel import Channel, dial
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate, client_context, make_certificate, server_context
+from distkeras.ps.world.streams import TcpStream
 
 pytest.importorskip("cryptography")
 
@@ -77,8 +79,9 @@ def test_training_over_tls_is_training_to_the_bit() -> None:
         assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
         driver = DriverClient(process.address, PATIENT)
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
-        assert isinstance(driver.channel.sock, ssl.SSLSocket)
-        assert driver.channel.sock.version() == "TLSv1.3"
+        sock = socket_of(driver.channel)
+        assert isinstance(sock, ssl.SSLSocket)
+        assert sock.version() == "TLSv1.3"
         worker = HonestWorker(process.address, SIZE, PATIENT)
         assert_every_step_committed_once(worker, driver)  # against a plain server
         driver.close()
@@ -133,7 +136,7 @@ class TestRefusals:
 
             def serve() -> None:
                 sock, _ = listener.accept()
-                channel = Channel(sock, Connection(server=True, key=KEY), frame=PATIENT.frame)
+                channel = Channel(TcpStream(sock), Connection(server=True, key=KEY), frame=PATIENT.frame)
                 with pytest.raises((RemoteProtocolError, AuthenticationError, OSError)):
                     channel.handshake(PATIENT.handshake)
                 channel.close()
@@ -155,7 +158,9 @@ class TestChannel:
 
             def serve() -> None:
                 sock, _ = listener.accept()
-                ends.append(Channel(sock, Connection(server=True, key=KEY), frame=PATIENT.frame, context=context))
+                ends.append(
+                    Channel(TcpStream(sock), Connection(server=True, key=KEY), frame=PATIENT.frame, context=context)
+                )
                 ends[0].handshake(PATIENT.handshake)
 
             serving = threading.Thread(target=serve, daemon=True)
@@ -171,8 +176,8 @@ class TestChannel:
         assert not server.hung_up()
         assert not client.hung_up()
         client.close()
-        server.sock.settimeout(patience(5))
-        assert server.sock.recv(1) == b""
+        socket_of(server).settimeout(patience(5))
+        assert socket_of(server).recv(1) == b""
         assert server.hung_up()
 
     def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair: tuple[Channel, Channel]) -> None:

@@ -1,0 +1,169 @@
+"""Child processes that are written lines and answer in lines.
+
+Whatever this process has forked has a copy of each of its descriptors, and keeps a child's pipes open when both are
+dead. So the end of a pipe tells nothing: each end watches the other's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+#: Seconds from one look at the other process to the next, where nothing tells of its end.
+LOOK = 0.5
+PIECE = 65536
+
+
+class Child(Protocol):
+    """A child process."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with, minus the signal's number if one killed it; None while it runs."""
+
+    def write(self, line: bytes) -> None:
+        """Writes to its standard input; BrokenPipeError if it has ended."""
+
+    def first_line(self, timeout: float) -> bytes:
+        """The first line that it writes to its standard output; what there is of one if it ended.
+
+        Raises:
+            TimeoutError: it has not come in ``timeout`` seconds.
+        """
+
+    def errors(self) -> Iterator[bytes]:
+        """The lines that it writes to its standard error, until it ends."""
+
+    def end_input(self, goodbye: bytes) -> None:
+        """Writes the last line to its standard input, if it lives, and ends that."""
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it has ended, or does so within ``timeout`` seconds."""
+
+    def kill(self) -> None:
+        """Kills it."""
+
+    def close(self) -> None:
+        """Gives back what it had; it has ended."""
+
+
+class ChildProcess:
+    """A real one.
+
+    Args:
+        command: program and arguments. ``--driver FD`` follows them where there is a descriptor of this process that
+            tells of its end, whoever has a copy.
+        environment: all of its variables.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        driver, pipe = _process_descriptor(), subprocess.PIPE
+        self._process = subprocess.Popen(
+            [*command, *(() if driver is None else ("--driver", str(driver)))],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=environment,
+            pass_fds=() if driver is None else (driver,),
+        )
+        if driver is not None:
+            os.close(driver)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._input, self._output, self._errors = self._process.stdin, self._process.stdout, self._process.stderr
+
+    @property
+    def pid(self) -> int:
+        """See `Child`."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """See `Child`."""
+        return self._process.poll()
+
+    def write(self, line: bytes) -> None:
+        """See `Child`."""
+        self._input.write(line)
+        self._input.flush()
+
+    def first_line(self, timeout: float) -> bytes:
+        """See `Child`."""
+        return next(_lines_of(self._process, self._output.fileno(), time.monotonic() + timeout), b"")
+
+    def errors(self) -> Iterator[bytes]:
+        """See `Child`."""
+        with self._errors:
+            yield from _lines_of(self._process, self._errors.fileno())
+
+    def end_input(self, goodbye: bytes) -> None:
+        """See `Child`."""
+        if not self._input.closed:
+            with contextlib.suppress(BrokenPipeError):  # a process that has ended does not read it
+                self._input.write(goodbye)
+                self._input.close()
+
+    def wait(self, timeout: float) -> bool:
+        """See `Child`."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """See `Child`."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """See `Child`."""
+        self._output.close()
+
+
+def _process_descriptor() -> int | None:
+    """A descriptor of this process that tells others of its end, whoever has a copy; None where there are none."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):  # another system than Linux, or an old one
+        return None
+
+
+def _lines_of(child: subprocess.Popen[bytes], stream: int, deadline: float = math.inf) -> Iterator[bytes]:
+    """The lines that ``child`` writes to a pipe, until the pipe ends or the child has.
+
+    Args:
+        child: who writes.
+        stream: the descriptor to read from.
+        deadline: when they must have ended (`time.monotonic`).
+
+    Raises:
+        TimeoutError: they have not.
+    """
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    rest = b""
+    while True:
+        ended = child.poll() is not None  # before the pipe is looked at: what it wrote is there then
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if poller.poll(0 if ended else 1000 * min(LOOK, left)):
+            piece = os.read(stream, PIECE)
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from (line + b"\n" for line in lines)
+            ended = not piece
+        if ended:
+            break
+    if rest:
+        yield rest

@@ -1,0 +1,256 @@
+"""Connections: TCP sockets, plain or encrypted, whose every call has a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+#: Large enough that a multi-megabyte vector is not cut into many wake-ups. Strangers get the system's own, small ones.
+SOCKET_BUFFER = 512 * 1024
+
+_LONGEST_CALL = 60.0  # seconds that one system call waits
+_TIMEVAL = struct.Struct("@ll")  # the kernel's
+# Only Linux tells of half a connection's end; the other half's is always told.
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
+
+
+class Stream(Protocol):
+    """A connection's bytes, both ways. Every call raises an OSError where the connection is gone."""
+
+    def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
+        """Fills ``spaces``, at least in part; ``whole``: all, unless the time or the stream ends first.
+
+        Returns:
+            The bytes that came; 0 is the end of the stream.
+
+        Raises:
+            TimeoutError, BlockingIOError: nothing came in ``timeout`` seconds.
+        """
+
+    def write(self, buffers: list[memoryview], timeout: float) -> int:
+        """Sends some of ``buffers``; returns how many bytes.
+
+        Raises:
+            TimeoutError, BlockingIOError: nothing was taken in ``timeout`` seconds.
+        """
+
+    def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
+        """Runs the TLS handshake, and encrypts from now on.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout`` seconds.
+            ssl.SSLError: the peer speaks something else, or has another certificate.
+        """
+
+    def enlarge(self) -> None:
+        """The peer is known: gives the connection room for vectors."""
+
+    def gone(self) -> bool:
+        """Whether the peer has closed its end, found without reading anything away."""
+
+    def shutdown(self) -> None:
+        """Ends the connection, from any thread: a blocked call of another one returns."""
+
+    def close(self) -> None:
+        """Gives the socket back."""
+
+
+class Listener(Protocol):
+    """A bound port."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+
+    def accept(self) -> tuple[Stream, str, int]:
+        """Waits for the next connection: it, and its peer's host and port.
+
+        Raises:
+            OSError: the port was closed, or the system has no room for a connection.
+        """
+
+    def close(self) -> None:
+        """Gives the port back; a thread that waits for a connection returns."""
+
+
+class TcpStream:
+    """A connected TCP socket.
+
+    Args:
+        sock: it; the stream owns it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._ended = False
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(sock)
+        self._pipe: _Plain | _Encrypted = _Plain(sock)
+        self.read, self.write = self._pipe.read, self._pipe.write
+
+    def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
+        """See `Stream`."""
+        self.sock.settimeout(timeout)
+        sock = context.wrap_socket(self.sock, server_side=server, do_handshake_on_connect=False)
+        self.sock = sock
+        if self._ended:  # on the plain socket, which is an empty shell now
+            raise ConnectionAbortedError("the connection was ended here")
+        sock.do_handshake()
+        self._pipe = _Encrypted(sock)
+        self.read, self.write = self._pipe.read, self._pipe.write
+
+    def enlarge(self) -> None:
+        """See `Stream`."""
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            self.sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+
+    def gone(self) -> bool:
+        """See `Stream`."""
+        try:
+            poller = select.poll()
+            poller.register(self.sock, _PEER_CLOSED)
+            if poller.poll(0):  # finds it behind bytes that nobody has read yet, which a peek does not
+                return True
+            if isinstance(self.sock, ssl.SSLSocket):
+                self.sock.settimeout(0)
+            # Below TLS, whose sockets cannot peek.
+            return socket.socket.recv(self.sock, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError):  # the latter from a closed socket
+            return True
+
+    def shutdown(self) -> None:
+        """See `Stream`."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # the peer may have been faster
+            # Not the TLS socket's own method, which goes over to plain text under the feet of a reading thread.
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `Stream`."""
+        self.sock.close()
+
+
+class TcpListener:
+    """A listening TCP socket.
+
+    Args:
+        host, port: where; port 0: one that is free.
+
+    Raises:
+        OSError: the port cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=1024)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def accept(self) -> tuple[Stream, str, int]:
+        """See `Listener`."""
+        while True:
+            sock, address = self._listener.accept()
+            try:
+                return TcpStream(sock), address[0], address[1]
+            except OSError:  # it was reset before its turn
+                sock.close()
+
+    def close(self) -> None:
+        """See `Listener`."""
+        with contextlib.suppress(OSError):  # not every platform lets a listener be shut down
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which close alone does not
+        self._listener.close()
+
+
+def connect(address: tuple[str, int], timeout: float) -> Stream:
+    """A connection to whoever listens at ``address``, in at most ``timeout`` seconds.
+
+    Raises:
+        OSError: nobody does, or it was not to be reached in time.
+    """
+    sock = socket.create_connection(address, timeout=timeout)
+    if sock.getsockname() == sock.getpeername():
+        # Where nobody listens on this very host, the system may give a socket its own target as its port.
+        sock.close()
+        raise ConnectionRefusedError("this client's own call")
+    return TcpStream(sock)
+
+
+class _Plain:
+    """A socket whose deadlines the kernel keeps, so that a vector comes or goes in one call of it.
+
+    Python's own timeouts make a socket non-blocking and ask the kernel three times for every piece: on a vector of
+    some megabytes that costs up to a quarter of the rate, and a turn of the interpreter's lock a piece.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._limits: dict[int, float] = {}
+        sock.settimeout(None)
+
+    def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
+        flags = socket.MSG_WAITALL if whole else 0
+        if len(spaces) == 1:
+            return self._until_timeout(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recv_into(spaces[0], 0, flags))
+        return self._until_timeout(socket.SO_RCVTIMEO, timeout, lambda: self._sock.recvmsg_into(spaces, 0, flags)[0])
+
+    def write(self, buffers: list[memoryview], timeout: float) -> int:
+        return self._until_timeout(socket.SO_SNDTIMEO, timeout, lambda: self._sock.sendmsg(buffers))
+
+    def _until_timeout(self, option: int, timeout: float, call: Callable[[], int]) -> int:
+        """``call()``, again where the kernel's limit ends it before ``timeout``."""
+        self._limit(option, timeout)
+        began = time.monotonic()
+        while True:
+            try:
+                return call()
+            except BlockingIOError:
+                left = began + timeout - time.monotonic()
+                if left <= 0:
+                    raise
+                self._limit(option, left)
+
+    def _limit(self, option: int, timeout: float) -> None:
+        # All long waits have one limit, and others may differ by a hundredth: a system call is saved.
+        timeout = min(timeout, _LONGEST_CALL)
+        if not 0.99 * timeout <= self._limits.get(option, 0.0) <= 1.01 * timeout:
+            whole = int(timeout)
+            rest = max(1, int((timeout - whole) * 1e6))  # zero would mean for ever
+            self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, rest))
+            self._limits[option] = timeout
+
+
+class _Encrypted:
+    """A TLS socket's calls, as `Stream` has them: it has no ``sendmsg``."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+
+    def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
+        try:
+            self._sock.settimeout(timeout)
+            return self._sock.recv_into(spaces[0])
+        except (AttributeError, ValueError):  # another thread closes it at this moment
+            raise ConnectionAbortedError("the connection was closed here") from None
+
+    def write(self, buffers: list[memoryview], timeout: float) -> int:
+        try:
+            self._sock.settimeout(timeout)
+            return self._sock.send(buffers[0])
+        except (AttributeError, ValueError):
+            raise ConnectionAbortedError("the connection was closed here") from None
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    # A host that vanished without a FIN is noticed by the kernel within about 30 s; no heartbeat thread is needed.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):  # not everywhere
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

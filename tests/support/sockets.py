@@ -1,0 +1,14 @@
+"""The real sockets below the channels of a test."""
+
+from __future__ import annotations
+
+import socket
+
+from distkeras.ps.transport.channel import Channel
+from distkeras.ps.world.streams import TcpStream
+
+
+def socket_of(channel: Channel) -> socket.socket:
+    """What ``channel`` sends and receives through."""
+    assert isinstance(channel.stream, TcpStream)
+    return channel.stream.sock
