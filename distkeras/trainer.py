@@ -19,7 +19,7 @@ from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks
 from distkeras.job.cluster import default_workers, driver_host
-from distkeras.job.plan import EndedJob, JobPlan, require_fit, require_optimizer
+from distkeras.job.plan import EndedJob, JobPlan, require_finite, require_fit, require_optimizer
 from distkeras.job.progress import Progress
 from distkeras.job.spark_job import SparkJob
 from distkeras.job.stalls import StallDetector
@@ -173,6 +173,7 @@ class Trainer(JobResults):
             objects=custom_objects,
         )
         replica = self._build_replica()  # what cannot work fails here, not in `train`
+        require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = server_settings(self.rule, self.settings, arguments)

@@ -114,6 +114,30 @@ def require_fit(replica: KerasReplica, spec: DataSpec) -> None:
         ) from error
 
 
+def require_finite(replica: KerasReplica) -> None:
+    """Whether the model's weights are finite, before a worker is blamed for what it computes with them.
+
+    An infinity in a weight that is not trained may be meant, such as a mask's.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    import keras
+
+    published = {*replica.layout.names, *replica.moving_statistics.names}
+    for variable in replica.model.weights:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue
+        with np.errstate(over="ignore"):  # too large for float32 is as bad
+            value = np.asarray(keras.ops.convert_to_numpy(variable)).astype(np.float32).ravel()
+        bad = np.flatnonzero(~np.isfinite(value) if variable.path in published else np.isnan(value))
+        if bad.size:
+            raise ConfigurationError(
+                f"`model` must have finite weights. Received: {value[bad[0]]} in element {bad[0]} of "
+                f"{variable.path!r} ({bad.size} such)"
+            )
+
+
 def require_optimizer(rule: Rule, optimizer: Any) -> None:
     """Whether the rule can work with the workers' optimizer, of Keras.
 
