@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import inspect
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,12 +81,6 @@ class TomlArgumentParser(argparse.ArgumentParser):
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    if importlib.util.find_spec("tomllib") is None:
-        raise ConfigurationError(
-            f"`--config` needs Python 3.11 or newer. Received: --config {path} on Python {sys.version.split()[0]}"
-        )
-    import tomllib
-
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

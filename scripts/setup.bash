@@ -62,10 +62,10 @@ ensure_dataset() {
 
 # Sets `python` to an interpreter that TensorFlow has wheels for.
 find_python() {
-  for python in ${PYTHON:+"$PYTHON"} python3 python3.11 python3.12 python3.13 python3.10; do
-    "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && return
+  for python in ${PYTHON:+"$PYTHON"} python3 python3.11 python3.12 python3.13; do
+    "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && return
   done
-  die "Python 3.10 to 3.13 is needed. Install one, or set PYTHON to it."
+  die "Python 3.11 to 3.13 is needed. Install one, or set PYTHON to it."
 }
 
 make_venv() {

@@ -21,7 +21,8 @@ from distkeras.ps.errors import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-BACKENDS = ("tensorflow", "jax", "torch", "openvino")
+#: Of Keras, that train; its others only predict.
+BACKENDS = ("tensorflow", "jax", "torch")
 
 #: What Keras raises on an archive that it cannot write or read: a missing class, a refused lambda, damage.
 _ARCHIVE_ERRORS = (
@@ -39,11 +40,12 @@ def to_bytes(model: keras.Model) -> bytes:
     """A model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
 
     Raises:
-        ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; or a part of
-            it cannot be described by its configuration.
+        ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; a part of it cannot
+            be described by its configuration; or Keras runs on a backend that does not train.
     """
     import keras
 
+    running_backend()
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"`model` must be a keras.Model. Received: model of {type(model)}")
     unbuilt = next((layer.name for layer in _layers(model) if not layer.built), None)
@@ -89,6 +91,22 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None) -> 
             ) from error
 
 
+def running_backend() -> str:
+    """The backend that Keras runs on in this process.
+
+    Raises:
+        ConfigurationError: it is one that does not train.
+    """
+    import keras
+
+    name: str = keras.config.backend()
+    if name not in BACKENDS:
+        raise ConfigurationError(
+            f"Keras must run on {', '.join(BACKENDS)}: set KERAS_BACKEND before its first import. Received: {name!r}"
+        )
+    return name
+
+
 def ensure_backend(name: str) -> None:
     """Makes Keras run on backend ``name`` in this process, or finds that it does already. Imports nothing.
 
@@ -122,9 +140,7 @@ class CustomObjects(dict[str, Any]):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import keras
-
-        return _unpickled_objects, (_Backend(keras.config.backend()), dict(self))
+        return _unpickled_objects, (_Backend(running_backend()), dict(self))
 
 
 class _Backend:

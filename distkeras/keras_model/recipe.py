@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model.archive import CustomObjects, custom_objects, ensure_backend, from_bytes
+from distkeras.keras_model.archive import CustomObjects, custom_objects, ensure_backend, from_bytes, running_backend
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -72,8 +72,6 @@ def recipe_of(
     Raises:
         ConfigurationError: no loss, neither given nor compiled in, or an argument that has no configuration.
     """
-    import keras
-
     given = {
         "optimizer": optimizer,
         "loss": loss,
@@ -92,7 +90,7 @@ def recipe_of(
     found = custom_objects(model_file)
     found.update(objects or {})
     packed = {name: _pack(value, name) for name, value in arguments.items() if value is not None}
-    return Recipe(keras.config.backend(), found, packed)
+    return Recipe(running_backend(), found, packed)
 
 
 def _compiled_arguments(model: keras.Model) -> dict[str, Any]:

@@ -193,7 +193,7 @@ class Center:
         else:
             total = self._apply(lease, parts, scalars)
             if total is not None:
-                scale = total / max(1, self.size)
+                scale = total / self.size
         if self.moving_statistics.size:
             self._blend_moving_statistics(commit, lease)
         now = self._now()

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import json
 import pkgutil
-import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -29,9 +28,8 @@ def all_rules() -> Mapping[str, type[Rule]]:
 
 def _is_rule(value: Any, module: str) -> bool:
     """Whether ``value`` is a rule that ``module`` defines."""
-    # In Python 3.10 a subscripted generic, such as tuple[float, ...], counts as a class until issubclass sees it.
-    is_class = inspect.isclass(value) and typing.get_origin(value) is None
-    return is_class and value.__module__ == module and issubclass(value, Rule) and value is not Rule
+    own = inspect.isclass(value) and value.__module__ == module
+    return own and issubclass(value, Rule) and value is not Rule
 
 
 def make(name: str, **hyper_parameters: Any) -> Rule:

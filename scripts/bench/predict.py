@@ -1,29 +1,35 @@
-"""Predictions, from DataFrame to DataFrame."""
+"""Predictions, and what prepares their rows, from DataFrame to DataFrame."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.measure import Case, Factory
 from bench.workload import WORKERS, build, rows, session
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 SECTION = "predict"
 BATCH = 1024
 #: Rows for the path that predicts a row at a time.
 FEW = 200
+#: What 784 numbers are reshaped to.
+SHAPES = ((28, 28, 1), (14, 14, 2, 2))
 
 
 def cases(quick: bool) -> list[Factory]:
     """All cases of the section."""
-    return [partial(_predict, 10_000 if quick else 60_000)]
+    return [partial(_predict, 10_000 if quick else 60_000), partial(_reshape, 2_000 if quick else 20_000)]
 
 
 @contextmanager
@@ -77,3 +83,38 @@ def _predict(count: int) -> Iterator[Case]:
             target_naive=20.0,
             note=f"limit: Keras predict on arrays, batches of {BATCH}; naive: on a row at a time, without starts",
         )
+
+
+@contextmanager
+def _reshape(count: int) -> Iterator[list[Case]]:
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql.functions import col
+
+    from distkeras.data.datasets import write_parquet
+    from distkeras.transformers import ReshapeTransformer
+
+    with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
+        arrays = spark.read.parquet(write_parquet(Path(directory) / "rows", *rows(count), files=WORKERS)).cache()
+        vectors = arrays.select(array_to_vector(col("features")).alias("features")).cache()
+
+        def rate(frame: DataFrame, shape: tuple[int, ...]) -> float:
+            began = time.perf_counter()
+            reshaped = ReshapeTransformer("features", "reshaped", shape).transform(frame).select("reshaped")
+            reshaped.write.format("noop").mode("overwrite").save()
+            return count / (time.perf_counter() - began)
+
+        for frame, shape in itertools.product((arrays, vectors), SHAPES):
+            rate(frame, shape)
+        yield [
+            Case(
+                SECTION,
+                f"ML vectors to {shape}",
+                "rows/s",
+                partial(rate, vectors, shape),
+                partial(rate, arrays, shape),
+                target_limit=0.33,
+                turns=3,
+                note="limit: arrays to the same shape",
+            )
+            for shape in SHAPES
+        ]

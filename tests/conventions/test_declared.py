@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ OPTIONAL = {"atheris"}
 
 def declared(*extras: str) -> set[str]:
     """The top-level modules of the distributions that pyproject.toml names, those of ``extras`` too."""
-    tomllib = pytest.importorskip("tomllib")
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     modules: set[str] = set()
     pending = [

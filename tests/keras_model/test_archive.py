@@ -148,6 +148,13 @@ def test_another_backend_is_refused() -> None:
         archive.ensure_backend("theano")
 
 
+def test_a_backend_that_does_not_train_is_refused_before_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    monkeypatch.setattr(keras.config, "backend", lambda: "openvino")
+    with pytest.raises(ConfigurationError, match=r"must run on tensorflow, jax, torch: .* Received: 'openvino'"):
+        archive.to_bytes(model)
+
+
 def test_unpickling_custom_objects_settles_the_backend_first() -> None:
     settling = archive.CustomObjects().__reduce__()[1][0]
     settling.name = "theano"

@@ -55,7 +55,7 @@ def environment_without_it(folder: Path) -> Path:
             if "distkeras" not in entry.name and entry.suffix != ".pth" and not (others / entry.name).exists():
                 (others / entry.name).symlink_to(entry)
     venv.create(home)
-    own = sysconfig.get_path("purelib", "venv" if sys.version_info >= (3, 11) else None, {"base": str(home)})
+    own = sysconfig.get_path("purelib", "venv", {"base": str(home)})
     (Path(own) / "others.pth").write_text(f"{others}\n")
     return home / "bin" / "python"
 

@@ -9,6 +9,7 @@ import pytest
 from support.toy_model import ToyJob
 
 from distkeras.ps.rules import make
+from distkeras.ps.rules.adag import ADAG
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -43,13 +44,16 @@ def test_adag_where_the_learning_rate_reaches_zero(form: str, algorithm: int) ->
 @pytest.mark.parametrize("form", FORMS[1:3] + FORMS[4:])
 def test_adag_with_a_scale_that_float32_cannot_hold(form: str, gamma: float) -> None:
     """float32 comes to what float64 does, also where gamma or its square is no float32 number."""
+    rule = ADAG(window=1, form=form, gamma=gamma)
+    _, root = rule.divisor(0.0)
 
     def run(dtype: Any) -> np.ndarray:
-        steps = [[np.array([3.0, 0.0])] * 2, [np.array([1e-16, 5.0])] * 2]
-        job = ToyJob(make("adag", window=1, form=form, gamma=gamma), [0.0, 1.0], steps, eta=0.25, dtype=dtype)
-        return job.run([0, 1, 0, 1])
+        # The last element moves by as much as halves what comes next; float32 may hold that where not its square.
+        steps = [[np.array([3.0, 0.0, 4 * root])] * 2, [np.array([1e-16, 5.0, 4 * root])] * 2]
+        return ToyJob(rule, [0.0, 1.0, 0.0], steps, eta=0.25, dtype=dtype).run([0, 1, 0, 1])
 
-    np.testing.assert_allclose(run(np.float32), run(np.float64), rtol=1e-6)
+    found, expected = run(np.float32), run(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=float(np.finfo(np.float32).tiny))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -64,7 +68,8 @@ def test_adaptive_compensation_without_an_epsilon(momentum: float) -> None:
         assert theta[0] != 1.0
 
 
-def test_nothing_to_train_has_a_scale_and_a_gap() -> None:
-    job = ToyJob(make("adag", window=1), [], [[np.empty(0)]], measure_gap=True)
+@pytest.mark.parametrize("algorithm", [11, 12, 13])
+def test_nothing_to_train_has_a_scale_and_a_gap(algorithm: int) -> None:
+    job = ToyJob(make("adag", window=1, algorithm=algorithm), [], [[np.empty(0)]], measure_gap=True)
     job.commit(0)
-    assert job.center.log.commits()[["scale", "gap"]].tolist() == [(1.0, 0.0)]
+    assert job.center.log.commits()[["scale", "gap"]].tolist() == [(0.0 if algorithm == 13 else 1.0, 0.0)]

@@ -1,0 +1,1 @@
+"""The core of the tests under each version and backend that the metadata names."""

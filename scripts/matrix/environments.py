@@ -1,0 +1,134 @@
+"""Which interpreters, libraries and backends go together, and how such an environment is made."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+#: Seconds that an installation may take.
+INSTALLING = 3600
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One row of the matrix.
+
+    Args:
+        python: of the interpreter, such as "3.11".
+        backend: Keras'.
+        oldest: whether each library has the lowest version that `pyproject.toml` allows, instead of the newest.
+        pins: requirements beside those of `pyproject.toml`.
+    """
+
+    python: str
+    backend: str
+    oldest: bool = False
+    pins: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Unique, and fit for a folder."""
+        libraries = "oldest" if self.oldest else "newest"
+        return "-".join((self.python, self.backend, libraries, *(pin.replace("==", "") for pin in self.pins)))
+
+
+#: Each Python, each backend, and either end of what Spark may be, at least once; the ends of everything together.
+ENVIRONMENTS = (
+    Environment("3.11", "tensorflow", oldest=True),
+    Environment("3.11", "torch"),
+    Environment("3.12", "jax", pins=("pyspark==4.0.*",)),
+    Environment("3.13", "tensorflow"),
+)
+
+
+class Unavailable(Exception):
+    """An environment cannot be made on this machine; says what it lacks."""
+
+
+def metadata() -> dict[str, Any]:
+    """The table `project` of `pyproject.toml`."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def lowest(requirements: Iterable[str]) -> list[str]:
+    """Requirements that are met by the lowest version that each of ``requirements`` allows, and by no other.
+
+    Raises:
+        ValueError: a requirement has no lowest version.
+    """
+    pins = []
+    for requirement in requirements:
+        match = re.match(r"([\w.-]+)>=([\w.]+)", requirement)
+        if match is None:
+            raise ValueError(f"a requirement must have a lowest version. Received: {requirement!r}")
+        pins.append(f"{match[1]}=={match[2]}")
+    return pins
+
+
+def make(environment: Environment, folder: Path) -> Path:
+    """Installs this package, the backend and the tests' libraries into ``folder``; returns the interpreter there.
+
+    What is in ``folder`` already is used again, where it fits.
+
+    Raises:
+        Unavailable: there is no such interpreter, or something cannot be installed.
+    """
+    python = folder / "bin" / "python"
+    if not python.exists():
+        _run(_maker(environment.python, folder))
+    project = metadata()
+    extras = project["optional-dependencies"]
+    pins = list(environment.pins)
+    if environment.oldest:
+        of_backend = extras.get(environment.backend, ())
+        pins += lowest([*project["dependencies"], *extras["plots"], *extras["tls"], *of_backend])
+    chosen = ",".join(sorted({"plots", "tests", environment.backend} & set(extras)))
+    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would pack modules that were deleted since
+    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[{chosen}]", *pins])
+    return python
+
+
+def _maker(version: str, folder: Path) -> list[str]:
+    """The command that makes a virtual environment with pip: uv, which can fetch interpreters, or one on the path."""
+    if shutil.which("uv"):
+        return ["uv", "venv", "--quiet", "--seed", "--python", version, str(folder)]
+    for name in (f"python{version}", "python3", sys.executable):
+        if _is_python(name, version):
+            return [name, "-m", "venv", str(folder)]
+    raise Unavailable(f"Python {version} must be on the path, or uv, which fetches it")
+
+
+def _is_python(program: str, version: str) -> bool:
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        told = subprocess.run([program, "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return False
+    return told.stdout.strip() == version
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=INSTALLING,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"`{' '.join(command)}` took longer than {INSTALLING} s") from None
+    if done.returncode:
+        raise Unavailable(f"`{' '.join(command)}` failed:\n{done.stdout}")

@@ -1,0 +1,128 @@
+"""The core of the tests in one environment, counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from matrix.environments import ROOT, Environment, Unavailable, make
+
+#: What depends on versions: everything but the faults, the scripts, the site and the rules each on Spark.
+CORE = (
+    "tests/ps",
+    "tests/data",
+    "tests/keras_model",
+    "tests/analysis",
+    "tests/job",
+    "tests/results",
+    "tests/transformers",
+    "tests/training/test_models.py",
+    "tests/training/test_trainer.py",
+    "tests/conventions/test_import.py",
+)
+#: Warnings of old libraries about new ones; under the versions of the day, the whole suite takes them for errors.
+FOREIGN = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+#: Seconds that the tests of an environment may take.
+TESTING = 3600
+#: Whose versions are told.
+LIBRARIES = ("pyspark", "keras", "tensorflow", "jax", "torch", "numpy", "pandas", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one environment.
+
+    Args:
+        environment: its name.
+        python: of the interpreter, to the patch level.
+        versions: of `LIBRARIES`, as far as they are installed.
+        backend: Keras'.
+        passed, failed, skipped: tests; an error counts as a failure.
+        seconds: of the tests, without the installation.
+        trouble: why there is no result; empty if there is one.
+    """
+
+    environment: str
+    backend: str
+    python: str = ""
+    versions: dict[str, str] | None = None
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    trouble: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether tests were run, and all passed."""
+        return not self.trouble and self.failed == 0 and self.passed > 0
+
+
+def row(environment: Environment, folder: Path, core: Sequence[str] = CORE) -> Row:
+    """Makes ``environment`` in ``folder``, and runs the tests ``core`` there; their output goes to standard output."""
+    try:
+        python = make(environment, folder)
+    except Unavailable as error:
+        return Row(environment.name, environment.backend, trouble=str(error))
+    return tested(environment, python, core)
+
+
+def tested(environment: Environment, python: Path, core: Sequence[str]) -> Row:
+    """Runs the tests ``core`` with the interpreter ``python``."""
+    told = _versions(python)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="distkeras-matrix-") as directory:
+        report = Path(directory) / "report.xml"
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command += ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
+        command += [*(f"-Wignore::{kind}" for kind in FOREIGN), *core]
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=_environ(environment), timeout=TESTING, check=False)
+            status = done.returncode
+        except subprocess.TimeoutExpired:
+            status = -1
+        passed, failed, skipped = _counts(report)
+    return Row(
+        environment.name,
+        environment.backend,
+        told.pop("python"),
+        told,
+        passed,
+        failed,
+        skipped,
+        round(time.monotonic() - began),
+        "" if status == 0 or failed else f"pytest ended with status {status}",
+    )
+
+
+def _environ(environment: Environment) -> dict[str, str]:
+    """The installed package, whatever folder a process starts in."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return inherited | {"KERAS_BACKEND": environment.backend, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def _counts(report: Path) -> tuple[int, int, int]:
+    if not report.exists():
+        return 0, 0, 0
+    suite = next(ElementTree.parse(report).iter("testsuite"))
+    count, failures, errors, skipped = (int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
+    return count - failures - errors - skipped, failures + errors, skipped
+
+
+def _versions(python: Path) -> dict[str, str]:
+    ask = (
+        "import importlib.metadata as m, json, platform, sys\n"
+        "there = {d.name.lower(): d.version for d in m.distributions()}\n"
+        "found = {name: there[name] for name in sys.argv[1:] if name in there}\n"
+        "print(json.dumps({'python': platform.python_version(), **found}))"
+    )
+    told = subprocess.run([python, "-c", ask, *LIBRARIES], capture_output=True, text=True, timeout=60, check=True)
+    versions: dict[str, str] = json.loads(told.stdout)
+    return versions
