@@ -39,6 +39,7 @@ class ServerSettings:
         deadlines: of every wait.
         checkpoint: where and how often to save the server's state; None: nowhere.
         max_body: bytes of the largest initial center that is taken.
+        authenticate_vectors: without TLS, tags also cover the long vectors of commits and of the center.
 
     Raises:
         ConfigurationError: one of them cannot work.
@@ -55,6 +56,7 @@ class ServerSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     checkpoint: Checkpoint | None = None
     max_body: int = 1 << 32
+    authenticate_vectors: bool = False
 
     def __post_init__(self) -> None:
         _require_rule(self.rule)

@@ -1,11 +1,12 @@
 """Framing without I/O: bytes in, messages out, and back.
 
-A frame is a fixed header, the message's fields, a table of its arrays, and the arrays' raw bytes::
+A frame is a fixed header, the message's fields, a table of its arrays, a tag, and the arrays' raw bytes::
 
     magic 4 | version 1 | code 1 | arrays 2 | fields 4 | body 8      (big-endian)
     fields:  every number as 8 bytes, every string as length 4 + UTF-8; how many vectors a tuple has, and how many
              columns an array of rows, as 8 bytes
     table:   for each array: dtype 1, elements 8
+    tag:     16 bytes, from the handshake on: see `sealing`
     body:    the arrays, little-endian, one after the other
 
 Rules:
@@ -28,6 +29,7 @@ import numpy as np
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.messages import MESSAGES, Message
+from distkeras.ps.protocol.sealing import TAG_BYTES, Seal
 
 MAGIC = b"DKPS"
 VERSION = 6
@@ -122,8 +124,12 @@ def _schema_of(kind: type[Message]) -> _Schema:
 _SCHEMAS = {kind: _schema_of(kind) for kind in MESSAGES}
 
 
-def encode(message: Message) -> list[bytes | memoryview]:
+def encode(message: Message, seal: Seal | None = None) -> list[bytes | memoryview]:
     """The frame of ``message`` as buffers to be sent one after the other; arrays are not copied.
+
+    Args:
+        message: what to send.
+        seal: gives the frame's tag; None: it has none.
 
     Raises:
         LocalProtocolError: not a message, or an array of a dtype that does not travel.
@@ -157,8 +163,10 @@ def encode(message: Message) -> list[bytes | memoryview]:
         fields.append(_ENTRY.pack(code, array.size))
         body += array.nbytes
     head = b"".join(fields)
-    header = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body)
-    return [header + head, *(array.data.cast("B") for array, _ in arrays if array.size)]
+    head = _HEADER.pack(MAGIC, VERSION, _TYPE_CODES[kind], len(arrays), len(head), body) + head
+    if seal is not None:
+        head += seal.tag(kind, head, [array for array, _ in arrays])
+    return [head, *(array.data.cast("B") for array, _ in arrays if array.size)]
 
 
 def _check_rows(name: str, columns: int, size: int) -> None:
@@ -172,11 +180,15 @@ class Reader:
     Args:
         limits: bounds on a frame; may be replaced between two frames.
         allocate: memory for arrays.
+
+    Attributes:
+        seal: checks the tags of frames; None: they have none. To be set between two frames.
     """
 
     def __init__(self, limits: Limits, allocate: Allocate | None = None) -> None:
         self.limits = limits
         self.accepts: tuple[type[Message], ...] = MESSAGES
+        self.seal: Seal | None = None
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
         #: What came along with a header: its fields and perhaps the first bytes of its arrays.
@@ -259,11 +271,10 @@ class Reader:
         if fields < schema.packer.size + _LENGTH.size * len(schema.strings) + _ENTRY.size * arrays:
             raise RemoteProtocolError(f"{schema.kind.__name__} has more fields. Received: {fields} bytes of them")
         self._schema, self._arrays, self._body = schema, arrays, body
-        self._fields = bytearray(fields)
-        if fields == 0:
-            return self._parse_fields()
-        self._stage, self._spaces = self._parse_fields, [memoryview(self._fields)]
-        return None
+        self._fields, self._tag = bytearray(fields), bytearray(0 if self.seal is None else TAG_BYTES)
+        self._stage = self._parse_fields
+        self._spaces = [memoryview(part) for part in (self._fields, self._tag) if part]
+        return None if self._spaces else self._parse_fields()
 
     def _parse_fields(self) -> Message | None:
         schema, fields = self._schema, self._fields
@@ -316,6 +327,8 @@ class Reader:
 
     def _finish_message(self) -> Message:
         values, arrays = self._values, self._incoming
+        if self.seal is not None:
+            self.seal.check(self._tag, self._schema.kind, self._header + self._fields, arrays)
         at = 0
         for name, _, several, rows in self._schema.arrays:
             if several:

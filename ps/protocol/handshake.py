@@ -2,7 +2,8 @@
 
 The server sends a nonce; the client answers with its proof, HMAC-SHA256 over both nonces, and a nonce of its own; the
 server proves itself over the same two. Proofs are compared in constant time. Until then nothing but the handshake is
-read, in frames bounded to a few hundred bytes.
+read, in frames bounded to a few hundred bytes. Whether tags cover the long vectors is the server's word, and under both
+proofs. From then on each frame has a tag (`sealing`), with a key that the same nonces give to its direction.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalPr
 from distkeras.ps.protocol.commit_record import NO_BYTES
 from distkeras.ps.protocol.framing import MAGIC, VERSION, Allocate, EndOfStream, Limits, Reader, encode
 from distkeras.ps.protocol.messages import MESSAGES, Answer, Challenge, Message, Proof
+from distkeras.ps.protocol.sealing import Seal
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
@@ -30,16 +33,35 @@ _AFTER_HANDSHAKE = tuple(kind for kind in MESSAGES if kind not in _HANDSHAKE)
 HANDSHAKE_LIMITS = Limits(fields=128, body=NONCE_BYTES + PROOF_BYTES, arrays=2)
 
 
-def make_proof(key: bytes, role: bytes, server_nonce: np.ndarray, client_nonce: np.ndarray) -> np.ndarray:
-    """The proof of holding ``key`` that an end sends, uint8 of shape ``(PROOF_BYTES,)``.
+@dataclass(frozen=True, eq=False)
+class Nonces:
+    """What both ends have said once both nonces are known.
 
     Args:
-        key: the job's.
-        role: of who proves it, ``b"server"`` or ``b"client"``, so that neither end's proof serves as the other's.
-        server_nonce, client_nonce: uint8 of shape ``(NONCE_BYTES,)``.
+        server, client: uint8 of shape ``(NONCE_BYTES,)``.
+        whole: whether tags cover the long vectors, too.
     """
-    text = MAGIC + bytes([VERSION]) + role + server_nonce.tobytes() + client_nonce.tobytes()
-    return np.frombuffer(hmac.new(key, text, hashlib.sha256).digest(), np.uint8)
+
+    server: np.ndarray
+    client: np.ndarray
+    whole: bool = False
+
+    def proof(self, key: bytes, role: bytes) -> np.ndarray:
+        """The proof of holding ``key`` that an end sends, uint8 of shape ``(PROOF_BYTES,)``.
+
+        Args:
+            key: the job's.
+            role: of who proves it, ``b"server"`` or ``b"client"``, so that neither end's proof serves as the other's.
+        """
+        return np.frombuffer(self._digest(key, b"proof", role), np.uint8)
+
+    def seal(self, key: bytes, role: bytes) -> Seal:
+        """The seal of what an end sends; arguments as for `proof`."""
+        return Seal(self._digest(key, b"seal", role), whole=self.whole)
+
+    def _digest(self, key: bytes, purpose: bytes, role: bytes) -> bytes:
+        said = bytes([self.whole]) + self.server.tobytes() + self.client.tobytes()
+        return hmac.digest(key, MAGIC + bytes([VERSION]) + purpose + role + said, "sha256")
 
 
 class Connection:
@@ -51,6 +73,7 @@ class Connection:
         limits: bounds on a frame once the peer is authenticated.
         allocate: memory for arrays, once the peer is authenticated.
         token: makes so many random bytes.
+        whole: of a server: whether tags cover the long vectors, too.
 
     Raises:
         ConfigurationError: a key of another length.
@@ -64,6 +87,7 @@ class Connection:
         limits: Limits | None = None,
         allocate: Allocate | None = None,
         token: Callable[[int], bytes] = secrets.token_bytes,
+        whole: bool = False,
     ) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigurationError(f"`key` must have {KEY_BYTES} bytes. Received: {len(key)}")
@@ -76,7 +100,10 @@ class Connection:
         self._reader = Reader(HANDSHAKE_LIMITS, self._allocate)
         self._reader.accepts = (Answer,) if server else (Challenge,)
         self._allocate_array = allocate
-        self._server_nonce = NO_BYTES
+        #: The server's first word.
+        self._challenge = Challenge(self.nonce if server else NO_BYTES, whole)
+        #: Of what this end sends; None before the handshake is over.
+        self.seal: Seal | None = None
 
     def __repr__(self) -> str:
         return f"Connection(server={self.server}, authenticated={self.authenticated})"
@@ -88,7 +115,7 @@ class Connection:
 
     def start(self) -> list[bytes | memoryview]:
         """What to send before anything is read: the server's challenge, nothing from a client."""
-        return encode(Challenge(self.nonce)) if self.server else []
+        return encode(self._challenge) if self.server else []
 
     def refusal(self) -> list[bytes | memoryview]:
         """What a server sends to a client whose proof is wrong: a proof that is wrong too. Nothing from a client."""
@@ -102,7 +129,7 @@ class Connection:
         """
         if not self.authenticated:
             raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
-        return encode(message)
+        return encode(message, self.seal)
 
     def space(self) -> memoryview:
         """Where the next bytes of the peer go."""
@@ -130,18 +157,23 @@ class Connection:
     def _continue_handshake(self, message: Message) -> list[bytes | memoryview]:
         if isinstance(message, Challenge):
             self._require_nonce(message.nonce)
-            self._server_nonce = message.nonce
+            self._challenge = message
             self._reader.accepts = (Proof,)
-            return encode(Answer(self.nonce, make_proof(self._key, b"client", message.nonce, self.nonce)))
+            return encode(Answer(self.nonce, self._nonces(self.nonce).proof(self._key, b"client")))
         if isinstance(message, Answer):
             self._require_nonce(message.nonce)
-            self._check_proof(message.proof, make_proof(self._key, b"client", self.nonce, message.nonce))
-            self._authenticate()
-            return encode(Proof(make_proof(self._key, b"server", self.nonce, message.nonce)))
+            nonces = self._nonces(message.nonce)
+            self._check_proof(message.proof, nonces.proof(self._key, b"client"))
+            self._authenticate(nonces)
+            return encode(Proof(nonces.proof(self._key, b"server")))
         assert isinstance(message, Proof)
-        self._check_proof(message.proof, make_proof(self._key, b"server", self._server_nonce, self.nonce))
-        self._authenticate()
+        nonces = self._nonces(self.nonce)
+        self._check_proof(message.proof, nonces.proof(self._key, b"server"))
+        self._authenticate(nonces)
         return []
+
+    def _nonces(self, client: np.ndarray) -> Nonces:
+        return Nonces(self._challenge.nonce, client, self._challenge.whole)
 
     def _require_nonce(self, nonce: np.ndarray) -> None:
         if nonce.nbytes != NONCE_BYTES:
@@ -152,8 +184,10 @@ class Connection:
             peer = "client" if self.server else "server"
             raise AuthenticationError(f"the {peer} must hold this job's key. Received: a proof made with another")
 
-    def _authenticate(self) -> None:
+    def _authenticate(self, nonces: Nonces) -> None:
         self.authenticated = True
+        ours, theirs = (b"server", b"client") if self.server else (b"client", b"server")
+        self.seal, self._reader.seal = nonces.seal(self._key, ours), nonces.seal(self._key, theirs)
         self._reader.limits = self.limits
         self._reader.accepts = _AFTER_HANDSHAKE
 

@@ -24,9 +24,13 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Challenge(Message):
-    """Server → client: prove the key over this nonce (32 bytes)."""
+    """Server → client: prove the key over this nonce (32 bytes).
+
+    ``whole``: from then on tags cover the long vectors of commits and of the center, too: see `sealing.Seal`.
+    """
 
     nonce: Bytes
+    whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,7 @@ class ParameterServer:
         self._world = world
         self.deadlines = settings.deadlines
         self._context = context
+        self._whole = settings.authenticate_vectors and context is None  # TLS has authenticated all there is
         #: Who may connect, and who was refused.
         self.admission = AdmissionControl(world=world)
         self.dispatcher = Dispatcher(
@@ -140,7 +141,12 @@ class ParameterServer:
         vectors = PeerVectors()
         limits = self.dispatcher.limits()
         connection = Connection(
-            server=True, key=self._key, limits=limits, allocate=vectors.allocate, token=self._world.token
+            server=True,
+            key=self._key,
+            limits=limits,
+            allocate=vectors.allocate,
+            token=self._world.token,
+            whole=self._whole,
         )
         channel = Channel(stream, connection, frame=self.deadlines.frame, context=self._context, world=self._world)
         return Session(

@@ -1,4 +1,4 @@
-"""What safety costs: real training steps against the server with snapshots and without, with its checks and without.
+"""What safety costs: real training steps against the server with snapshots, checks and tags of frames, and without.
 
 Two processes train M with one thread each and exchange every ten steps, as the tasks of a Spark job do.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
@@ -24,7 +24,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.handshake import KEY_BYTES, Nonces
 from distkeras.ps.protocol.requests import PullRequest
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
@@ -39,6 +39,8 @@ SECTION = "safety"
 RULE = make("agn", window=10)
 ROWS = 128
 TARGET = 0.97
+#: The side whose frames have no tags.
+UNTAGGED = "untagged"
 _SIZE = 784 * 1000 + 1000 + 1000 * 2000 + 2000 + 2000 * 1000 + 1000 + 1000 * 10 + 10
 _KEY = bytes(KEY_BYTES)
 _PATIENCE = 60.0
@@ -59,11 +61,15 @@ def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
         )
         addresses = {"plain": plain.address, "saving": saving.address}
         addresses |= {"careful": stack.enter_context(_served(True)), "careless": stack.enter_context(_served(False))}
-        for address in addresses.values():
-            driver = DriverClient(address)
-            driver.publish(np.zeros(_SIZE, np.float32))
-            driver.close()
-        connect = {side: partial(Trainee, address=address) for side, address in addresses.items()}
+        covering = ServerProcess(ServerSettings(RULE, workers=WORKERS, authenticate_vectors=True))
+        addresses["whole"] = stack.enter_context(covering).address
+        addresses[UNTAGGED] = stack.enter_context(_served(True, tags=False))
+        for side, address in addresses.items():
+            with _tags(side != UNTAGGED):
+                driver = DriverClient(address)
+                driver.publish(np.zeros(_SIZE, np.float32))
+                driver.close()
+        connect = {side: partial(Trainee, address=address, side=side) for side, address in addresses.items()}
         fleet = stack.enter_context(Fleet(WORKERS, connect))
         for side in connect:
             fleet.run(side, 1.0)
@@ -71,27 +77,56 @@ def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
         def rate(side: str) -> float:
             return fleet.run(side, seconds).rate
 
-        job = f"M, {WORKERS} workers, AGN, window {RULE.window}, batches of {ROWS}"
-        yield [
-            Case(
-                SECTION,
-                f"snapshots every {every} commits, {job}",
-                "commits/s",
-                partial(rate, "saving"),
-                partial(rate, "plain"),
-                target_limit=TARGET,
-                note="limit: no snapshots",
-            ),
-            Case(
-                SECTION,
-                f"ledger, history and finite check, {job}",
-                "commits/s",
-                partial(rate, "careful"),
-                partial(rate, "careless"),
-                target_limit=TARGET,
-                note="limit: the same server without them",
-            ),
-        ]
+        yield _cases(rate, every)
+
+
+def _cases(rate: Callable[[str], float], every: int) -> list[Case]:
+    """From the rates of the sides, each by its name."""
+    job = f"M, {WORKERS} workers, AGN, window {RULE.window}, batches of {ROWS}"
+    return [
+        Case(
+            SECTION,
+            f"snapshots every {every} commits, {job}",
+            "commits/s",
+            partial(rate, "saving"),
+            partial(rate, "plain"),
+            target_limit=TARGET,
+            note="limit: no snapshots",
+        ),
+        Case(
+            SECTION,
+            f"ledger, history and finite check, {job}",
+            "commits/s",
+            partial(rate, "careful"),
+            partial(rate, "careless"),
+            target_limit=TARGET,
+            note="limit: the same server without them",
+        ),
+        Case(
+            SECTION,
+            f"tags of frames, {job}",
+            "commits/s",
+            partial(rate, "careful"),
+            partial(rate, UNTAGGED),
+            target_limit=TARGET,
+            note="limit: the same server and workers without them",
+        ),
+        Case(
+            SECTION,
+            f"tags that cover the vectors (`authenticate_vectors`), {job}",
+            "commits/s",
+            partial(rate, "whole"),
+            partial(rate, "plain"),
+            note="limit: tags as they are by default",
+        ),
+    ]
+
+
+@contextmanager
+def _tags(there: bool) -> Iterator[None]:
+    """Connections made meanwhile have tags, or, at both ends, none."""
+    with patch.object(Nonces, "seal", Nonces.seal if there else lambda *_: None):
+        yield
 
 
 class Trainee:
@@ -100,9 +135,10 @@ class Trainee:
     Args:
         number: of the worker.
         address: of its server.
+        side: which server that is.
     """
 
-    def __init__(self, number: int, address: Address) -> None:
+    def __init__(self, number: int, address: Address, side: str) -> None:
         for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
             os.environ[variable] = "1"
         replica = KerasReplica(build("M"))
@@ -111,7 +147,8 @@ class Trainee:
         batches = (Batch(0, index, False, (x,), (y,), None) for index in count())
         metrics = ("loss", "accuracy")
         self._client = WorkerClient(address, worker=number, attempt=0, size=replica.size, metrics=metrics)
-        self._client.join()
+        with _tags(side != UNTAGGED):
+            self._client.join()
         self._loop = work(RULE, replica, batches, lambda: self._client.payload(1))
         self._request = next(self._loop)
 
@@ -126,11 +163,11 @@ class Trainee:
 
 
 @contextmanager
-def _served(careful: bool) -> Iterator[Address]:
+def _served(careful: bool, tags: bool = True) -> Iterator[Address]:
     """The address of a server process; without care, it looks at nothing and writes nothing down."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, careful), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, careful, tags), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -143,7 +180,7 @@ def _served(careful: bool) -> Iterator[Address]:
         process.join(_PATIENCE)
 
 
-def _serve(pipe: Connection, careful: bool) -> None:
+def _serve(pipe: Connection, careful: bool, tags: bool) -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from distkeras.ps.center.commit_log import CommitLog
     from distkeras.ps.server import dispatcher
@@ -151,6 +188,6 @@ def _serve(pipe: Connection, careful: bool) -> None:
     if not careful:
         for holder, name in ((dispatcher, "check_shapes"), (dispatcher, "not_finite"), (CommitLog, "add")):
             patch.object(holder, name, lambda *_, **facts: None).start()
-    with ParameterServer(ServerSettings(RULE, workers=WORKERS), _KEY) as server:
+    with _tags(tags), ParameterServer(ServerSettings(RULE, workers=WORKERS), _KEY) as server:
         pipe.send(server.address)
         pipe.poll(None)  # until the other end closes

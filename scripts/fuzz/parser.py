@@ -11,30 +11,37 @@ import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import EndOfStream, Reader, encode
-from distkeras.ps.protocol.handshake import Connection, make_proof
+from distkeras.ps.protocol.handshake import Connection, Nonces
 from distkeras.ps.protocol.messages import MESSAGES, Message, Proof
+from distkeras.ps.protocol.sealing import Seal
 from fuzz.handshake import deliver, first_words, shake_hands
 from fuzz.inputs import Inputs, frame
 from fuzz.limits import HANG, KEY, LIMITS, ROOM, Violation
+from fuzz.sealing import sealed
 
 
 class Target:
-    """What is fed: a `Reader`, or either end of a `Connection`, before or after the handshake."""
+    """What is fed: a `Reader`, or either end of a `Connection`, before or after the handshake.
 
-    KINDS = ("reader", "stranger's server", "stranger's client", "peer's server", "peer's client")
+    A peer's frames have tags; what somebody between it and the other end makes of them has none that fits.
+    """
+
+    KINDS = ("reader", "stranger's server", "stranger's client", "peer's server", "peer's client", "relay's server")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.allocated = 0
         self._genuine = b""
+        self._seal: Seal | None = None
         self.parser: Reader | Connection
         if kind == "reader":
             self.parser = Reader(LIMITS, self._allocate)
         else:
             self.parser = Connection(server=kind.endswith("server"), key=KEY, limits=LIMITS, allocate=self._allocate)
-            if kind.startswith("peer"):
+            if not kind.startswith("stranger"):
                 other = Connection(server=not self.parser.server, key=KEY)
                 shake_hands(*((self.parser, other) if self.parser.server else (other, self.parser)))
+                self._seal = other.seal if kind.startswith("peer") else None
 
     def genuine(self) -> bytes:
         """What a stranger would have to say to be let in."""
@@ -43,7 +50,7 @@ class Target:
         if self.parser.server:
             self._genuine = deliver(first_words(self.parser), other)
         else:
-            proof = Proof(make_proof(KEY, b"server", other.nonce, self.parser.nonce))
+            proof = Proof(Nonces(other.nonce, self.parser.nonce).proof(KEY, b"server"))
             self._genuine = first_words(other) + frame(proof)
         return self._genuine
 
@@ -59,6 +66,7 @@ class Target:
         Raises:
             Violation: what must not happen.
         """
+        data = sealed(data, self._seal)
         view, at, outcome = memoryview(data), 0, "waits"
         try:
             while at < len(data):
@@ -95,6 +103,8 @@ class Target:
             raise Violation(f"{event} within the stream")
         if self.kind.startswith("stranger") and not self._genuine:
             raise Violation(f"{type(event).__name__} from a stranger")
+        if self.kind.startswith("relay"):
+            raise Violation(f"{type(event).__name__} from who changed it")
         encode(event)
 
 

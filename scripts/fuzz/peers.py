@@ -23,6 +23,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from fuzz.handshake import shake_hands
 from fuzz.inputs import Inputs, frame
 from fuzz.limits import HANG, KEY, Violation
+from fuzz.sealing import sealed
 
 #: From how many networks, and hosts in each, a server is attacked.
 ADDRESSES = (4, 250)
@@ -150,7 +151,7 @@ class Attacker:
             return
         sock, connection = self._peer or self._authenticate()
         try:
-            sock.sendall(data)
+            sock.sendall(sealed(data, connection.seal))
             if verdict == "waits":
                 self.outcomes["peer: hung up within a frame"] += 1
                 self._hang_up()
@@ -172,8 +173,9 @@ class Attacker:
     def _foresee(self, data: bytes) -> tuple[str, int]:
         """What a server must do with ``data`` from a peer, and how many requests there are in it."""
         parser = Connection(server=True, key=KEY, limits=self._limits)
-        shake_hands(parser, Connection(server=False, key=KEY))
-        requests, at = 0, 0
+        sender = Connection(server=False, key=KEY)
+        shake_hands(parser, sender)
+        data, requests, at = sealed(data, sender.seal), 0, 0
         while at < len(data):
             space = parser.space()
             count = min(len(space), len(data) - at)

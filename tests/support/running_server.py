@@ -35,6 +35,7 @@ class Running:
         max_skipped: int = 0,
         layouts: Any = (),
         staleness_bound: int | None = None,
+        authenticate_vectors: bool = False,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
@@ -45,6 +46,7 @@ class Running:
             staleness_bound=staleness_bound,
             max_skipped=max_skipped,
             deadlines=deadlines,
+            authenticate_vectors=authenticate_vectors,
         )
         self.server = ParameterServer(settings, KEY)
         self.address = Address(*self.server.address, KEY)

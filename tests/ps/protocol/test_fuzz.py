@@ -77,10 +77,7 @@ class Fed:
                 assert len(space) <= max(LIMITS.fields, LIMITS.body) if self.known else HANDSHAKE_LIMITS.fields
                 space[:count], data = data[:count], data[count:]
                 event, _ = self.connection.received(count)
-                if event is not None:
-                    assert self.known, f"{event} from a stranger"
-                    assert isinstance(event, MESSAGES)
-                    self.allocated = 0
+                assert event is None, f"{event} from a stranger, or without a tag"
             event, _ = self.connection.received(0)
             assert event == EndOfStream()
         except (RemoteProtocolError, AuthenticationError):

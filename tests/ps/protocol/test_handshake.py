@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.frames import deliver, joined, same_message, shake_hands, some_commit
+from support.frames import deliver, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import Limits, encode
-from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, make_proof
+from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, Nonces
 from distkeras.ps.protocol.messages import Ack, Fault, Message, Publish
 
 KEY, ANOTHER_KEY = b"k" * KEY_BYTES, b"x" * KEY_BYTES
@@ -39,15 +39,15 @@ def test_a_client_with_another_key_is_refused() -> None:
 def test_a_server_with_another_key_is_refused() -> None:
     client, imposter = pair(server_key=ANOTHER_KEY)
     deliver(client, imposter.start())
-    forged = messages.Proof(make_proof(ANOTHER_KEY, b"server", imposter.nonce, client.nonce))
+    forged = messages.Proof(Nonces(imposter.nonce, client.nonce).proof(ANOTHER_KEY, b"server"))
     with pytest.raises(AuthenticationError, match="the server must hold"):
         deliver(client, encode(forged))
     assert not client.authenticated
 
 
 def test_the_proof_of_one_end_is_none_of_the_other() -> None:
-    nonce = np.zeros(32, np.uint8)
-    assert joined([make_proof(KEY, b"server", nonce, nonce).data]) != make_proof(KEY, b"client", nonce, nonce).tobytes()
+    nonces = Nonces(np.zeros(32, np.uint8), np.zeros(32, np.uint8))
+    assert nonces.proof(KEY, b"server").tobytes() != nonces.proof(KEY, b"client").tobytes()
 
 
 def test_a_replayed_answer_is_refused() -> None:

@@ -286,11 +286,10 @@ class TestAuthenticatedPeers:
         with AuthenticatedPeer(running.server.address) as peer:
             session = session_of(running, peer)
             session.channel.frame = 0.2
-            request = joined(peer.connection.send(Inspect()))
             with contextlib.suppress(ConnectionError, TimeoutError):
                 peer.sock.settimeout(WAIT)
                 while True:  # until nothing moves any more, and then the server hangs up
-                    peer.sock.sendall(request * 100)
+                    peer.sock.sendall(joined(peer.connection.send(Inspect())))
         session.thread.join(WAIT)
         assert not session.thread.is_alive()
 

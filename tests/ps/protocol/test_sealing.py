@@ -1,0 +1,158 @@
+"""Frames between two ends that somebody changes, repeats, leaves out, reorders or turns round: all is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.frames import deliver, feed, joined, same_message, shake_hands, some_commit
+
+from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
+from distkeras.ps.protocol.framing import Limits, Reader, encode
+from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, Nonces
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, Pull
+from distkeras.ps.protocol.sealing import LONG, TAG_BYTES
+
+KEY = b"k" * KEY_BYTES
+SEALED = "as its sender sealed it"
+HISTORY = np.arange(8.0).reshape(2, 4)
+SHORT, LONGER = np.ones(LONG // 4, np.float32), np.ones(LONG // 4 + 1, np.float32)
+
+
+def pair(*, whole: bool = False) -> tuple[Connection, Connection]:
+    """A client and a server past the handshake."""
+    client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
+    shake_hands(client, server)
+    return client, server
+
+
+def center(vector: np.ndarray, **fields: Any) -> CenterReply:
+    return CenterReply(1, 2, 3, 4, 0.1, vector, **fields)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ack(1, 2, 3, 4),
+        Fault(0, "text", column="x"),
+        some_commit(SHORT, LONGER, history=HISTORY),
+        some_commit(packed=(np.ones(2 * LONG, np.uint8),), history=np.zeros((LONG, 3))),
+        center(LONGER, moving_statistics=SHORT),
+        Publish(LONGER, model=np.ones(LONG + 1, np.uint8)),
+    ],
+    ids=lambda message: type(message).__name__ if isinstance(message, Message) else None,
+)
+def test_frames_arrive_as_they_were_sent(message: Message, whole: bool) -> None:
+    client, server = pair(whole=whole)
+    for sender, receiver in ((client, server), (server, client), (client, server)):
+        events, _ = deliver(receiver, sender.send(message))
+        assert same_message(events[0], message)
+
+
+COVERED = [Ack(1, 2, 3, 4), Pull(0, 1, 1), Fault(0, "text"), some_commit(np.ones(5, np.float32), history=HISTORY)]
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(COVERED), st.data())
+def test_no_change_of_a_byte_comes_through(message: Message, data: st.DataObject) -> None:
+    client, server = pair()
+    frame = bytearray(joined(client.send(message)))
+    frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        events, _ = deliver(server, [bytes(frame)])
+    except RemoteProtocolError:
+        return
+    assert events == []  # it waits for more
+
+
+def changed(message: Message, whole: bool) -> list[Any]:
+    """What comes of a frame whose last byte, of its last array, is another one on arrival."""
+    client, server = pair(whole=whole)
+    frame = bytearray(joined(client.send(message)))
+    frame[-1] ^= 0x80
+    return deliver(server, [bytes(frame)])[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "covered"),
+    [
+        (some_commit(SHORT), True),
+        (some_commit(LONGER), False),
+        (some_commit(packed=(np.ones(LONG + 1, np.uint8),)), False),
+        (some_commit(LONGER, history=np.zeros((LONG, 3))), True),  # the history is behind the vector
+        (center(SHORT), True),
+        (center(LONGER), False),
+        (center(SHORT, moving_statistics=LONGER), False),
+        (Publish(LONGER), True),
+        (Publish(LONGER, model=np.ones(LONG + 1, np.uint8)), True),
+    ],
+)
+def test_what_is_covered(message: Message, covered: bool) -> None:
+    """All but the long vectors of commits and of the center; those, too, where the server says so."""
+    if covered:
+        with pytest.raises(RemoteProtocolError, match=SEALED):
+            changed(message, whole=False)
+    else:
+        assert len(changed(message, whole=False)) == 1
+    with pytest.raises(RemoteProtocolError, match=SEALED):
+        changed(message, whole=True)
+
+
+def replayed(frames: list[bytes]) -> list[bytes]:
+    return [frames[0], frames[0]]
+
+
+def left_out(frames: list[bytes]) -> list[bytes]:
+    return [frames[0], frames[2]]
+
+
+def reordered(frames: list[bytes]) -> list[bytes]:
+    return [frames[1]]
+
+
+@pytest.mark.parametrize("meddle", [replayed, left_out, reordered])
+def test_a_frame_comes_once_and_in_its_turn(meddle: Callable[[list[bytes]], list[bytes]]) -> None:
+    client, server = pair()
+    frames = [joined(client.send(Pull(0, 1, 1))) for _ in range(3)]
+    *fine, last = meddle(frames)
+    for frame in fine:
+        deliver(server, [frame])
+    with pytest.raises(RemoteProtocolError, match=SEALED):
+        deliver(server, [last])
+
+
+def test_a_frame_is_for_one_direction_of_one_connection() -> None:
+    client, _ = pair()
+    frame = joined(client.send(Ack(1, 2, 3, 4)))
+    for other in (client, pair()[1]):
+        with pytest.raises(RemoteProtocolError, match=SEALED):
+            deliver(other, [frame])
+
+
+def test_a_frame_without_a_tag_is_refused() -> None:
+    _, server = pair()
+    with pytest.raises(RemoteProtocolError, match=SEALED):
+        deliver(server, [*encode(Pull(0, 1, 1)), bytes(TAG_BYTES)])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_nobody_between_them_can_change_what_tags_cover(whole: bool) -> None:
+    client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
+    (challenge,) = feed(Reader(Limits()), joined(server.start()))  # as a relay reads it
+    _, answer = deliver(client, encode(dataclasses.replace(challenge, whole=not whole)))
+    with pytest.raises(AuthenticationError, match="the client must hold"):
+        deliver(server, answer)
+
+
+def test_proof_and_seal_differ() -> None:
+    nonces = Nonces(np.zeros(32, np.uint8), np.ones(32, np.uint8))
+    tags = {nonces.seal(KEY, role).tag(Ack, b"head", []) for role in (b"server", b"client")}
+    tags |= {dataclasses.replace(nonces, whole=True).seal(KEY, b"server").tag(Ack, b"head", [])}
+    assert len(tags) == 3
+    assert "kkk" not in repr(nonces.seal(KEY, b"server"))
