@@ -28,7 +28,7 @@ from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.server.process import ServerProcess
@@ -294,10 +294,7 @@ class Trainer(JobResults):
                 rows = job.run()
                 ended = time.monotonic()
             except BaseException:
-                if server.alive():
-                    # No commit may come between the center that is collected and its records.
-                    server.ask(lambda driver: driver.stop("the driver ended the job"))
-                    server.ask(lambda driver: self._collect(driver, plan.replica))
+                self._salvage(server, plan.replica)
                 raise
             center = server.ask(lambda driver: self._collect(driver, plan.replica))
         return EndedJob(job, rows, center, began, ended)
@@ -317,6 +314,17 @@ class Trainer(JobResults):
         job.callbacks.end(ended.center).load(plan.replica)
 
     # ---- their parts
+
+    def _salvage(self, server: Supervisor, replica: KerasReplica) -> None:
+        """Collects what a job that failed has learned, if that is to be had; the job's own error is the one to tell."""
+        if not server.alive():
+            return
+        try:
+            # No commit may come between the center that is collected and its records.
+            server.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
+            server.try_to_ask(lambda driver: self._collect(driver, replica))
+        except DistkerasError as error:
+            self._events.report(log, "lost", "what the job had learned is not to be had: %s", error.message)
 
     def _collect(self, driver: DriverClient, replica: KerasReplica) -> CenterWeights:
         """The center and the records, also of a job that failed: what was learned is not lost."""

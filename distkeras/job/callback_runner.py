@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
-from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, ServerLostError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError
 from distkeras.ps.protocol.messages import Status
-from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class CallbackRunner:
     Args:
         callbacks: any number of them, begun.
         build_replica: makes a copy of the model for a callback that wants one.
-        address: the server's.
+        connect: makes a connection to the server.
         on_stop: takes the reason why a callback ends the job early; from any thread.
         on_error: takes what a callback raised; from any thread.
     """
@@ -57,15 +56,14 @@ class CallbackRunner:
         self,
         callbacks: Sequence[Callback],
         build_replica: Callable[[], KerasReplica],
-        address: Address,
+        connect: Callable[[], DriverClient],
         *,
         on_stop: Callable[[str], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._job = _JobView()
         self._threads = [
-            _CallbackThread(callback, build_replica, DriverClient(address), self._job, on_stop, on_error)
-            for callback in callbacks
+            _CallbackThread(callback, build_replica, connect(), self._job, on_stop, on_error) for callback in callbacks
         ]
 
     def start(self) -> None:
@@ -185,13 +183,14 @@ class _CallbackThread(threading.Thread):
         while True:
             try:
                 return CenterWeights.fetch(self._client)
-            except ServerLostError:  # whether that matters is for the driver's main thread to find
-                if self._job.over.wait(_RETRY_SECONDS):
-                    raise _JobOver from None
-            except (DistkerasError, OSError):
+            except (DistkerasError, OSError) as error:
                 if self._job.over.is_set():
                     raise _JobOver from None
-                raise
+                if not self._client.lost(error):
+                    raise
+                # Whether that matters is for the driver's main thread to find.
+                if self._job.over.wait(_RETRY_SECONDS):
+                    raise _JobOver from None
 
 
 class _JobOver(Exception):

@@ -22,7 +22,7 @@ from distkeras.job.progress import Progress
 from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.job.task import SUMMARY, Task
-from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, WorkerError
+from distkeras.ps.errors import DeadlineError, DistkerasError, WorkerError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
@@ -63,7 +63,7 @@ class _StatusArrived(NamedTuple):
 class _JobFailed(NamedTuple):
     """The server has told why the job cannot go on: a worker's report, most often."""
 
-    error: DistkerasError
+    error: DistkerasError | OSError
 
 
 class _StopRequested(NamedTuple):
@@ -121,12 +121,12 @@ class SparkJob:
         self._events = events
         self._stalls = stalls
         self.stopped: str | None = None
-        self._observer = DriverClient(task.address)
+        self._observer = DriverClient(task.address, task.settings.deadlines)
         self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
         self.callbacks = CallbackRunner(
             callbacks,
             build_replica,
-            task.address,
+            lambda: DriverClient(task.address, task.settings.deadlines),
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
             on_error=lambda error: self._signals.put(_CallbackFailed(error)),
         )
@@ -170,8 +170,7 @@ class SparkJob:
             try:
                 signal = self._signals.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                if not self._supervisor.alive():
-                    self._supervisor.restart()
+                self._supervisor.watch()
                 continue
             match signal:
                 case _StatusArrived(status):
@@ -201,7 +200,7 @@ class SparkJob:
                 if isinstance(signal, _CallbackFailed):
                     raise signal.error
 
-    def _cause_of(self, failure: Exception) -> DistkerasError:
+    def _cause_of(self, failure: Exception) -> Exception:
         """Why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
         deadline = time.monotonic() + 3 * _POLL_SECONDS
         with contextlib.suppress(queue.Empty):
@@ -243,15 +242,16 @@ class SparkJob:
                 if self._stalls is not None and time.monotonic() - checked >= self._stalls.interval:
                     checked = time.monotonic()
                     self._stalls.check(self._observer.list_workers())
-            except ServerLostError:  # whether that matters is for `_wait_for_tasks` to find
-                clock = -1  # a server that comes back has gone back
-                self._over.wait(_POLL_SECONDS)
-                continue
-            except DistkerasError as error:  # a `DeadlineError` too, which is an `OSError` as well
+            except (DistkerasError, OSError) as error:
+                if self._over.is_set():
+                    return
+                if self._observer.lost(error) or not self._supervisor.alive():
+                    clock = -1  # a server that comes back has gone back; whether it must is for `Supervisor.watch`
+                    self._over.wait(_POLL_SECONDS)
+                    continue
                 self._signals.put(_JobFailed(error))
                 return
-            except OSError:
-                return
+            self._supervisor.heard()
             if status.clock > clock:
                 clock = status.clock
                 self._signals.put(_StatusArrived(status))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from distkeras.ps.errors import ServerLostError
+from distkeras.ps.errors import DistkerasError, ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Restarts in a row that may bring no newer snapshot; then the server is given up.
 _MAX_FUTILE_RESTARTS = 5
-#: Seconds that a process whose connections have ended may take to end itself.
+#: Seconds that a process whose connections have ended may take to end itself; one that has not is reached for again.
 _EXIT_SECONDS = 2.0
 _R = TypeVar("_R")
 
@@ -43,18 +44,18 @@ class Supervisor:
         self._publish = publish
         self._events = events or Events()
         self._end_reason: str | None = None
-        self._driver = DriverClient(process.address, process.settings.deadlines, world)
+        deadlines = process.settings.deadlines
+        self._driver = DriverClient(process.address, deadlines, world)
+        self._world = world
+        #: Seconds that a server which lives may keep silent.
+        self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
+        self._heard_at = world.monotonic()
         self._restored_clock, self._futile_restarts = -1, 0
         #: How often the server was started again.
         self.restarts = 0
 
     def __enter__(self) -> Supervisor:
-        try:
-            self._publish(self._driver)
-        except ServerLostError:
-            if not self._process.exited(_EXIT_SECONDS):
-                raise
-            self.restart()
+        self.ask(self._publish)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -64,24 +65,99 @@ class Supervisor:
         """Whether the process runs."""
         return self._process.alive()
 
-    def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call`` with the driver's connection, once more after each time that the server had to be brought back.
+    def heard(self) -> None:
+        """The server has answered, over whatever connection of the driver's; from any thread."""
+        self._heard_at = self._world.monotonic()
+
+    def watch(self) -> None:
+        """Starts the server again if it is dead or stands still; to be called now and then.
 
         Raises:
-            ServerLostError: it cannot be, or it lives and cannot be reached.
-            DistkerasError: what the server answered.
+            ServerLostError: it has no checkpoint, or dies again and again without getting on.
         """
-        reconnected = False
+        if self._process.alive():
+            silence = self._world.monotonic() - self._heard_at
+            if silence < self._patience or self._answers():
+                return
+            self._end_silent(ServerLostError(f"the server must answer within {silence:.0f} s. Received: nothing"))
+        self.restart()
+
+    def _answers(self) -> bool:
+        """Whether it does now, over a new connection: it may be this process that stood still."""
+        self._driver.close()
+        try:
+            self._driver.ping()
+        except DistkerasError as error:
+            if self._lost(error):
+                return False
+        self.heard()
+        return True
+
+    def _lost(self, error: DistkerasError) -> bool:
+        """Whether ``error`` is not the server's answer; at the port of a dead one, anybody may have given it."""
+        return self._driver.lost(error) or not self._process.alive()
+
+    def _end_silent(self, error: DistkerasError) -> None:
+        """Kills a server that lives and answers nobody; without a checkpoint it would be no help, and is an error."""
+        if self._process.settings.checkpoint is None:
+            raise error
+        text = "the parameter server stands still, and is killed: %s"
+        self._events.report(log, "standstill", text, error.message)
+        self._process.kill()
+
+    def ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call`` with the driver's connection; again when that was made anew, and when the server was brought back.
+
+        Raises:
+            ServerLostError: the server is dead, and cannot be.
+            DistkerasError: what the server answered; where it lives, cannot be reached and has no checkpoint: what
+                came of the call at first.
+        """
         while True:
             try:
-                return call(self._driver)
-            except ServerLostError:
-                if self._process.exited(_EXIT_SECONDS):
-                    self.restart()
-                elif not reconnected:
-                    reconnected = True  # only the connection is gone: the driver may have had nothing to say for a day
-                else:
+                return self._reach(call)
+            except _ServerGone:
+                self.restart()
+
+    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """`ask` for something that is not worth a wait or a restart: at most one new connection is made.
+
+        Raises:
+            DistkerasError: what the server answered, or that it cannot be reached.
+        """
+        try:
+            return call(self._driver)
+        except DistkerasError as error:
+            if not self._lost(error):
+                raise
+        return call(self._driver)
+
+    def _reach(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call``, over new connections while the process lives.
+
+        Raises:
+            _ServerGone: it does not, or not any more: it stood still.
+            DistkerasError: see `ask`.
+        """
+        first: DistkerasError | None = None
+        deadline = math.inf
+        while True:
+            try:
+                result = call(self._driver)
+            except DistkerasError as error:
+                if not self._lost(error):
+                    self.heard()
                     raise
+                first = first or error
+            else:
+                self.heard()
+                return result
+            if self._process.exited(_EXIT_SECONDS):
+                raise _ServerGone from first
+            if self._world.monotonic() > deadline:
+                self._end_silent(first)
+                raise _ServerGone from first
+            deadline = min(deadline, self._world.monotonic() + self._patience)
 
     def end_early(self, reason: str) -> None:
         """Has the workers leave, in this incarnation of the server and in those that may follow.
@@ -124,12 +200,15 @@ class Supervisor:
                 "the server must live long enough to get on. "
                 f"Received: {self._futile_restarts} ends in a row at clock {clock}"
             )
+        reason = self._end_reason
         try:
-            self._publish(self._driver)
-            if self._end_reason is not None:
-                self._driver.finish(self._end_reason)
-        except ServerLostError:
-            if not self._process.exited(_EXIT_SECONDS):
-                raise
+            self._reach(self._publish)
+            if reason is not None:
+                self._reach(lambda driver: driver.finish(reason))
+        except _ServerGone:
             return False
         return True
+
+
+class _ServerGone(Exception):
+    """The server's process has ended."""

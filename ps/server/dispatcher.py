@@ -45,7 +45,7 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.server import replies
 from distkeras.ps.server.holders import Holders, Peer
-from distkeras.ps.server.published_center import PublishedCenter
+from distkeras.ps.server.published_center import PublishedCenter, digest_of
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.world.world import REAL, World
@@ -86,7 +86,8 @@ class Dispatcher:
         self._host = PublishedCenter(
             settings, self.changed, incarnation=incarnation, snapshots=snapshots, restored=restored
         )
-        self._published = False
+        #: Digest of what the driver has published; empty before it has.
+        self._published = b""
         self._began = world.monotonic()
         self._holders = Holders()
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
@@ -286,14 +287,16 @@ class Dispatcher:
     # ---- the driver, likewise
 
     def _on_publish(self, peer: Peer, message: Publish) -> Message:
+        digest = digest_of(message)
         with self.changed:
-            if self._published:
-                raise RemoteProtocolError("the center must be published once. Received: a second Publish")
-            self._model, self._published = message.model, True
-            center = self._host.publish(message.center, message.moving_statistics)
-            if message.names.size:
-                self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
-            self.changed.notify_all()
+            if self._published not in (b"", digest):
+                raise RemoteProtocolError("the center must be published once. Received: another one")
+            if not self._published:  # else only the answer to the first one was lost
+                center = self._host.publish(message.center, message.moving_statistics)
+                if message.names.size:
+                    self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
+                self._model, self._published = message.model, digest
+                self.changed.notify_all()
         return self._ack()
 
     def _on_observe(self, peer: Peer, message: Observe) -> Message:
@@ -347,7 +350,7 @@ class Dispatcher:
         """Not under the lock: waits for the driver's `Publish`."""
         with self.changed:
             self.changed.require(
-                lambda: self._published,
+                lambda: bool(self._published),
                 self._deadlines.publish,
                 peer.hung_up,
                 lambda: "the driver to publish the center",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.protocol.messages import Publish
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 
@@ -39,6 +41,15 @@ def make_center(
         incarnation=incarnation,
         now=now,
     )
+
+
+def digest_of(message: Publish) -> bytes:
+    """Tells whether two messages publish the same."""
+    digest = hashlib.blake2b(digest_size=32)
+    for array in (message.center, message.moving_statistics, message.model, message.names):
+        digest.update(array.size.to_bytes(8, "big"))
+        digest.update(array.data)
+    return digest.digest()
 
 
 class PublishedCenter:

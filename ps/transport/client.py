@@ -112,6 +112,11 @@ class Client:
             raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
         return answer
 
+    def lost(self, error: Exception) -> bool:
+        """Whether ``error``, of the latest request, is none of the server's answers: nobody gave one."""
+        # After a deadline of ours the connection is closed; the server's own comes over one that is open.
+        return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
+
     def close(self) -> None:
         """Hangs up."""
         if self.channel is not None:

@@ -19,6 +19,8 @@ class Deadlines:
         lease: silence of a connected holder of a partition after which another attempt takes over. A holder that
             lives is never silent that long: it sends heartbeats while it computes.
         silence: of a connected worker between two requests.
+        standstill: the server's silence towards its driver after which its process is killed, and started again from
+            its checkpoint; without one, it has ``reply`` seconds before the job ends.
         reconnect: a worker's attempts to reach the server again after a lost connection.
         rows: a worker's wait for Spark's next rows, which other stages may have to compute first.
         close: for the server's threads to end.
@@ -32,6 +34,7 @@ class Deadlines:
     reply: float = 600.0
     lease: float = 120.0
     silence: float = 24 * 3600.0
+    standstill: float = 120.0
     reconnect: float = 30.0
     rows: float = 3600.0
     close: float = 10.0

@@ -42,7 +42,7 @@ class DriverClient(Client):
         model: bytes = b"",
         layouts: Sequence[Layout] = (),
     ) -> None:
-        """Hands over the initial center (float32), the moving statistics and the model file.
+        """Hands over the initial center (float32), the moving statistics and the model file; once more does no harm.
 
         ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
         """
@@ -57,6 +57,10 @@ class DriverClient(Client):
             DistkerasError: the job has failed: what the worker reported.
         """
         return self.request(Observe(clock, patience), Status, patience + self.deadlines.frame)
+
+    def ping(self) -> None:
+        """Has the server answer at once, whatever it has to say."""
+        self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
 
     def center(self) -> CenterReply:
         """The center as it is now."""

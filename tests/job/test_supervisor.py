@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.patience import PATIENT, brief, patience
+from support.patience import PATIENT, brief, patience, until
 from support.sockets import socket_of
 
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ServerLostError
+from distkeras.ps.errors import DeadlineError, ServerLostError
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -42,27 +42,114 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
         ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, silence=brief(1.5)))
     ) as process:
         with Supervisor(process, publish) as server:
-            assert (
-                server.ask(lambda driver: socket_of(driver.channel).recv(1, socket.MSG_PEEK)) == b""
-            )  # it has hung up
+            peeked = server.ask(lambda driver: socket_of(driver.channel).recv(1, socket.MSG_PEEK))
+            assert peeked == b""  # it has hung up
             assert server.ask(center) == START.tolist()
         assert server.restarts == 0
 
 
 def test_a_server_that_answers_nobody_is_not_asked_for_ever() -> None:
+    deadlines = replace(PATIENT, reply=brief(0.5))
     with (
-        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=deadlines)) as process,
         Supervisor(process, publish) as server,
     ):
         calls = []
 
         def lost(driver: DriverClient) -> None:
             calls.append(driver)
-            raise ServerLostError("the server must answer. Received: nothing")
+            raise ServerLostError(f"call {len(calls)} must be answered. Received: nothing")
 
-        with pytest.raises(ServerLostError):
+        with pytest.raises(ServerLostError, match="call 1 "):
             server.ask(lost)
-        assert len(calls) == 2
+        assert len(calls) > 1
+
+
+def test_a_connection_that_is_cut_while_it_publishes_is_made_again() -> None:
+    """The server has the center, and its answer is lost: the same center comes once more."""
+    cut: list[DriverClient] = []
+
+    def publish_over_a_line_that_breaks(driver: DriverClient) -> None:
+        driver.publish(START)
+        if not cut:
+            cut.append(driver)
+            driver.channel.hang_up()
+            driver.publish(START)
+
+    with (
+        ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process,
+        Supervisor(process, publish_over_a_line_that_breaks) as server,
+    ):
+        assert cut
+        assert server.ask(center) == START.tolist()
+        assert server.restarts == 0
+
+
+class TestAServerThatStandsStill:
+    """SIGSTOP; a handshake's deadline passes, for the kernel takes connections in its stead."""
+
+    def process(self, checkpoint: Path | None, **deadlines: float) -> ServerProcess:
+        settings = ServerSettings(
+            make("downpour"),
+            workers=1,
+            deadlines=replace(PATIENT, handshake=brief(0.5), **deadlines),
+            checkpoint=None if checkpoint is None else Checkpoint(str(checkpoint), every=1),
+        )
+        return ServerProcess(settings)
+
+    @pytest.mark.parametrize("saving", [False, True], ids=["", "with a checkpoint"])
+    def test_it_is_asked_again_and_loses_nothing(self, saving: bool, tmp_path: Path) -> None:
+        failed: list[ServerLostError] = []
+
+        def publish_to_the_stopped(driver: DriverClient) -> None:
+            if not failed:
+                os.kill(process.pid, signal.SIGSTOP)
+            try:
+                driver.publish(START)
+            except ServerLostError as error:
+                failed.append(error)
+                os.kill(process.pid, signal.SIGCONT)
+                raise
+
+        with (
+            self.process(tmp_path if saving else None) as process,
+            Supervisor(process, publish_to_the_stopped) as server,
+        ):
+            assert len(failed) == 1
+            assert server.ask(center) == START.tolist()
+            assert server.restarts == 0
+
+    def test_with_a_checkpoint_it_is_killed_at_its_deadline_and_comes_back(self, tmp_path: Path) -> None:
+        with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
+            first = process.pid
+            server.ask(lambda driver: driver.close())
+            os.kill(first, signal.SIGSTOP)
+            assert server.ask(center) == START.tolist()
+            assert server.restarts == 1
+            assert not psutil.pid_exists(first)
+
+    def test_one_that_nobody_hears_from_is_found_while_nobody_asks(self, tmp_path: Path) -> None:
+        with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
+            os.kill(process.pid, signal.SIGSTOP)
+            until(lambda: server.watch() or server.restarts)
+            assert server.ask(center) == START.tolist()
+
+    def test_one_that_is_only_not_listened_to_is_left_alone(self, tmp_path: Path) -> None:
+        """The driver stood still itself."""
+        with self.process(tmp_path, standstill=0.0) as process, Supervisor(process, publish) as server:
+            first = process.pid
+            server.watch()
+            assert process.pid == first
+            assert server.restarts == 0
+
+    def test_without_a_checkpoint_the_error_names_the_call(self) -> None:
+        with self.process(None, reply=brief(1)) as process, Supervisor(process, publish) as server:
+            os.kill(process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(DeadlineError, match="EndEarly"):
+                    server.end_early("enough")
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
 
 
 def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> None:

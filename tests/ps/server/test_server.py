@@ -26,6 +26,7 @@ from distkeras.ps.errors import (
     JobStoppedError,
     LeaseLostError,
     NonFiniteError,
+    RemoteProtocolError,
     ServerLostError,
     ShapeError,
 )
@@ -34,6 +35,7 @@ from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
 from distkeras.ps.protocol.requests import Compute, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 
 
@@ -78,6 +80,21 @@ def test_the_model_file_is_handed_out() -> None:
         client = running.client()
         assert client.fetch_model() == b"the model"
         client.close()
+
+
+def test_the_same_center_may_be_published_once_more_and_no_other() -> None:
+    """The answer to the first one may have been lost; the center has moved by then."""
+    start = np.arange(SIZE, dtype=np.float32)
+    with Running(make("downpour", window=1), start=start, workers=1) as running:
+        thread, errors = running_worker(running, 0, [np.ones(1)])
+        thread.join(patience(20))
+        assert errors == []
+        moved = running.driver.center().center.copy()
+        running.driver.publish(start, model=b"the model")
+        np.testing.assert_array_equal(running.driver.center().center, moved)
+        for center, model in ((start + 1, b"the model"), (start, b"another")):
+            with pytest.raises(RemoteProtocolError, match="published once"):
+                DriverClient(running.address, PATIENT).publish(center, model=model)
 
 
 class TestLostReplies:

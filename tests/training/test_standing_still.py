@@ -1,0 +1,98 @@
+"""A server that stands still while a job runs: it is waited for, then replaced, and never told as something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from pyspark.sql import SparkSession
+from support.patience import PATIENT, brief
+from support.spark_jobs import assert_nothing_left, counting_model, counting_rows, counts, total
+
+from distkeras import Checkpoint, Trainer
+from distkeras.callbacks import Callback, CallbackContext
+from distkeras.job.progress import Progress
+from distkeras.ps.server.process import ServerProcess
+
+pytestmark = pytest.mark.timeout(120)
+
+ROWS, BATCH, EPOCHS = 41, 4, 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+
+
+@pytest.fixture
+def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of the jobs' servers when they began."""
+    started: list[int] = []
+    start = ServerProcess.start
+
+    def recorded(process: ServerProcess) -> None:
+        start(process)
+        started.append(process.pid)
+
+    monkeypatch.setattr(ServerProcess, "start", recorded)
+    return started
+
+
+def trainer(epochs: int = EPOCHS, **deadlines: float) -> Trainer:
+    return Trainer(
+        counting_model(ROWS),
+        "downpour",
+        worker_optimizer=keras.optimizers.SGD(1.0),
+        loss=total,
+        num_workers=2,
+        batch_size=BATCH,
+        num_epoch=epochs,
+        deadlines=replace(PATIENT, handshake=brief(1), **deadlines),
+    )
+
+
+def on_first_news(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Has the driver call ``act`` when it hears of the first commits."""
+    real = Progress.update
+    done: list[object] = []
+
+    def update(progress: Progress, status: Any) -> None:
+        if not done:
+            done.append(act())
+        real(progress, status)
+
+    monkeypatch.setattr(Progress, "update", update)
+
+
+def test_with_a_checkpoint_it_is_replaced_and_every_mini_batch_counts_once(
+    spark: SparkSession, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_first_news(monkeypatch, lambda: os.kill(pids[0], signal.SIGSTOP))
+    job = trainer(standstill=brief(2))
+    model = job.train(counting_rows(spark, ROWS), checkpoint=Checkpoint(str(tmp_path / "saved"), every=5))
+    assert counts(model) == [EPOCHS] * ROWS
+    kinds = [row["kind"] for row in job.events.collect()]
+    assert kinds.count("standstill") == 1
+    assert kinds.count("restart") == 1
+
+
+def test_the_error_is_what_ended_the_job_and_not_what_was_tried_after_it(spark: SparkSession, pids: list[int]) -> None:
+    class Picky(Callback):
+        every_commits = 1
+
+        def on_center(self, context: CallbackContext) -> None:
+            os.kill(pids[0], signal.SIGSTOP)
+            raise ValueError("not good enough")
+
+    job = trainer(epochs=1_000_000, reconnect=brief(1))
+    with pytest.raises(ValueError, match="not good enough"):
+        job.train(counting_rows(spark, ROWS), callbacks=[Picky()])
+    assert "lost" in [row["kind"] for row in job.events.collect()]
