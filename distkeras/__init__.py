@@ -12,6 +12,7 @@ folder imports only from those above it, and from ``ps``::
     trainer      the trainer: one class for every rule
     trainers     dist-keras' names over it
     flags        a trainer's keywords as flags, and a TOML file of them
+    ml           the trainer as a Spark ML estimator, which stands on `transformers` too
     analysis     metrics and plots of those tables, gradients for the simulator
 """
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from distkeras.callbacks import EarlyStopping as EarlyStopping
     from distkeras.callbacks import TimeBudget as TimeBudget
     from distkeras.data import datasets as datasets
+    from distkeras.ml.estimator import KerasEstimator as KerasEstimator
+    from distkeras.ml.model import KerasModel as KerasModel
     from distkeras.ps import errors as errors
     from distkeras.ps import rules as rules
     from distkeras.ps.checkpoint.checkpointer import Checkpoint as Checkpoint
@@ -56,6 +59,8 @@ _NAMES = {
     "distkeras.analysis.keras_gradient": ("KerasGradient",),
     "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "TimeBudget"),
     "distkeras.data": ("datasets",),
+    "distkeras.ml.estimator": ("KerasEstimator",),
+    "distkeras.ml.model": ("KerasModel",),
     "distkeras.ps": ("errors", "rules"),
     "distkeras.ps.checkpoint.checkpointer": ("Checkpoint",),
     "distkeras.ps.rules": ("schedules",),

@@ -128,7 +128,7 @@ def add_trainer_flags(parser: Any) -> None:
     """
     parser.add_argument("--optimizer", help="Keras' name of the workers' (default: the model's, or sgd)")
     parser.add_argument("--optimizer-set", **PAIRS, help="arguments of the optimizer")
-    texts = _texts_of_arguments(Trainer)
+    texts = texts_of_arguments(Trainer)
     for name, parameter in _keywords().items():
         text, default = texts[name].partition(". ")[0].rstrip("."), parameter.default
         told = re.search(r"Default: (.*?)\.(?: |$)", texts[name])
@@ -182,7 +182,7 @@ def _keywords() -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if name not in LEFT_OUT}
 
 
-def _texts_of_arguments(kind: type) -> dict[str, str]:
+def texts_of_arguments(kind: type) -> dict[str, str]:
     """What the docstring's section "Args" says of each argument, on one line and without markup."""
     section = (inspect.getdoc(kind) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     texts: dict[str, str] = {}

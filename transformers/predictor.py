@@ -19,6 +19,7 @@ from distkeras.data.columns import arrow_ready, map_in_arrow
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
+from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import Stage, column_names, integer_from, param
 
 if TYPE_CHECKING:
@@ -115,34 +116,11 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
                 raise ConfigurationError(
                     f"`{keyword}` must name {len(shapes)} columns, for shapes {shapes}. Received: {names}"
                 )
-        arrow_ready(dataset, features)
-        expressions.check_new_columns(dataset, *outputs)
-        fields = []
-        for name, (shape, dtype) in zip(outputs, packed.outputs, strict=True):
-            kind = _TYPES.get(dtype, _FLOAT)[1]
-            for _ in shape:
-                kind = T.ArrayType(kind)
-            fields.append(T.StructField(name, kind))
-        plan = serving.PredictionPlan(
-            archive=packed.archive(dataset.sparkSession),
-            key=packed.key,
-            objects=packed.objects,
-            inputs=tuple(
-                serving.ModelInput(name, shape, dtype)
-                for name, (shape, dtype) in zip(features, packed.inputs, strict=True)
-            ),
-            outputs=tuple(_TYPES.get(dtype, _FLOAT)[0] for _, dtype in packed.outputs),
-            names=tuple(outputs),
-            batch_size=self._required("batch_size"),
-        )
-
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from pyspark import TaskContext
-
-            context = TaskContext.get()
-            return serving.predict(plan, batches, context.partitionId() if context else None)
-
-        return map_in_arrow(dataset, run, T.StructType([*dataset.schema.fields, *fields]))
+        columns = [
+            OutputColumn(name, number, dtype=column_type(dtype)[0])
+            for number, (name, (_, dtype)) in enumerate(zip(outputs, packed.outputs, strict=True))
+        ]
+        return predicted(dataset, packed, features, columns, self._required("batch_size"))
 
     def write(self) -> MLWriter:
         """Writes Spark ML's metadata, and the model beside it."""
@@ -189,6 +167,46 @@ class PackedModel:
             path.write_bytes(self.data)
             spark.addArtifacts(str(path), file=True)
         return serving.ArtifactArchive(path.name)
+
+
+def column_type(dtype: str) -> tuple[str, T.DataType]:
+    """The numpy name and the Spark type of the column for an output of numpy name ``dtype``."""
+    return _TYPES.get(dtype, _FLOAT)
+
+
+def predicted(
+    dataset: DataFrame, packed: PackedModel, features: Sequence[str], columns: Sequence[OutputColumn], batch_size: int
+) -> DataFrame:
+    """``dataset`` with the new ``columns``; lazy, like any transformation.
+
+    Raises:
+        ConfigurationError: a new column that is there already.
+        MissingColumnError: no such feature column, or it holds no numbers.
+    """
+    arrow_ready(dataset, features)
+    expressions.check_new_columns(dataset, *(column.name for column in columns))
+    fields = []
+    for column in columns:
+        shape, dtype = packed.outputs[column.output]
+        fields.append(T.StructField(column.name, column.spark_type(column_type(dtype)[1], len(shape))))
+    plan = serving.PredictionPlan(
+        archive=packed.archive(dataset.sparkSession),
+        key=packed.key,
+        objects=packed.objects,
+        inputs=tuple(
+            serving.ModelInput(name, shape, dtype) for name, (shape, dtype) in zip(features, packed.inputs, strict=True)
+        ),
+        columns=tuple(columns),
+        batch_size=batch_size,
+    )
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return serving.predict(plan, batches, context.partitionId() if context else None)
+
+    return map_in_arrow(dataset, run, T.StructType([*dataset.schema.fields, *fields]))
 
 
 def _tensors(model: keras.Model, name: str) -> list[Any]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from distkeras.data.columns import Column, to_numpy
 from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.ps.errors import BadValueError, ShapeError
+from distkeras.transformers.outputs import OutputColumn
 
 if TYPE_CHECKING:
     import keras
@@ -94,8 +95,7 @@ class PredictionPlan:
         key: identity of the model: content hash, and what else tells two models apart.
         objects: custom objects; unpickling them settles the backend.
         inputs: the model's inputs, in its order.
-        outputs: dtype of each output, in the model's order.
-        names: the new columns, likewise.
+        columns: the new columns, of which each shows one of the model's outputs.
         batch_size: rows a call.
     """
 
@@ -103,8 +103,7 @@ class PredictionPlan:
     key: str
     objects: CustomObjects
     inputs: tuple[ModelInput, ...]
-    outputs: tuple[str, ...]
-    names: tuple[str, ...]
+    columns: tuple[OutputColumn, ...]
     batch_size: int
 
 
@@ -123,8 +122,8 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
         if model is None:
             model = _cached_model(plan)
         outputs = _predict_batches(model, arrays, plan, worker)
-        columns = [arrow_output(output, dtype) for output, dtype in zip(outputs, plan.outputs, strict=True)]
-        names = [*batch.schema.names, *plan.names]
+        columns = [column.to_arrow(outputs[column.output]) for column in plan.columns]
+        names = [*batch.schema.names, *(column.name for column in plan.columns)]
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names)
         first_row += batch.num_rows
 
@@ -184,12 +183,13 @@ def _predict_batches(
         inputs = [pad(array, plan.batch_size) for array in inputs]
         x = keras.tree.pack_sequence_as(structure, inputs) if structure is not None else inputs[0]
         outputs = [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
-        for output, name in zip(outputs, plan.names, strict=True):
+        for column in plan.columns:
+            output = outputs[column.output]
             if output.ndim < 1 or len(output) != len(inputs[0]):
                 raise ShapeError(
                     f"the model must return one value a row. Received: shape {output.shape} for {len(inputs[0])} rows",
                     worker=worker,
-                    column=name,
+                    column=column.name,
                 )
         parts.append([output[:n] for output in outputs])
     return [part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*parts, strict=True)]
@@ -255,13 +255,3 @@ def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_
     full = np.zeros(len(vectors) * size)
     full[np.repeat(np.arange(len(vectors)) * size, counts) + places] = values.flatten().to_numpy()
     return pa.ListArray.from_arrays(np.arange(len(vectors) + 1, dtype=np.int32) * size, full)
-
-
-def arrow_output(output: np.ndarray, dtype: str) -> pa.Array:
-    """An output ``(n, …)`` as numbers, or as lists nested by its further axes."""
-    values = pa.array(np.ascontiguousarray(output, dtype).reshape(-1))
-    for axis in range(output.ndim - 1, 0, -1):
-        rows = math.prod(output.shape[:axis])
-        offsets = np.arange(rows + 1, dtype=np.int32) * output.shape[axis]
-        values = pa.ListArray.from_arrays(offsets.astype(np.int32), values)
-    return values

@@ -70,7 +70,7 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         require_numbers(name, types[name])
     targets = [
         _target_column(name, types[name], output, loss)
-        for name, output, loss in zip(labels, outputs, _losses(model), strict=True)
+        for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
     ]
     return DataSpec(
         features=tuple(_feature_column(df.schema[name], tensor) for name, tensor in zip(features, inputs, strict=True)),
@@ -142,7 +142,7 @@ def _feature_column(field: StructField, tensor: Any) -> Column:
     return Column(name, shape, "float32" if "float" in dtype else dtype)
 
 
-def _losses(model: keras.Model) -> list[Any]:
+def losses_of(model: keras.Model) -> list[Any]:
     """The loss of each output, as compiled: a name, a function, an object, or None."""
     loss, outputs = model.loss, list(model.outputs)
     if isinstance(loss, dict):
@@ -153,7 +153,8 @@ def _losses(model: keras.Model) -> list[Any]:
     return [loss] * len(outputs)
 
 
-def _loss_name(loss: Any) -> str:
+def loss_name(loss: Any) -> str:
+    """The name of a loss, as it was given: of the class of an object, or of the function."""
     if isinstance(loss, str):
         return loss
     return getattr(loss, "__name__", type(loss).__name__)
@@ -169,19 +170,19 @@ def _is_keras_own(loss: Any) -> bool:
 
 def _target_column(name: str, kind: DataType, output: Any, loss: Any) -> tuple[Column, int | None]:
     shape, scalar = _fixed_shape(output, "output", name), is_scalar(kind)
-    if _loss_name(loss) in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
+    if loss_name(loss) in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
         raise ConfigurationError(
             "the model's output must have a number for each class; the loss of a single one is 'binary_crossentropy'. "
-            f"Received: shape={shape}, loss={_loss_name(loss)!r}",
+            f"Received: shape={shape}, loss={loss_name(loss)!r}",
             column=name,
         )
-    if _loss_name(loss) in _SPARSE and not (scalar and math.prod(shape[:-1]) != 1):
+    if loss_name(loss) in _SPARSE and not (scalar and math.prod(shape[:-1]) != 1):
         return Column(name, shape[:-1], "int32"), shape[-1]
     if scalar and math.prod(shape) != 1:
         if loss is None or _is_keras_own(loss):
             raise ShapeError(
                 f"labels must be arrays of shape {shape}, like the model's output (integer classes need the loss "
-                f"'sparse_categorical_crossentropy'). Received: {kind.simpleString()}, loss={_loss_name(loss)!r}",
+                f"'sparse_categorical_crossentropy'). Received: {kind.simpleString()}, loss={loss_name(loss)!r}",
                 column=name,
             )
         shape = ()  # a loss of the user's own may take anything

@@ -65,12 +65,13 @@ def to_bytes(model: keras.Model) -> bytes:
         return path.read_bytes()
 
 
-def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """The model in a ``.keras`` archive, not compiled. Code inside it (lambdas) is refused, never run.
+def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = False) -> keras.Model:
+    """The model in a ``.keras`` archive. Code inside it (lambdas) is refused, never run.
 
     Args:
         data: what `to_bytes` returned.
         custom_objects: registered name to class or function, beside what this process has registered itself.
+        compiled: compile it as it was, with the optimizer's state; else it is not compiled.
 
     Raises:
         ConfigurationError: damaged bytes, an unknown class, or a lambda.
@@ -82,7 +83,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None) -> 
         path.write_bytes(data)
         try:
             return keras.saving.load_model(
-                path, custom_objects=dict(custom_objects or {}), compile=False, safe_mode=True
+                path, custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
             )
         except _ARCHIVE_ERRORS as error:
             raise ConfigurationError(

@@ -15,6 +15,7 @@ from support.patience import patience
 from distkeras.keras_model import archive
 from distkeras.ps.errors import BadValueError, ShapeError
 from distkeras.transformers import serving
+from distkeras.transformers.outputs import OutputColumn, nested_lists
 
 
 def batch(ids: range) -> pa.RecordBatch:
@@ -80,7 +81,7 @@ def test_broken_vectors_are_refused() -> None:
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 2, 3), (4, 0), (0, 3), (4, 1, 1, 2)])
 def test_outputs_become_nested_lists(shape: tuple[int, ...]) -> None:
     output = np.random.default_rng(0).normal(size=shape).astype("float16")
-    array = serving.arrow_output(output, "float32")
+    array = nested_lists(output, "float32")
     assert array.to_pylist() == output.astype("float32").tolist()
     array.validate(full=True)
 
@@ -92,8 +93,7 @@ def plan(model: keras.Model, batch_size: int) -> serving.PredictionPlan:
         key=repr(hash(data)),
         objects=archive.CustomObjects(),
         inputs=(serving.ModelInput("x", (2,), "float32"),),
-        outputs=("float32",),
-        names=("y",),
+        columns=(OutputColumn("y", 0),),
         batch_size=batch_size,
     )
 

@@ -1,0 +1,132 @@
+"""A Keras model and an update rule as a Spark ML estimator."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Estimator
+
+from distkeras.callbacks import EarlyStopping
+from distkeras.keras_model import archive
+from distkeras.ml.features import assembled
+from distkeras.ml.model import KerasModel, TrainingSummary
+from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
+from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
+from distkeras.ml.validation import split
+from distkeras.ps.errors import ConfigurationError
+from distkeras.trainer import Trainer
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+#: Keras makes a model from its archive under names that it counts globally: one thread at a time.
+_BUILDING = threading.Lock()
+
+
+@with_trainer_params
+class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
+    """Trains a Keras model on Spark, under any update rule, as one stage of a Spark ML pipeline.
+
+    ::
+
+        estimator = KerasEstimator(model, "agn", worker_optimizer="adam", loss="sparse_categorical_crossentropy",
+                                   num_workers=4, batch_size=128, num_epoch=2)
+        fitted = estimator.fit(df)                       # a KerasModel
+        fitted.transform(df).select("prediction", "probability")
+        fitted.summary.history.show()
+
+    Every keyword is a parameter: by its own name (``estimator.batch_size``), or by Spark's where Spark has one
+    (``featuresCol`` for ``features_col``, ``weightCol`` for ``sample_weight_col``). So ``ParamGridBuilder`` takes them,
+    ``fit(df, {estimator.batch_size: 64})``, ``explainParams`` and the setters of Spark's mixins (``setFeaturesCol``).
+    Each is checked before any job begins. An estimator is saved and loaded as Spark ML does it: without pickle, the
+    model with its optimizer's state; classes and functions of your own must be registered with
+    ``keras.saving.register_keras_serializable()``.
+
+    Args:
+        model, rule, and so on: the keywords of `Trainer`; the rule's default is "agn".
+        features_col: as there; several scalar columns may also fill one input together.
+        prediction_col: new column of predictions, or one for each output. The likeliest class, as a double, where the
+            loss is a cross-entropy over classes; the number, as a double, of an output of one; else an array. Default:
+            "prediction"; with several outputs their names are added to it.
+        probability_col, raw_prediction_col: new columns of a classifier with one output: vectors of class
+            probabilities, and of what the model returns (for a single p: 1 - p and p). "" for none. Default:
+            "probability" and "rawPrediction", which Spark's evaluators look for.
+        prediction_batch_size: rows a call of the model, to predict. Default: 1024.
+        validation_indicator_col: boolean column that is true for rows that are left out of training; loss and metrics
+            of the center over them are the `validation` of the summary.
+        validation_split: share of the rows, in [0, 1), to do the same with, chosen by their values. Default: 0.
+        validation_rows: of those rows, how many to evaluate on, at most. Default: 10000.
+        callbacks, checkpoint, resume: as in `Trainer.train`.
+
+    Raises:
+        ConfigurationError: a keyword that there is not, or a value that cannot work.
+    """
+
+    def __init__(self, model: keras.Model | None = None, rule: Any = None, **keywords: Any) -> None:
+        super().__init__()
+        defaults = {name: keyword.default for name, keyword in trainer_keywords().items()}
+        self._setDefault(
+            **{
+                SPARK_NAMES.get(name, name): default
+                for name, default in defaults.items()
+                if default is not inspect.Parameter.empty and name not in ("features_col", "label_col")
+            }
+        )
+        self._setDefault(rule="agn", validation_split=0.0, validation_rows=10_000, callbacks=[], resume=False)
+        self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
+        given = {"model": model, "rule": rule, **keywords}
+        self.setParams(**{name: value for name, value in given.items() if value is not None})
+
+    def _fit(self, dataset: DataFrame) -> KerasModel:
+        model = self.value("model")
+        if model is None:
+            raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
+        features, labels = _listed(self.value("features_col")), _listed(self.value("label_col"))
+        ready, inputs = assembled(dataset, features, len(model.inputs or ()))
+        keywords = {name: self.value(name) for name in trainer_keywords()}
+        with _BUILDING:
+            trainer = Trainer(**keywords | {"features_col": inputs})
+        indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
+        training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
+        evaluations = [] if held_out is None else [EarlyStopping(held_out, max_rows=self.value("validation_rows"))]
+        trained = trainer.train(
+            training,
+            callbacks=[*self.value("callbacks"), *evaluations],
+            checkpoint=self.value("checkpoint"),
+            resume=self.value("resume"),
+        )
+        with _BUILDING:
+            fitted = KerasModel(trained)
+        curve = [point for evaluation in evaluations for point in evaluation.evaluations]
+        return self._copyValues(fitted.fitted_by(self.uid, TrainingSummary(trainer, curve)))
+
+    def write(self) -> KerasMLWriter:
+        """Writes parameters and model."""
+        return KerasMLWriter(self, left_out=("model",))
+
+    @classmethod
+    def read(cls) -> KerasMLReader[KerasEstimator]:
+        """Reads what `write` has written."""
+        return KerasMLReader(cls)
+
+    def archive_to_save(self) -> bytes | None:
+        """The model, as it is now."""
+        model = self.value("model")
+        return None if model is None else archive_with_optimizer(model)
+
+    def extra_to_save(self) -> dict[str, Any]:
+        """Nothing beside parameters and model."""
+        return {}
+
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Takes back what was saved."""
+        if data is not None:
+            self._set(model=archive.from_bytes(data, compiled=True))
+
+
+def _listed(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

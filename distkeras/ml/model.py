@@ -1,0 +1,186 @@
+"""What a `KerasEstimator` fits: a Spark ML model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Model
+
+from distkeras.keras_model import archive
+from distkeras.ml.features import ASSEMBLED, assembled
+from distkeras.ml.heads import Head, heads_of
+from distkeras.ml.params import PredictionParams
+from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
+from distkeras.ps.errors import ConfigurationError
+from distkeras.transformers.outputs import OutputColumn
+from distkeras.transformers.predictor import PackedModel, column_type, predicted
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+    from distkeras.trainer import Trainer
+
+
+class TrainingSummary:
+    """What training told: DataFrames of `Trainer`, by the same names.
+
+    Attributes:
+        validation: a dictionary for each evaluation of the center on the rows left out: clock, seconds, loss, metrics.
+        timings: seconds of the parts of the job.
+        stopped: why a callback ended it early, or None.
+    """
+
+    def __init__(self, trainer: Trainer, validation: Sequence[dict[str, float]]) -> None:
+        self._trainer = trainer
+        self.validation = list(validation)
+        self.timings = trainer.timings
+        self.stopped = trainer.stopped
+
+    @property
+    def history(self) -> DataFrame:
+        """One row a mini-batch; see `Trainer`."""
+        return self._trainer.history
+
+    @property
+    def commits(self) -> DataFrame:
+        """One row an applied commit; see `Trainer`."""
+        return self._trainer.commits
+
+    @property
+    def ledger(self) -> DataFrame:
+        """One row a commit: which mini-batches it stands for; see `Trainer`."""
+        return self._trainer.ledger
+
+    @property
+    def events(self) -> DataFrame:
+        """One row for whatever was out of the ordinary; see `Trainer`."""
+        return self._trainer.events
+
+
+class KerasModel(Model, PredictionParams, Saveable):
+    """Predicts with a Keras model: adds columns, and keeps all others, the rows and their order.
+
+    `KerasEstimator` makes one, or you do from a trained model: its compilation says what its outputs mean. Python
+    workers load the model once. It is saved and loaded as Spark ML does it, with its optimizer's state, so that
+    ``KerasEstimator(fitted.keras_model)`` trains on where it stopped.
+
+    Args:
+        keras_model: a built Functional or Sequential model.
+        features_col, prediction_col, probability_col, raw_prediction_col, prediction_batch_size: see `KerasEstimator`.
+
+    Raises:
+        ConfigurationError: a model that cannot be saved, or columns that do not fit it.
+    """
+
+    def __init__(self, keras_model: keras.Model | None = None, **keywords: Any) -> None:
+        super().__init__()
+        self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
+        self.setParams(**keywords)
+        self._summary: TrainingSummary | None = None
+        self._heads: list[Head] = []
+        self._data: bytes | None = None
+        self._packed: PackedModel | None = None
+        self._output_names: list[str] = []
+        if keras_model is not None:
+            self._data = archive_with_optimizer(keras_model)
+            self._packed = PackedModel(self._data)
+            self._heads = heads_of(keras_model)
+            self._output_names = list(
+                getattr(keras_model, "output_names", ["output"])
+            )  # a Sequential model has one, without a name
+
+    @property
+    def keras_model(self) -> keras.Model:
+        """A new copy of the model, compiled as it was trained, with the state of its optimizer."""
+        return archive.from_bytes(self._saved_bytes(), compiled=True)
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether it comes from a `fit` of this process."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """What training told.
+
+        Raises:
+            ConfigurationError: the model was loaded, or made by hand.
+        """
+        if self._summary is None:
+            raise ConfigurationError("`summary` is there after `fit` in the same process. Received: a model without")
+        return self._summary
+
+    def fitted_by(self, uid: str, summary: TrainingSummary) -> KerasModel:
+        """The same model, with its estimator's id, as Spark's own models have it, and a summary."""
+        self._resetUid(uid)
+        self._summary = summary
+        return self
+
+    def _saved_bytes(self) -> bytes:
+        if self._data is None:
+            raise ConfigurationError("`keras_model` must be set. Received: KerasModel without keras_model")
+        return self._data
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        if self._packed is None:
+            self._packed = PackedModel(self._saved_bytes())
+        found = self.value("features_col")
+        features = [found] if isinstance(found, str) else list(found)
+        ready, inputs = assembled(dataset, features, len(self._packed.inputs))
+        if len(inputs) != len(self._packed.inputs):
+            raise ConfigurationError(
+                f"`features_col` must name a column for each of the {len(self._packed.inputs)} inputs of the model. "
+                f"Received: features_col={features}"
+            )
+        out = predicted(ready, self._packed, inputs, self._columns(), self.value("prediction_batch_size"))
+        return out.drop(ASSEMBLED) if inputs == [ASSEMBLED] else out
+
+    def _columns(self) -> list[OutputColumn]:
+        """The new columns: predictions, and for a classifier with one output its scores and probabilities."""
+        assert self._packed is not None
+        columns = []
+        for number, (name, head) in enumerate(zip(self._prediction_names(), self._heads, strict=True)):
+            form = "class" if head.classes else "number" if head.size == 1 else "values"
+            dtype = column_type(self._packed.outputs[number][1])[0]
+            columns.append(OutputColumn(name, number, form, dtype, head.logits))
+        if len(self._heads) == 1 and self._heads[0].classes:
+            for keyword, form in (("raw_prediction_col", "scores"), ("probability_col", "probability")):
+                if self.value(keyword):
+                    columns.append(OutputColumn(self.value(keyword), 0, form, logits=self._heads[0].logits))
+        return columns
+
+    def _prediction_names(self) -> list[str]:
+        found, outputs = self.value("prediction_col"), self._output_names
+        if isinstance(found, str):
+            return [found] if len(outputs) == 1 else [f"{found}_{output}" for output in outputs]
+        if len(found) != len(outputs):
+            raise ConfigurationError(
+                f"`prediction_col` must name a column for each output of the model, {outputs}. "
+                f"Received: prediction_col={found}"
+            )
+        return list(found)
+
+    def write(self) -> KerasMLWriter:
+        """Writes parameters and model."""
+        return KerasMLWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasMLReader[KerasModel]:
+        """Reads what `write` has written."""
+        return KerasMLReader(cls)
+
+    def archive_to_save(self) -> bytes | None:
+        """The model with its optimizer, as it was fitted."""
+        return self._data
+
+    def extra_to_save(self) -> dict[str, Any]:
+        """What the outputs are."""
+        return {"outputs": self._output_names, "heads": [dataclasses.asdict(head) for head in self._heads]}
+
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Takes back what was saved."""
+        self._data, self._output_names = data, list(saved["outputs"])
+        self._heads = [Head(**head) for head in saved["heads"]]

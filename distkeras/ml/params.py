@@ -1,0 +1,210 @@
+"""The keywords of `Trainer` as Spark ML parameters, over Spark's own mixins where it has one for the concept."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasSeed,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+
+from distkeras.flags import texts_of_arguments
+from distkeras.ps.errors import ConfigurationError
+from distkeras.settings import TrainSettings
+from distkeras.trainer import Trainer
+from distkeras.transformers.params import column_name, column_names, finite_float, integer_from, param
+
+_P = TypeVar("_P", bound="type[Params]")
+
+#: Spark's own name of a parameter, by the keyword for it here.
+SPARK_NAMES = {
+    "features_col": "featuresCol",
+    "label_col": "labelCol",
+    "sample_weight_col": "weightCol",
+    "prediction_col": "predictionCol",
+    "probability_col": "probabilityCol",
+    "raw_prediction_col": "rawPredictionCol",
+    "validation_indicator_col": "validationIndicatorCol",
+}
+KEYWORDS = {name: keyword for keyword, name in SPARK_NAMES.items()}
+
+
+def trainer_keywords() -> Mapping[str, inspect.Parameter]:
+    """The keywords of `Trainer` and their defaults, in its order."""
+    return inspect.signature(Trainer).parameters
+
+
+def with_trainer_params(kind: _P) -> _P:
+    """Gives a class of parameters one for each keyword of `Trainer` that Spark has no mixin for."""
+    texts = texts_of_arguments(Trainer)
+    for keyword in trainer_keywords():
+        name = SPARK_NAMES.get(keyword, keyword)
+        if not isinstance(getattr(kind, name, None), Param):
+            setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
+    own = [param.name for param in vars(TrainingParams).values() if isinstance(param, Param)]
+    keywords = [
+        *(parameter.replace(annotation=Any) for parameter in trainer_keywords().values()),
+        *(inspect.Parameter(KEYWORDS.get(name, name), inspect.Parameter.KEYWORD_ONLY, default=None) for name in own),
+    ]
+    signature = inspect.Signature(list({keyword.name: keyword for keyword in keywords}.values()))
+    setattr(kind, "__signature__", signature)  # noqa: B010 - what `inspect` and `help` show, unknown to type checkers
+    return kind
+
+
+def _checked(keyword: str) -> Callable[[Any], Any]:
+    """What a trainer's settings can say of one value alone is said where it is set; the rest is said by `fit`."""
+    if keyword not in {field.name for field in dataclasses.fields(TrainSettings)}:
+        return lambda value: value
+
+    def convert(value: Any) -> Any:
+        TrainSettings(**{keyword: value})
+        return value
+
+    return convert
+
+
+def one_or_several(value: Any) -> str | list[str]:
+    """The name of one column, or a list of them."""
+    return column_name(value) if isinstance(value, str) else column_names(value)
+
+
+def fraction(value: Any) -> float:
+    """A number in [0, 1); ValueError for another one."""
+    if not 0 <= finite_float(value) < 1:
+        raise ValueError
+    return float(value)
+
+
+def name_or_empty(value: Any) -> str:
+    """The name of a column; "" for none."""
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+class KeywordParams(Params):
+    """Parameters that are set, and asked for, by the keywords of the constructor too."""
+
+    def getParam(self, paramName: str) -> Param[Any]:
+        """A parameter by Spark's name or by the constructor's keyword: ``featuresCol`` is ``features_col``."""
+        return super().getParam(SPARK_NAMES.get(paramName, paramName))
+
+    def hasParam(self, paramName: str) -> bool:
+        """Whether there is one of that name: Spark's, or the constructor's keyword."""
+        return super().hasParam(SPARK_NAMES.get(paramName, paramName))
+
+    def setParams(self, **keywords: Any) -> Any:
+        """Sets parameters by the constructor's keywords; None sets one back to its default.
+
+        Raises:
+            ConfigurationError: no such keyword, or a value that cannot work.
+        """
+        for keyword, value in keywords.items():
+            name = SPARK_NAMES.get(keyword, keyword)
+            if not isinstance(getattr(type(self), name, None), Param):
+                known = sorted(KEYWORDS.get(known.name, known.name) for known in self.params)
+                raise ConfigurationError(
+                    f"{type(self).__name__} takes {', '.join(known)}. Received: {keyword}={value!r}"
+                )
+            if value is None:
+                self.clear(self.getParam(name))
+            else:
+                self._set(**{name: value})
+        return self
+
+    def value(self, keyword: str) -> Any:
+        """What is set for a keyword, or its default; None where there is neither."""
+        found = self.getParam(keyword)
+        return self.getOrDefault(found) if self.isDefined(found) else None
+
+
+class PredictionParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, KeywordParams):
+    """What estimator and model share: columns to predict from, and the new ones."""
+
+    featuresCol = param("featuresCol", "columns to predict from", one_or_several, "a column name or several")
+    predictionCol = param(
+        "predictionCol",
+        "new column of predictions, or one for each output: the class of a classifier, else what the model returns",
+        one_or_several,
+        "a column name or several",
+    )
+    probabilityCol = param(
+        "probabilityCol",
+        'new column of class probabilities of a classifier with one output; "" for none',
+        name_or_empty,
+        "a column name",
+    )
+    rawPredictionCol = param(
+        "rawPredictionCol",
+        'new column of what a classifier with one output returns; "" for none',
+        name_or_empty,
+        "a column name",
+    )
+    prediction_batch_size = param(
+        "prediction_batch_size", "rows a call of the model, to predict", integer_from(1), "a positive integer"
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(prediction_batch_size=1024)
+
+    def setFeaturesCol(self, value: str | list[str]) -> Any:
+        """Sets ``featuresCol``."""
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str | list[str]) -> Any:
+        """Sets ``predictionCol``."""
+        return self._set(predictionCol=value)
+
+    def setProbabilityCol(self, value: str) -> Any:
+        """Sets ``probabilityCol``."""
+        return self._set(probabilityCol=value)
+
+    def setRawPredictionCol(self, value: str) -> Any:
+        """Sets ``rawPredictionCol``."""
+        return self._set(rawPredictionCol=value)
+
+
+class TrainingParams(PredictionParams, HasLabelCol, HasWeightCol, HasSeed, HasValidationIndicatorCol):
+    """What the estimator has beside the keywords of `Trainer`."""
+
+    labelCol = param("labelCol", "column or columns of labels", one_or_several, "a column name or several")
+    validation_split = param(
+        "validation_split",
+        "share of the rows that are left out of training and validated on, chosen by their values",
+        fraction,
+        "a number in [0, 1)",
+    )
+    validation_rows = param(
+        "validation_rows", "rows to validate on, at most; the driver holds them", integer_from(1), "a positive integer"
+    )
+    callbacks = param("callbacks", "of `Trainer.train`", list, "a list of callbacks")
+    checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`")  # noqa: SLF001 - as Spark ML's own mixins
+    resume = Param(Params._dummy(), "resume", "of `Trainer.train`", bool)  # noqa: SLF001 - as Spark ML's own mixins
+
+    def setLabelCol(self, value: str | list[str]) -> Any:
+        """Sets ``labelCol``."""
+        return self._set(labelCol=value)
+
+    def setWeightCol(self, value: str) -> Any:
+        """Sets ``weightCol``."""
+        return self._set(weightCol=value)
+
+    def setSeed(self, value: int) -> Any:
+        """Sets ``seed``."""
+        return self._set(seed=value)
+
+    def setValidationIndicatorCol(self, value: str) -> Any:
+        """Sets ``validationIndicatorCol``."""
+        return self._set(validationIndicatorCol=value)

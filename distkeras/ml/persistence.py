@@ -1,0 +1,208 @@
+"""Estimator and model on disk: Spark ML's metadata, with values as JSON, and the Keras model beside it. No pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.ml.param import Params
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import SparkSession
+
+from distkeras.keras_model import archive
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.schedules import Schedule, schedule_of
+from distkeras.ps.transport.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    import keras
+
+#: The key that marks a JSON object as a value of another kind.
+_KIND = "distkeras"
+
+#: Rows of the saved archive: each well below what Parquet and a Connect message take.
+_CHUNK_BYTES = 8 << 20
+
+
+def to_json(value: Any, name: str) -> Any:
+    """A parameter's value as JSON.
+
+    Raises:
+        ConfigurationError: it has no description that could be read back: a function or class that is not registered
+            with Keras, or a callback.
+    """
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Rule):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {_KIND: "rule", "name": value.name, "fields": to_json(fields, name)}
+    if isinstance(value, Schedule):
+        return {_KIND: "schedule", "config": value.config()}
+    if isinstance(value, Deadlines):
+        return {_KIND: "deadlines", "fields": dataclasses.asdict(value)}
+    if isinstance(value, Mapping):
+        return {_KIND: "mapping", "items": [[to_json(key, name), to_json(part, name)] for key, part in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [to_json(part, name) for part in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
+        return value.item()
+    return {_KIND: "keras", "config": _keras_config(value, name)}
+
+
+def from_json(value: Any, name: str) -> Any:
+    """What `to_json` was given; a tuple comes back as a list.
+
+    Raises:
+        ConfigurationError: a class or function that Keras does not know in this process.
+    """
+    if isinstance(value, list):
+        return [from_json(part, name) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if value[_KIND] == "rule":
+        return make(value["name"], **_as_tuples(from_json(value["fields"], name)))
+    if value[_KIND] == "schedule":
+        return schedule_of(value["config"])
+    if value[_KIND] == "deadlines":
+        return Deadlines(**value["fields"])
+    if value[_KIND] == "mapping":
+        return {from_json(key, name): from_json(part, name) for key, part in value["items"]}
+    return _keras_object(value["config"], name)
+
+
+def _as_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+
+
+def _keras_config(value: Any, name: str) -> Any:
+    import keras
+
+    own = getattr(value, "__module__", type(value).__module__).split(".")[0] == "keras"
+    kinds = [kind for kind in (value, type(value)) if callable(kind)]
+    if own or any(keras.saving.get_registered_name(kind) in keras.saving.get_custom_objects() for kind in kinds):
+        config = keras.saving.serialize_keras_object(value)
+        if json.loads(json.dumps(config)) == config:
+            return config
+    raise ConfigurationError(
+        f"`{name}` must be what Keras can describe, to be saved: decorate your own classes and functions with "
+        f"`keras.saving.register_keras_serializable()`. Received: {name}={value!r}"
+    )
+
+
+def _keras_object(config: Any, name: str) -> Any:
+    import keras
+
+    try:
+        return keras.saving.deserialize_keras_object(config)
+    except (TypeError, ValueError) as error:
+        registered = config.get("registered_name") if isinstance(config, dict) else config
+        raise ConfigurationError(
+            f"`{name}` must be known to Keras in this process: import the module that registers it before loading. "
+            f"Received: {name} of the registered name {registered!r}; Keras said: {error}"
+        ) from error
+
+
+class Saveable(Params, MLReadable[Any], MLWritable, ABC):
+    """A stage that is parameters, a Keras model or none, and a few words of its own."""
+
+    @abstractmethod
+    def archive_to_save(self) -> bytes | None:
+        """The model as a ``.keras`` archive, with its optimizer."""
+
+    @abstractmethod
+    def extra_to_save(self) -> dict[str, Any]:
+        """What else must be written, JSON-ready."""
+
+    @abstractmethod
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Takes back the archive, and what `extra_to_save` gave."""
+
+
+_S = TypeVar("_S", bound=Saveable)
+
+
+class KerasMLWriter(MLWriter):
+    """Writes metadata, parameters as JSON, and the archive as rows of Parquet beside them.
+
+    Args:
+        instance: estimator or model.
+        left_out: parameters that are not written: those whose value is the archive.
+    """
+
+    def __init__(self, instance: Saveable, left_out: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.instance, self.left_out = instance, left_out
+
+    def saveImpl(self, path: str) -> None:
+        """Writes."""
+        spark = SparkSession.active()
+        params = {
+            param.name: to_json(value, param.name)
+            for param, value in self.instance._paramMap.items()  # noqa: SLF001 - as Spark ML's own writers do
+            if param.name not in self.left_out
+        }
+        bare = self.instance.copy()
+        bare._paramMap, bare._defaultParamMap = {}, {}  # noqa: SLF001 - Spark ML's writer would encode the values
+        data = self.instance.archive_to_save()
+        extra = {"distkeras": {"params": params, "archive": data is not None, **self.instance.extra_to_save()}}
+        DefaultParamsWriter.saveMetadata(bare, path, spark, extraMetadata=extra)
+        if data is None:
+            return
+        rows = [
+            (start // _CHUNK_BYTES, bytearray(data[start : start + _CHUNK_BYTES]))
+            for start in range(0, len(data), _CHUNK_BYTES)
+        ]
+        spark.createDataFrame(rows, "part int, data binary").coalesce(1).write.parquet(f"{path}/model")
+
+
+class KerasMLReader(MLReader[_S]):
+    """Reads what `KerasMLWriter` has written.
+
+    Args:
+        kind: estimator or model; made by ``kind()``, then told its parameters, and by `restore` the rest.
+    """
+
+    def __init__(self, kind: type[_S]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def load(self, path: str) -> _S:
+        """Reads.
+
+        Raises:
+            ConfigurationError: a class or function that Keras does not know in this process, or of another kind.
+        """
+        spark = SparkSession.active()
+        metadata = DefaultParamsReader.loadMetadata(path, spark)
+        if metadata["class"].rpartition(".")[2] != self.kind.__name__:
+            raise ConfigurationError(f"{path} must hold a {self.kind.__name__}. Received: {metadata['class']}")
+        saved = metadata["distkeras"]
+        instance = self.kind()
+        instance._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
+        for name, value in saved["params"].items():
+            instance._set(**{name: from_json(value, name)})  # noqa: SLF001 - as Spark ML's own readers do
+        data = None
+        if saved["archive"]:
+            rows = spark.read.parquet(f"{path}/model").orderBy("part").collect()
+            data = b"".join(bytes(row["data"]) for row in rows)
+        instance.restore(data, saved)
+        return instance
+
+
+def archive_with_optimizer(model: keras.Model) -> bytes:
+    """A model as a ``.keras`` archive, from which a compiled one can be loaded as it is.
+
+    An optimizer that has taken no step yet is built first: Keras cannot load the archive of one that is not.
+
+    Raises:
+        ConfigurationError: not a model that Keras can save.
+    """
+    import keras
+
+    if isinstance(model, keras.Model) and model.compiled and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return archive.to_bytes(model)

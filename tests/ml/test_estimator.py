@@ -1,0 +1,283 @@
+"""The estimator and its model as stages of Spark ML."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import (
+    BinaryClassificationEvaluator,
+    MulticlassClassificationEvaluator,
+    RegressionEvaluator,
+)
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from distkeras import AGN, KerasEstimator, KerasModel, Trainer, rules, schedules
+from distkeras.ml.params import SPARK_NAMES
+from distkeras.ps.errors import ConfigurationError, MissingColumnError
+from distkeras.ps.transport.deadlines import Deadlines
+
+ROWS = 120
+SPARSE = "sparse_categorical_crossentropy"
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    """Two scalar columns and their vector; the class is which is larger, the target their difference."""
+    draw = np.random.default_rng(3).normal(size=(ROWS, 2))
+    rows = [(i, float(a), float(b), int(a > b), float(a - b), 1.0 + i % 2, i % 5 == 0) for i, (a, b) in enumerate(draw)]
+    frame = spark.createDataFrame(
+        rows, "id int, a double, b double, label int, target double, weight double, held boolean"
+    )
+    return VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame).cache()
+
+
+def classifier(activation: str | None = "softmax", units: int = 2) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(units, activation)])
+
+
+def estimator(model: keras.Model | None = None, **keywords: Any) -> KerasEstimator:
+    given = {"worker_optimizer": keras.optimizers.SGD(0.5), "loss": SPARSE, "num_workers": 2, "num_epoch": 6}
+    return KerasEstimator(model or classifier(), "agn", **given | keywords)
+
+
+def outputs(model: KerasModel, df: DataFrame) -> np.ndarray:
+    rows = df.orderBy("id").select("a", "b").collect()
+    return np.asarray(model.keras_model.predict(np.array(rows, np.float32), verbose=0))
+
+
+def column(df: DataFrame, name: str) -> np.ndarray:
+    values = [row[name] for row in df.orderBy("id").select(name).collect()]
+    return np.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
+
+
+class TestParams:
+    def test_every_keyword_of_the_trainer_is_a_parameter(self) -> None:
+        made = estimator()
+        for keyword in inspect.signature(Trainer).parameters:
+            assert made.hasParam(keyword), keyword
+            assert made.getParam(keyword).name == SPARK_NAMES.get(keyword, keyword)
+            assert keyword in inspect.signature(KerasEstimator).parameters
+
+    def test_defaults_are_the_trainers(self) -> None:
+        made = KerasEstimator()
+        for keyword, parameter in inspect.signature(Trainer).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                assert made.value(keyword) == parameter.default, keyword
+
+    def test_sparks_own_setters_and_the_keywords_mean_the_same(self) -> None:
+        made = estimator(features_col=["a", "b"], sample_weight_col="weight")
+        assert (made.value("features_col"), made.getWeightCol()) == (["a", "b"], "weight")
+        made.setFeaturesCol("features").setSeed(7).setParams(batch_size=64)
+        assert (made.value("features_col"), made.value("seed"), made.value("batch_size")) == ("features", 7, 64)
+        made.setParams(batch_size=None)
+        assert made.value("batch_size") == 32
+
+    def test_explain_params_tells_the_trainers_docstring(self) -> None:
+        told = estimator(batch_size=64).explainParams()
+        assert "batch_size: rows of one mini-batch of one worker" in told
+        assert "current: 64" in told
+
+    @pytest.mark.parametrize(
+        ("keywords", "told"),
+        [
+            ({"batch_size": 0}, "batch_size"),
+            ({"features_col": []}, "featuresCol"),
+            ({"validation_split": 1.0}, "validation_split"),
+            ({"epochs": 3}, "epochs"),
+            ({"bad_numbers": "ignore"}, "bad_numbers"),
+        ],
+    )
+    def test_what_cannot_work_is_refused_where_it_is_set(self, keywords: dict[str, Any], told: str) -> None:
+        with pytest.raises(ConfigurationError, match=told):
+            estimator(**keywords)
+
+    def test_a_copy_has_its_own_values(self) -> None:
+        made = estimator()
+        other = made.copy({made.getParam("batch_size"): 5})
+        assert (made.value("batch_size"), other.value("batch_size")) == (32, 5)
+
+
+class TestFit:
+    def test_a_classifier_has_classes_probabilities_and_scores(self, df: DataFrame) -> None:
+        fitted = estimator().fit(df)
+        out = fitted.transform(df)
+        expected = outputs(fitted, df)
+        assert out.columns == [*df.columns, "prediction", "rawPrediction", "probability"]
+        np.testing.assert_allclose(column(out, "probability"), expected, atol=1e-6)
+        np.testing.assert_array_equal(column(out, "prediction"), expected.argmax(axis=1))
+        assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(out) > 0.9
+        loss = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # its stub forgets it
+        assert loss.evaluate(out) < 0.5
+        assert BinaryClassificationEvaluator().evaluate(out) > 0.95
+
+    @pytest.mark.parametrize("logits", [False, True])
+    def test_a_single_output_stands_for_two_classes(self, df: DataFrame, logits: bool) -> None:
+        loss = keras.losses.BinaryCrossentropy(from_logits=logits)
+        fitted = estimator(classifier(None if logits else "sigmoid", 1), loss=loss).fit(df)
+        out = fitted.transform(df)
+        values = outputs(fitted, df)[:, 0]
+        positive = 1 / (1 + np.exp(-values.astype(np.float64))) if logits else values
+        np.testing.assert_allclose(column(out, "probability"), np.stack([1 - positive, positive], 1), atol=1e-6)
+        np.testing.assert_array_equal(column(out, "prediction"), positive > 0.5)
+        assert BinaryClassificationEvaluator().evaluate(out) > 0.95
+
+    def test_logits_of_several_classes_become_probabilities(self, df: DataFrame) -> None:
+        model = classifier(None)
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        out = KerasModel(model).transform(df)
+        powers = np.exp(column(out, "rawPrediction"))
+        np.testing.assert_allclose(column(out, "probability"), powers / powers.sum(1, keepdims=True), atol=1e-12)
+
+    def test_a_number_is_a_double(self, df: DataFrame) -> None:
+        fitted = estimator(classifier(None, 1), loss="mse", label_col="target", worker_optimizer="adam").fit(df)
+        out = fitted.transform(df)
+        assert dict(out.dtypes)["prediction"] == "double"
+        assert "probability" not in out.columns
+        assert RegressionEvaluator(labelCol="target").evaluate(out) < 3
+        np.testing.assert_allclose(column(out, "prediction"), outputs(fitted, df)[:, 0], atol=1e-6)
+
+    def test_scalar_columns_fill_one_input_together(self, df: DataFrame) -> None:
+        fitted = estimator(features_col=["b", "a"], num_epoch=1).fit(df)
+        out = fitted.transform(df)
+        assert out.columns == [*df.columns, "prediction", "rawPrediction", "probability"]
+        swapped = np.array(df.orderBy("id").select("b", "a").collect(), np.float32)
+        expected = fitted.keras_model.predict(swapped, verbose=0)
+        np.testing.assert_allclose(column(out, "probability"), expected, atol=1e-6)
+
+    def test_a_vector_among_several_columns_of_one_input_is_refused(self, df: DataFrame) -> None:
+        with pytest.raises(ConfigurationError, match="'features'"):
+            estimator(features_col=["a", "features"]).fit(df)
+
+    def test_rows_left_out_are_validated_on_and_not_trained_on(self, df: DataFrame) -> None:
+        fitted = estimator(validation_indicator_col="held", num_epoch=2, metrics=["accuracy"]).fit(df)
+        trained = fitted.summary.history.agg(F.sum("samples")).first()
+        assert trained is not None
+        assert trained[0] == 2 * df.where("not held").count()
+        (*_, last) = fitted.summary.validation
+        kept = df.where("held")
+        expected = fitted.keras_model.evaluate(
+            np.array(kept.orderBy("id").select("a", "b").collect(), np.float32),
+            np.array([row[0] for row in kept.orderBy("id").select("label").collect()]),
+            verbose=0,
+            return_dict=True,
+        )
+        assert last["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert last["accuracy"] == pytest.approx(expected["accuracy"])
+
+    def test_a_share_of_the_rows_is_the_same_share_each_time(self, df: DataFrame) -> None:
+        counts = {
+            estimator(validation_split=0.25, num_epoch=1).fit(df).summary.history.agg(F.sum("samples")).first()
+            for _ in range(2)
+        }
+        assert len(counts) == 1
+        (count,) = counts
+        assert count is not None
+        assert 0.6 * ROWS < count[0] < 0.9 * ROWS
+
+    def test_an_indicator_that_is_no_boolean_is_refused(self, df: DataFrame) -> None:
+        with pytest.raises(MissingColumnError, match="validation_indicator_col"):
+            estimator(validation_indicator_col="id").fit(df)
+
+    def test_a_model_is_needed(self, df: DataFrame) -> None:
+        with pytest.raises(ConfigurationError, match="`model`"):
+            KerasEstimator().fit(df)
+
+    def test_params_of_a_fit(self, df: DataFrame) -> None:
+        made = estimator(num_epoch=1)
+        first, second = made.fit(df, [{made.getParam("batch_size"): 60}, {made.getParam("batch_size"): 20}])
+        assert first.summary.history.count() < second.summary.history.count()
+        assert first.uid == second.uid == made.uid
+
+
+class TestPipelines:
+    def test_cross_validation_fits_several_at_once(self, df: DataFrame, tmp_path: Path) -> None:
+        made = estimator(num_workers=1, num_epoch=1)
+        grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 5]).build()
+        search = CrossValidator(
+            estimator=made,
+            estimatorParamMaps=grid,
+            evaluator=MulticlassClassificationEvaluator().setMetricName("logLoss"),  # type: ignore[arg-type]  # its stub forgets it
+            numFolds=2,
+            parallelism=2,
+        )
+        fitted = search.fit(df)
+        assert isinstance(fitted.bestModel, KerasModel)
+        assert fitted.avgMetrics[1] < fitted.avgMetrics[0]
+        fitted.write().overwrite().save(str(tmp_path / "search"))
+        loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+        np.testing.assert_array_equal(
+            column(loaded.transform(df), "probability"), column(fitted.transform(df), "probability")
+        )
+
+    def test_a_pipeline_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
+        raw = df.drop("features")
+        pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), estimator()])
+        pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
+        fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(raw)
+        fitted.write().overwrite().save(str(tmp_path / "fitted"))
+        loaded = PipelineModel.load(str(tmp_path / "fitted"))
+        np.testing.assert_array_equal(
+            column(loaded.transform(raw), "probability"), column(fitted.transform(raw), "probability")
+        )
+
+
+@keras.saving.register_keras_serializable("tests")  # type: ignore[untyped-decorator]  # Keras has no types
+def distance(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+class TestPersistence:
+    def test_every_kind_of_value_comes_back(self, df: DataFrame, tmp_path: Path) -> None:
+        made = estimator(
+            loss=distance,
+            metrics=[keras.metrics.MeanAbsoluteError(), "mse"],
+            worker_optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10)),
+            learning_rate=schedules.Cosine(0.1, 100),
+            class_weight={0: 1.0, 1: 2.5},
+            deadlines=Deadlines(lease=7.0),
+        ).setParams(rule=rules.make("adag", window=3))
+        made.write().overwrite().save(str(tmp_path / "e"))
+        loaded = KerasEstimator.load(str(tmp_path / "e"))
+        assert loaded.uid == made.uid
+        for name in ("rule", "learning_rate", "class_weight", "deadlines", "loss"):
+            assert loaded.value(name) == made.value(name), name
+        assert loaded.value("worker_optimizer").get_config() == made.value("worker_optimizer").get_config()
+        assert [type(metric) for metric in loaded.value("metrics")] == [keras.metrics.MeanAbsoluteError, str]
+        for mine, theirs in zip(made.value("model").weights, loaded.value("model").weights, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+    def test_a_model_comes_back_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:
+        fitted = estimator(worker_optimizer="adam", num_epoch=1).fit(df)
+        fitted.write().overwrite().save(str(tmp_path / "m"))
+        loaded = KerasModel.load(str(tmp_path / "m"))
+        assert not loaded.hasSummary
+        np.testing.assert_array_equal(
+            column(loaded.transform(df), "rawPrediction"), column(fitted.transform(df), "rawPrediction")
+        )
+        assert loaded.keras_model.optimizer.get_config() == fitted.keras_model.optimizer.get_config()
+        again = KerasEstimator(loaded.keras_model, num_workers=1, num_epoch=1).fit(df)
+        same = KerasEstimator(fitted.keras_model, num_workers=1, num_epoch=1).fit(df)
+        np.testing.assert_array_equal(outputs(again, df), outputs(same, df))
+
+    @pytest.mark.parametrize(
+        ("keywords", "told"),
+        [({"loss": lambda y, p: p}, "loss"), ({"callbacks": [AGN]}, "callbacks")],
+    )
+    def test_what_cannot_be_described_is_named(self, keywords: dict[str, Any], told: str, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=f"`{told}`"):
+            estimator(**keywords).save(str(tmp_path / "e"))
+
+    def test_a_folder_of_another_kind_is_named(self, df: DataFrame, tmp_path: Path) -> None:
+        estimator().save(str(tmp_path / "e"))
+        with pytest.raises(ConfigurationError, match="KerasEstimator"):
+            KerasModel.load(str(tmp_path / "e"))

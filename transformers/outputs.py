@@ -1,0 +1,115 @@
+"""What becomes of a model's outputs: columns of numbers, arrays, vectors, classes or probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """One new column.
+
+    Args:
+        name: of the column.
+        output: number of the model's output that it shows.
+        form: ``values``: numbers, or arrays nested like the output; ``number``: of an output of one, a double;
+            ``vector``: the output, flat, as an ML vector; ``class``: the number of the likeliest class, a double;
+            ``scores`` and ``probability``: one number a class, as an ML vector, where a single output stands for two
+            classes.
+        dtype: numpy name of the numbers of ``values``.
+        logits: the output has not been through softmax or sigmoid.
+    """
+
+    name: str
+    output: int
+    form: str = "values"
+    dtype: str = "float32"
+    logits: bool = False
+
+    def spark_type(self, element: DataType, depth: int) -> DataType:
+        """The column's type.
+
+        Args:
+            element: type of a number of ``values``.
+            depth: axes of one row's output.
+        """
+        from pyspark.ml.linalg import VectorUDT
+        from pyspark.sql.types import ArrayType, DoubleType
+
+        if self.form in ("number", "class"):
+            return DoubleType()
+        if self.form != "values":
+            return VectorUDT()
+        for _ in range(depth):
+            element = ArrayType(element)
+        return element
+
+    def to_arrow(self, output: np.ndarray) -> pa.Array:
+        """The column for an output ``(n, …)``."""
+        return _FORMS[self.form](output, self)
+
+
+def nested_lists(output: np.ndarray, dtype: str) -> pa.Array:
+    """An output ``(n, …)`` as numbers, or as lists nested by its further axes."""
+    values = pa.array(np.ascontiguousarray(output, dtype).reshape(-1))
+    for axis in range(output.ndim - 1, 0, -1):
+        rows = math.prod(output.shape[:axis])
+        offsets = np.arange(rows + 1, dtype=np.int32) * output.shape[axis]
+        values = pa.ListArray.from_arrays(offsets.astype(np.int32), values)
+    return values
+
+
+def dense_vectors(values: np.ndarray) -> pa.StructArray:
+    """Rows ``(n, k)`` as dense ML vectors: type, size, indices and values, of which a dense one has first and last."""
+    rows = len(values)
+    return pa.StructArray.from_arrays(
+        [
+            pa.array(np.ones(rows, np.int8)),
+            pa.nulls(rows, pa.int32()),
+            pa.nulls(rows, pa.list_(pa.int32())),
+            nested_lists(values, "float64"),
+        ],
+        names=["type", "size", "indices", "values"],
+    )
+
+
+def _class_scores(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+    """One score a class, ``(n, k)``, float64; of a single number p, what stands for the two classes."""
+    scores = output.reshape(len(output), -1).astype(np.float64)
+    if scores.shape[1] > 1:
+        return scores
+    return np.hstack([-scores if column.logits else 1 - scores, scores])
+
+
+def _probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+    scores = _class_scores(output, column)
+    if not column.logits:
+        return scores
+    if output[:1].size == 1:  # of x and -x the sigmoid, which is the softmax of x and 0
+        scores = scores * [0.0, 1.0]
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def _classes(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+    # Of equal scores the first class: a lone probability of one half is class 0, as for the accuracy of Keras.
+    return np.asarray(np.argmax(_class_scores(output, column), axis=1), np.float64)
+
+
+_FORMS: dict[str, Callable[[np.ndarray, OutputColumn], pa.Array]] = {
+    "values": lambda output, column: nested_lists(output, column.dtype),
+    "number": lambda output, column: nested_lists(output.reshape(len(output)), "float64"),
+    "vector": lambda output, column: dense_vectors(output.reshape(len(output), -1)),
+    "class": lambda output, column: nested_lists(_classes(output, column), "float64"),
+    "scores": lambda output, column: dense_vectors(_class_scores(output, column)),
+    "probability": lambda output, column: dense_vectors(_probabilities(output, column)),
+}
