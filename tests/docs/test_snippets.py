@@ -39,7 +39,7 @@ def run(path: Path, namespace: dict[str, Any]) -> None:
     The data lies in the current folder, but a relative path is Spark's: it begins where its JVM was started.
     """
     for place, block in enumerate(blocks(path, "python")):
-        absolute = block.replace('parquet("', f'parquet("{Path.cwd()}/')
+        absolute = re.sub(r'\b(parquet|save|load)\("', rf'\1("{Path.cwd()}/', block)
         exec(compile(absolute, f"{path.name}, block {place}", "exec"), namespace)
 
 
