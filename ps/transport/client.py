@@ -7,7 +7,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from distkeras.ps.errors import DeadlineError, DistkerasError, RemoteProtocolError, ServerLostError
+from distkeras.ps.errors import (
+    AuthenticationError,
+    DeadlineError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ServerLostError,
+)
 from distkeras.ps.protocol.error_codes import error_of
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.messages import Fault, Message
@@ -52,6 +58,8 @@ class Client:
         self.deadlines = deadlines or Deadlines()
         self.world = world
         self.channel: Channel | None = None
+        #: Whether the server has proved itself at this address before.
+        self._met = False
         #: Held while a request is under way.
         self._requesting = world.lock()
 
@@ -61,6 +69,12 @@ class Client:
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
     def _connect(self) -> Channel:
+        """A connection to the server.
+
+        Raises:
+            ServerLostError: it is not there: nobody is, or one who stands still, or a stranger has its port.
+            AuthenticationError, RemoteProtocolError: there is a stranger, and the server was never met there.
+        """
         where, certificate = (self.address.host, self.address.port), self.address.certificate
         context = client_context(certificate) if certificate else None
         try:
@@ -69,6 +83,11 @@ class Client:
             )
         except DeadlineError as error:  # the kernel accepts connections for a server that stands still
             raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
+        except (AuthenticationError, RemoteProtocolError) as error:
+            if not self._met:
+                raise
+            raise ServerLostError(f"the server must still have its port. Received: {error.message}") from error
+        self._met = True
         return self.channel
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -101,10 +120,10 @@ class Client:
         try:
             channel.send(message)
             answer = channel.receive(timeout, what)
-        except DistkerasError:
+        except (LocalProtocolError, DeadlineError):
             self.close()  # what comes next in this stream answers another question
             raise
-        except OSError as error:
+        except (RemoteProtocolError, OSError) as error:  # the former is no server's: somebody has changed the stream
             self.close()
             raise ServerLostError(f"the server must answer {type(message).__name__}. Received: {error}") from error
         if isinstance(answer, EndOfStream):

@@ -8,7 +8,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from distkeras.ps.errors import DeadlineError, DistkerasError, RemoteProtocolError, ServerLostError
+from distkeras.ps.errors import (
+    AuthenticationError,
+    DeadlineError,
+    DistkerasError,
+    RemoteProtocolError,
+    ServerLostError,
+)
 from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.messages import (
@@ -38,6 +44,8 @@ from distkeras.ps.world.world import REAL, World
 
 _T = TypeVar("_T")
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
+#: The server is not to be reached; or a stranger has its port, for the time that it is away.
+_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
 
 
@@ -323,7 +331,7 @@ class WorkerClient(Client):
         """Ends the job with ``error``; a server that is gone has nothing to end."""
         try:
             self.request(fault_of(error), Ack, self.deadlines.handshake)
-        except (ServerLostError, DeadlineError):
+        except _UNREACHED:
             self.close()
 
     def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
@@ -334,13 +342,14 @@ class WorkerClient(Client):
                 if self.channel is None and rejoin and (self.incarnation or backoff is not None):
                     self._join()
                 return exchange()
-            except (ServerLostError, DeadlineError) as error:
-                if isinstance(error, DeadlineError) and self.channel is not None:
+            except _UNREACHED as error:
+                if self.channel is not None and not isinstance(error, ServerLostError):
                     raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
                 backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
                 if not backoff.pause():
-                    raise ServerLostError(
+                    kind = AuthenticationError if isinstance(error, AuthenticationError) else ServerLostError
+                    raise kind(
                         f"the server at {self.address.host}:{self.address.port} must be reached within "
                         f"{self.deadlines.reconnect:g} s. Received: {error.message}",
                         worker=self.worker,

@@ -351,8 +351,9 @@ def test_the_key_is_in_no_log_line_and_no_refusal(running: Running, caplog: pyte
     wrong = bytes(range(100, 132))
     with caplog.at_level(logging.DEBUG, "distkeras"):
         host, port = running.server.address
+        deadlines = dataclasses.replace(PATIENT, reconnect=brief(0.2))
         with pytest.raises(AuthenticationError) as caught:
-            WorkerClient(Address(host, port, wrong), worker=0, attempt=0, size=SIZE, deadlines=PATIENT).join()
+            WorkerClient(Address(host, port, wrong), worker=0, attempt=0, size=SIZE, deadlines=deadlines).join()
     told = caplog.text + repr(running.server.admission.refusals) + str(caught.value) + repr(caught.value)
     for key in (KEY, wrong):
         assert key.hex() not in told

@@ -4,72 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.patience import brief, patience
-from support.running_server import KEY, Running
+from support.patience import brief
+from support.relay import Relay
+from support.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.sealing import LONG
 from distkeras.ps.rules import make
-from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 
 pytestmark = pytest.mark.timeout(60)
 
 ONES = np.full(8, 1.0, np.float32).tobytes()
 FORGED = np.full(8, -1000.0, np.float32).tobytes()
-#: Larger than a read of the relay, so that it always finds what it looks for.
+#: Elements of a vector that is always covered, and of one that is covered where the server says so.
 SHORT, LONGER = LONG // 8, 2 * LONG
-
-
-class Relay:
-    """Passes everything on, both ways; changes the first ``changes`` vectors of ones on their way to the server."""
-
-    def __init__(self, where: tuple[str, int], changes: int) -> None:
-        self._where = where
-        self.left = changes
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = Address("127.0.0.1", self._listener.getsockname()[1], KEY)
-        self._socks: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._where, timeout=patience(20))
-                self._socks += [near, far]
-                for source, sink, forge in ((near, far, True), (far, near, False)):
-                    threading.Thread(target=self._pump, args=(source, sink, forge), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, forge: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 20):
-                if forge and self.left and ONES in data:
-                    self.left -= 1
-                    data = data.replace(ONES, FORGED)
-                sink.sendall(data)
-        for sock in (source, sink):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-        for sock in self._socks:
-            sock.close()
 
 
 @contextlib.contextmanager
 def attacked(size: int, changes: int, *, vectors: bool = False) -> Iterator[tuple[Running, Relay, WorkerClient]]:
     with Running(make("downpour"), workers=1, size=size, authenticate_vectors=vectors) as running:
-        relay = Relay(running.server.address, changes)
+        relay = Relay(running.server.address)
+        relay.change, relay.left = (ONES, FORGED), changes
         client = WorkerClient(relay.address, worker=0, attempt=0, size=size, deadlines=running.deadlines)
         with contextlib.closing(relay), contextlib.closing(client):
             client.join()

@@ -201,8 +201,9 @@ class TestRefusals:
     def test_another_key_is_refused(self) -> None:
         with Running(make("downpour")) as running:
             host, port = running.server.address
+            deadlines = replace(PATIENT, reconnect=brief(0.2))
             with pytest.raises(AuthenticationError):
-                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=PATIENT).join()
+                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=deadlines).join()
 
     def test_another_model_size_is_refused(self) -> None:
         with Running(make("downpour")) as running:

@@ -1,0 +1,75 @@
+"""Somebody between a client and the server: passes everything on, or changes it, or is somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from distkeras.ps.transport.client import Address
+from support.patience import patience
+from support.running_server import KEY
+
+
+class Relay:
+    """A port whose connections lead to a server, but for what a test sets.
+
+    Args:
+        where: the server's address.
+
+    Attributes:
+        address: the port, with the server's key.
+        change: bytes, and what they become, in either direction.
+        left: how often they still do.
+        impostors: who talks to the next connections, one each, instead of the server.
+    """
+
+    def __init__(self, where: tuple[str, int]) -> None:
+        self._where = where
+        self.change = (b"", b"")
+        self.left = 0
+        self.impostors: list[Callable[[socket.socket], None]] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listener.getsockname()[1], KEY)
+        self._socks: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                near.settimeout(patience(30))
+                if self.impostors:
+                    with near, contextlib.suppress(OSError):  # the client hangs up when it likes
+                        self.impostors.pop()(near)
+                    continue
+                far = socket.create_connection(self._where, timeout=patience(30))
+                self._socks += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 20):
+                old, new = self.change
+                if self.left and old in data:
+                    self.left -= 1
+                    data = data.replace(old, new)
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """Ends the connections that there are."""
+        socks, self._socks = self._socks, []
+        for sock in socks:
+            with contextlib.suppress(OSError):  # the other side was faster
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        """No more connections."""
+        self._listener.close()
+        self.cut()
