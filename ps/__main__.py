@@ -112,8 +112,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     link = DriverLink(sys.stdin.fileno(), arguments.driver) if arguments.command == "child" else None
     _log_to_standard_error(link is not None)
     if link is None:
-        return serve(lambda: request_from(arguments), _tell, lambda: _until_interrupted(arguments.lifetime))
-    return serve(lambda: _request_of(link), _tell, lambda: _until_over(link))
+        return serve(lambda: request_from(arguments), _tell, lambda _: _until_interrupted(arguments.lifetime))
+    return serve(lambda: _request_of(link), _tell, lambda _: _until_over(link))
 
 
 def _tell(report: StartReport) -> None:

@@ -226,7 +226,7 @@ class Reader:
             raise RemoteProtocolError("the stream must end between two frames. Received: its end within one")
         if self._stage == self._parse_header:
             if count < len(spaces[0]):
-                spaces[0] = spaces[0][count:]
+                self._spaces = [spaces[0][count:]]  # no room behind it: nothing may follow that would fill it
                 return None
             return self._distribute(self._ahead[: count - len(spaces[0])], self._parse_header())
         return self._advance(count)

@@ -89,7 +89,7 @@ class Dispatcher:
         #: Digest of what the driver has published; empty before it has.
         self._published = b""
         self._began = world.monotonic()
-        self._holders = Holders()
+        self.holders = Holders()
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
         self._committing: set[Peer] = set()
         self._model = np.empty(0, np.uint8)
@@ -150,7 +150,7 @@ class Dispatcher:
             return  # connections that are refused come and go without waking everybody
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
-            if self._holders.get(peer.lease[0]) is peer:
+            if self.holders.get(peer.lease[0]) is peer:
                 self._host.require().leases.disconnected(*peer.lease)
             self.changed.notify_all()
 
@@ -172,7 +172,7 @@ class Dispatcher:
         with self.changed:
             center = self._host.require()
             check_hello(center, message)
-            self._holders.announce(message)
+            self.holders.announce(message)
             peer.vectors.agree(codec_of(message.wire_format, center.size), center.pool)
             center.metrics = center.metrics or message.metrics
             worker, attempt = message.worker, message.attempt
@@ -181,7 +181,7 @@ class Dispatcher:
             held = known is not None and former == attempt
 
             def joins() -> bool:
-                self._holders.require_newest(message)
+                self.holders.require_newest(message)
                 expired = self._silence(worker) >= self._deadlines.lease
                 return center.join(worker, attempt, expired=expired) is not None
 
@@ -192,7 +192,7 @@ class Dispatcher:
                 self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)
             else:
                 peer.lease = (worker, attempt)
-                self._holders[worker] = peer
+                self.holders[worker] = peer
             self.changed.notify_all()
             welcome = replies.welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
@@ -321,7 +321,7 @@ class Dispatcher:
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
             leases, now = self._host.require().leases, self._world.time()
-            return replies.worker_table(leases, self._holders.asking(), now)
+            return replies.worker_table(leases, self.holders.asking(), now)
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
@@ -337,7 +337,7 @@ class Dispatcher:
 
     def _silence(self, worker: int) -> float:
         """Seconds since the holder of a partition gave a sign of life; none while it is owed an answer."""
-        holder = self._holders.get(worker)
+        holder = self.holders.get(worker)
         if holder is not None and holder.asking:
             return 0.0
         return self._world.monotonic() - (self._began if holder is None else holder.heard_at)
@@ -362,7 +362,7 @@ class Dispatcher:
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
             self.changed.require(
-                lambda: center.ready(worker) or self._holders.get(worker) is not peer,
+                lambda: center.ready(worker) or self.holders.get(worker) is not peer,
                 self._deadlines.gather if gathering else self._deadlines.reply,
                 peer.hung_up,
                 lambda: center.scheduler.awaited(worker),
@@ -375,7 +375,7 @@ class Dispatcher:
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
         """Whether ``attempt`` holds the lease, and was given it over the very connection of ``peer``."""
         center.leases.held(worker, attempt)
-        self._holders.require(peer, worker)
+        self.holders.require(peer, worker)
 
     def _center_reply(self, peer: Peer, center: Center, released: Released) -> CenterReply:
         """Not under the lock."""

@@ -149,7 +149,7 @@ def build_server(request: StartRequest, world: World = REAL) -> tuple[ParameterS
 def serve(
     make_request: Callable[[], StartRequest],
     tell: Callable[[StartReport], None],
-    until_done: Callable[[], int],
+    until_done: Callable[[ParameterServer], int],
     world: World = REAL,
 ) -> int:
     """What a server's process does: builds the server, tells what became of it, serves until ``until_done`` returns.
@@ -164,7 +164,7 @@ def serve(
         return 2
     with server:
         tell(report)
-        return until_done()
+        return until_done(server)
 
 
 def key_from_text(text: str) -> bytes:

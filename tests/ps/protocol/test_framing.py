@@ -54,6 +54,15 @@ def commit(*parts: np.ndarray) -> Commit:
     return some_commit(*parts, worker=3, sequence=7, first=4, last=5, history=np.arange(8.0).reshape(2, 4))
 
 
+def test_the_rest_of_a_header_is_asked_for_alone() -> None:
+    """A read that waits until its spaces are full must not wait for what the peer has no reason to send."""
+    reader, data = Reader(Limits()), joined(encode(Ack(1, 2, 3, 4)))
+    header = len(reader.space())
+    reader.space()[:5] = data[:5]
+    assert reader.received(5) is None
+    assert sum(map(len, reader.spaces())) == header - 5
+
+
 def scatter(reader: Reader, data: bytes, sizes: Iterator[int]) -> list[Any]:
     """What comes of reads of these sizes into all the spaces there are."""
     events = []
