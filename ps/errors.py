@@ -143,6 +143,14 @@ class SnapshotError(DistkerasError, OSError):
     """A snapshot cannot be written, or none can be read."""
 
 
+class DifferentJobError(ConfigurationError):
+    """A checkpoint directory holds another job than the one that is to go on from it; the text names what differs."""
+
+
+class OwnershipLostError(DistkerasError):
+    """Another server owns the checkpoint directory now, which the text names; nothing of this one counts any more."""
+
+
 #: Bases, which are never raised themselves.
 ABSTRACT: tuple[type[DistkerasError], ...] = (DistkerasError, DataError, ProtocolError)
 
@@ -165,4 +173,6 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     LedgerError,
     SnapshotError,
     ColumnTypeError,
+    DifferentJobError,
+    OwnershipLostError,
 )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory, take
-from distkeras.ps.errors import DeadlineError, SnapshotError
+from distkeras.ps.center.commit_file import BLOCK_COMMITS, LogRows, joined
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory, take
+from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.errors import DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.validate import require_integer
@@ -19,6 +24,10 @@ log = logging.getLogger(__name__)
 _RETRY_FIRST, _RETRY_MOST = 0.2, 10.0
 #: How long the thread sleeps when nothing is due, in seconds; it is woken when something is.
 _IDLE = 60.0
+#: How often the last snapshot is tried, when the server ends.
+_LAST_TRIES = 4
+#: Commits that one file is given at a time, for they pass through memory.
+_MOST_COMMITS = 4 * BLOCK_COMMITS
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Checkpointer:
         changed: guards the center, and is told of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
         world: its threads and its clock.
+        fail: ends the job: another server owns the directory.
     """
 
     def __init__(
@@ -80,15 +90,17 @@ class Checkpointer:
         changed: Condition,
         saved: Saved | None = None,
         world: World = REAL,
+        fail: Callable[[DistkerasError], None] = lambda error: None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._fail = fail
         self._directory = directory
         self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
         #: For each worker, the number of its last commit that a snapshot covers.
         self.durable = {} if saved is None else _sequences(center)
         #: Why the last try failed; None when it did not.
-        self.failure: SnapshotError | None = None
+        self.failure: Exception | None = None
         self._covered, self._wanted = -1, 0
         self._next = 0
         self._wake, self._closing = world.event(), world.event()
@@ -132,51 +144,102 @@ class Checkpointer:
 
     def _run(self) -> None:
         backoff: Backoff | None = None
-        while True:
-            self._wake.wait(_IDLE)
+        last_tries = _LAST_TRIES
+        while last_tries:
+            idle = not self._wake.wait(_IDLE)
             closing = self._closing.is_set()  # what is asked for after this is seen in the next turn
             self._wake.clear()
+            if closing and last_tries == _LAST_TRIES:
+                backoff = None  # its pauses may be long by now
+            last_tries -= closing
+            try:
+                if self._tried(closing, idle):
+                    if closing:
+                        return
+                    backoff = None
+                    continue
+            except OwnershipLostError as error:
+                self.failure = error
+                self._fail(error)
+                return
+            backoff = backoff or Backoff(first=_RETRY_FIRST, longest=_RETRY_MOST, sleep=self._pause, world=self._world)
+            backoff.pause()
+            self._wake.set()
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            self._world.sleep(seconds)
+        else:
+            self._closing.wait(seconds)
+
+    def _tried(self, closing: bool, idle: bool) -> bool:
+        """One turn; False where it failed, and is to be taken again.
+
+        Raises:
+            OwnershipLostError: this server's snapshots do not count any more.
+        """
+        try:
             try:
                 if self._covered < 0:
                     self._directory.sweep()
                 self._save(closing)
-                backoff = None
-            except SnapshotError as error:
-                if self.failure is None:
-                    report(log, "snapshot", "a snapshot failed, and is tried again: %s", error)
-                self.failure = error
-                backoff = backoff or Backoff(
-                    first=_RETRY_FIRST, longest=_RETRY_MOST, sleep=self._closing.wait, world=self._world
-                )
-                backoff.pause()
-                self._wake.set()
-            except Exception as error:
-                self.failure = SnapshotError(f"{type(error).__name__}: {error}")  # who waits for a snapshot says why
+            except OwnershipLostError:
                 raise
-            if closing:
-                return
+            except Exception as error:  # noqa: BLE001 - the next try may go well; who waits for it has a deadline
+                if self.failure is None:
+                    what = error if isinstance(error, SnapshotError) else traceback.format_exc()
+                    report(log, "snapshot", "a snapshot failed, and is tried again: %s", what)
+                self.failure = error
+                self._directory.require_owned()  # that may be the reason
+                return False
+            if idle:
+                self._directory.require_owned()
+        except SnapshotError:
+            return False
+        return True
 
     def _save(self, closing: bool) -> None:
-        with self._changed:
-            center, mark = self._center, self.mark()
-            due = closing or center.clock >= self._next or self._covered < self._wanted
-            if mark == self._covered or not due:  # woken while the last one was written, which covers it
-                return
-            if center.corrupt:
-                return
-            snapshot, durable, clock = take(center, self._log_files), _sequences(center), center.clock
+        while True:
+            with self._changed:
+                center, mark = self._center, self.mark()
+                due = closing or center.clock >= self._next or self._covered < self._wanted
+                # Woken while the last one was written, which covers it; or it must not be saved.
+                if mark == self._covered or not due or center.corrupt:
+                    return
+                rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
+                if self._log_files.commits + len(rows.commits) == len(center.log):
+                    snapshot, durable = take(center), _sequences(center)
+                    break
+            self._log_files = self._directory.save_log(rows, self._log_files)
         try:
-            self._directory.save(snapshot)
+            self._log_files = self._directory.save_log(rows, self._log_files)
+            self._directory.save(snapshot, self._log_files)
         finally:
             snapshot.state.drop()
-        self._log_files = snapshot.log_files
+        names = self._directory.require_owned()
         if self.failure is not None:
             report(log, "snapshot", "snapshots succeed again")
         with self._changed:
             self.durable, self.failure, self._covered = durable, None, mark
-            self._next = clock + self._checkpoint.every
+            self._next = snapshot.clock + self._checkpoint.every
             self._changed.notify_all()
-        self._directory.prune(self._checkpoint.keep, self._log_files.names)
+        self._directory.prune(self._checkpoint.keep, self._log_files, names)
+        if not closing:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Makes one of several log files, where it is time; the next snapshot names it in place of them."""
+        replaced = self._log_files.due()
+        if not replaced:
+            return
+        merged = self._log_files.files[-replaced:]
+        end = self._log_files.commits
+        first, pieces = end - sum(file.commits for file in merged), list[LogRows]()
+        while first < end:
+            with self._changed:
+                pieces.append(self._center.log.read(first, min(BLOCK_COMMITS, end - first)))
+            first += len(pieces[-1].commits)
+        self._log_files = self._directory.save_log(joined(pieces, COMMIT), self._log_files, replaced=replaced)
 
 
 def _sequences(center: Center) -> dict[int, int]:

@@ -1,80 +1,84 @@
-"""A job's snapshots in their directory: names, what belongs together, which are kept.
+"""A job's snapshots in their directory: what belongs together, what is kept, what is read again.
 
-There are ``snapshot-<incarnation>-<clock>`` files and, for the commit log, which only grows, one
-``log-<incarnation>-<first>-<end>`` file for what came between two snapshots. A snapshot names the log files before it.
+There are snapshots and, for the commit log, which only grows, files with what came between two of them. A snapshot
+names the log files before it, but does not need them to be gone on from: weights, clock and leases are in itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_file import LogRows
 from distkeras.ps.center.commit_log import COMMIT, CommitLog
+from distkeras.ps.checkpoint.identity import require_same_job
+from distkeras.ps.checkpoint.log_files import LogFile, LogFiles
+from distkeras.ps.checkpoint.names import Name, parsed
+from distkeras.ps.checkpoint.ownership import Ownership
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
-from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, SnapshotError
 from distkeras.ps.events import report
+from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class LogFiles:
-    """How much of a commit log is in files already.
-
-    Args:
-        names: of the files, in order.
-        commits: in all of them.
-    """
-
-    names: tuple[str, ...] = ()
-    commits: int = 0
+#: How long a read or a claim that fails is tried again, in seconds: the first and the longest pause, and in all.
+_FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
+#: The job of whoever only reads.
+_NOBODY = "0" * 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The latest snapshot that could be read, with the log up to it."""
+    """The latest snapshot that could be read, with the log up to it.
+
+    Args:
+        name: of the file.
+        state: the center's.
+        log: all commits whose records could be read; `CommitLog.missing` tells of the others.
+        metrics: names of the history's columns.
+        log_files: that were read.
+    """
 
     name: str
     state: State
     log: CommitLog
-    job: Mapping[str, Any]
     metrics: str
     log_files: LogFiles
 
 
 @dataclass(frozen=True)
 class Unsaved:
-    """What `SnapshotDirectory.save` is to write; taken under the center's lock, written without it."""
-
-    name: str
-    state: State
-    metrics: str
-    log_file: str
-    rows: Mapping[str, np.ndarray]
-    log_files: LogFiles = field(default_factory=LogFiles)
-    totals: Mapping[str, Any] = field(default_factory=dict)
-
-
-def take(center: Center, log_files: LogFiles) -> Unsaved:
-    """A snapshot of ``center``, and its log from the end of ``log_files`` on; the caller holds the lock.
+    """What `SnapshotDirectory.save` is to write; taken under the center's lock, written without it.
 
     `State.drop` of its state lets go of the center's version.
     """
-    state, commit_log, first, end = capture(center), center.log, log_files.commits, len(center.log)
-    log_file = f"log-{center.incarnation:06d}-{first:012d}-{end:012d}"
-    commits, lengths, history = commit_log.read(first)
-    rows = {"commits": commits.view(np.uint8), "lengths": lengths, "history": history}
-    names = (*log_files.names, log_file) if end > first else log_files.names
-    name = f"snapshot-{center.incarnation:06d}-{center.clock:012d}"
-    return Unsaved(name, state, center.metrics, log_file, rows, LogFiles(names, end), commit_log.totals())
+
+    clock: int
+    state: State
+    metrics: str
+    totals: Mapping[str, Any]
+
+
+class _Newest(NamedTuple):
+    """A snapshot as it was read."""
+
+    name: Name
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def take(center: Center) -> Unsaved:
+    """A snapshot of ``center`` but for its log; the caller holds the lock."""
+    return Unsaved(center.clock, capture(center), center.metrics, center.log.totals())
 
 
 class SnapshotDirectory:
@@ -83,111 +87,237 @@ class SnapshotDirectory:
     Args:
         uri: a directory, or a URI that Arrow's filesystems open; made if it is not there.
         job: JSON-ready values that a job which resumes must share.
-        world: its files.
+        token: of the job, 8 hexadecimal digits.
+        world: its files and its clock.
+        heard: called after each piece that was read.
 
     Raises:
         ConfigurationError, SnapshotError: the directory cannot be used.
     """
 
-    def __init__(self, uri: str, job: Mapping[str, Any] | None = None, world: World = REAL) -> None:
+    def __init__(
+        self,
+        uri: str,
+        job: Mapping[str, Any] | None = None,
+        token: str = _NOBODY,
+        world: World = REAL,
+        heard: Callable[[], object] = lambda: None,
+    ) -> None:
         self._job = dict(job or {})
-        self._store = Store(uri, world)
+        self._world = world
+        self._store = Store(uri, world, heard)
+        self._ownership = Ownership(self._store, token, world)
+        self._serial = 0
+        self._strays: set[str] = set()
+        #: The log files that a snapshot needs, where that is known.
+        self._needs: dict[Name, frozenset[str]] = {}
 
-    def latest(self, *, fresh: bool = False) -> Saved | None:
+    # ---- what a server goes on from
+
+    def latest(self) -> Saved | None:
         """The latest snapshot; None where there is none. One that is damaged is passed over for the one before it.
+
+        Raises:
+            DifferentJobError: it is another job's.
+            SnapshotError: there are some, and none can be read.
+        """
+        return self._with_log(self._newest(_snapshots(self._names())))
+
+    def take_over(self, *, fresh: bool = False, after: int = 0) -> Saved | None:
+        """Claims the directory, and finds the latest snapshot in it, as `latest` does.
 
         Args:
             fresh: there must be none.
+            after: epoch of this job's server before, as far as its driver knows; 0: there was none.
 
         Raises:
             ConfigurationError: there are some, although there must be none.
-            SnapshotError: there are some, and none can be read.
+            OwnershipLostError: another job has claimed the directory since then, or at this moment.
+            DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
-        names = self._snapshots()
-        if names and fresh:
-            raise ConfigurationError(
-                "`checkpoint` must be an empty directory, or the job in it must be resumed. "
-                f"Received: {self._store.uri!r} with {names[-1]}"
-            )
-        for name in reversed(names):
-            try:
-                return self._load(name)
-            except SnapshotError as error:
-                report(log, "snapshot", "snapshot passed over: %s", error)
-                last = error
-        if names:
-            raise SnapshotError(f"one of {len(names)} snapshots must be readable. Received: {last.message}") from last
-        return None
+        names = self._names()
+        found = _snapshots(names)
+        if after:
+            self._ownership.require_own(names, after)
+        self._require_empty(found, fresh)
+        newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
+        self._patiently(lambda: self._ownership.write(names, after))
+        names = self.require_owned()
+        if _snapshots(names) != found:
+            self._require_empty(_snapshots(names), fresh)
+            newest = self._newest(_snapshots(names))
+        return self._with_log(newest)
 
-    def highest_incarnation(self) -> int:
-        """Of any file there is, readable or not; 0 for none."""
-        return max((_incarnation(name) for name in self._store.names()), default=0)
+    @property
+    def epoch(self) -> int:
+        """Of this server's claim: higher than that of any before it."""
+        return self._ownership.claim.epoch
 
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
         """Puts ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`.
 
         Raises:
-            SnapshotError: the snapshot is another job's.
+            DifferentJobError: the snapshot is another job's.
         """
-        for name, value in self._job.items():
-            if saved.job.get(name) != value:
-                raise SnapshotError(
-                    f"`{name}` must be {saved.job.get(name)!r}, as in the job that {self._store.uri!r} holds. "
-                    f"Received: {name}={value!r}"
-                )
         exact = restore(center, saved.state, same_attempts=same_attempts, epochs=epochs)
         center.log, center.metrics = saved.log, saved.metrics
         return exact
 
-    def save(self, snapshot: Unsaved) -> None:
-        """Writes the log's new part, then the snapshot that needs it.
+    def _require_empty(self, snapshots: list[Name], fresh: bool) -> None:
+        if fresh and snapshots:
+            raise ConfigurationError(
+                "`checkpoint` must be an empty directory, or the job in it must be resumed. "
+                f"Received: {self._store.uri!r} with {snapshots[-1]}"
+            )
+
+    def _newest(self, snapshots: list[Name]) -> _Newest | None:
+        damage: DamagedError | None = None
+        for name in reversed(snapshots):
+            try:
+                header, arrays = self._read(str(name))
+            except DamagedError as error:
+                report(log, "snapshot", "snapshot passed over: %s", error)
+                damage = error
+                continue
+            require_same_job(self._job, header["job"], self._store.uri)
+            return _Newest(name, header, arrays)
+        if damage is not None:
+            raise SnapshotError(
+                f"one of {len(snapshots)} snapshots must be readable. Received: {damage.message}"
+            ) from damage
+        return None
+
+    def _with_log(self, newest: _Newest | None) -> Saved | None:
+        if newest is None:
+            return None
+        name, header, arrays = newest
+        commit_log, files = CommitLog(), LogFiles()
+        for file in LogFiles.from_json(header["log_files"]).files:
+            try:
+                _, rows = self._read(file.name)
+            except DamagedError as error:
+                text = "the records of %d commits are lost, and missing in history, commits and ledger: %s"
+                report(log, "records", text, file.commits, error)
+                continue
+            commit_log.extend(LogRows(rows["commits"].view(COMMIT), rows["lengths"], rows["history"]))
+            files = files.with_last(file)
+        commit_log.restore_totals(header["log_totals"])
+        self._needs[name] = frozenset(files.names)
+        return Saved(str(name), State(header["state"], arrays), commit_log, header["metrics"], files)
+
+    def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return self._patiently(lambda: self._store.load(name))
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """``call()``, again where it fails for a while: a store may be out of reach, a disk full."""
+        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=_PATIENCE, sleep=self._world.sleep, world=self._world)
+        while True:
+            try:
+                return call()
+            except DamagedError:
+                raise
+            except SnapshotError:
+                if not backoff.pause():
+                    raise
+
+    # ---- what a server leaves behind
+
+    def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
+        """Writes some commits down; they are part of the log once a snapshot names their file.
+
+        Args:
+            rows: the commits.
+            files: the log's so far.
+            replaced: how many of the last ones the new one is to stand for.
+
+        Returns:
+            The log's files with the new one.
 
         Raises:
-            SnapshotError: one of them cannot be written.
+            SnapshotError: it cannot be written.
         """
-        names = snapshot.log_files.names
-        if names and names[-1] == snapshot.log_file:
-            self._store.save(snapshot.log_file, {}, snapshot.rows)
+        if not len(rows.commits):
+            return files
+        before = LogFiles(files.files[: len(files.files) - replaced]).commits
+        level = 1 + files.files[-replaced].level if replaced else 0
+        arrays = {"commits": rows.commits.view(np.uint8), "lengths": rows.lengths, "history": rows.history}
+        name = self._name("log", before)
+        self._store.save(name, {}, arrays)
+        size = sum(array.nbytes for array in arrays.values())
+        return files.with_last(LogFile(name, len(rows.commits), size, level), replaced)
+
+    def save(self, snapshot: Unsaved, files: LogFiles) -> None:
+        """Writes a snapshot, which needs ``files``; whether it counts is for `require_owned` to say.
+
+        Raises:
+            SnapshotError: it cannot be written.
+        """
         header = {
             "state": snapshot.state.header,
             "job": self._job,
             "metrics": snapshot.metrics,
-            "log_files": list(names),
+            "log_files": files.to_json(),
             "log_totals": snapshot.totals,
         }
-        self._store.save(snapshot.name, header, snapshot.state.arrays)
+        name = self._name("snapshot", snapshot.clock)
+        self._store.save(name, header, snapshot.state.arrays)
+        self._needs[_name_of(name)] = frozenset(files.names)
+
+    def require_owned(self) -> list[Name]:
+        """Whether what was written so far counts; returns all files there.
+
+        Raises:
+            OwnershipLostError: it does not: another server owns the directory.
+            SnapshotError: the directory cannot be read.
+        """
+        names = self._names()
+        self._ownership.require(names)
+        return names
 
     def sweep(self) -> None:
-        """Removes what a server that was killed left half-written."""
-        self._store.sweep()
+        """Removes what earlier servers left half-written."""
+        drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
+        self._store.delete_drafts(draft for draft, name in drafts if name and name.claim < self._ownership.claim)
 
-    def prune(self, keep: int, log_files: Sequence[str]) -> None:
-        """Removes all but the latest ``keep`` snapshots, and the logs of incarnations that no snapshot is left of.
+    def prune(self, keep: int, files: LogFiles, names: list[Name]) -> None:
+        """Removes all but the latest ``keep`` snapshots, log files that none of these needs, and earlier claims.
 
         Args:
             keep: at least 1.
-            log_files: needed by the latest one.
+            files: the log's.
+            names: what `require_owned` returned after the latest snapshot.
         """
-        snapshots, needed = self._snapshots(), set(log_files)
-        incarnations = {_incarnation(name) for name in snapshots[-keep:]}
-        logs = [name for name in self._store.names() if name.startswith("log-") and name not in needed]
-        orphans = [name for name in logs if _incarnation(name) not in incarnations]
-        self._store.delete([*snapshots[:-keep], *orphans])
+        own = [name for name in names if name.claim <= self._ownership.claim]
+        snapshots = _snapshots(own)
+        kept, doomed = snapshots[-keep:], snapshots[:-keep]
+        doomed += [name for name in own if name.kind == "owner" and name.claim < self._ownership.claim]
+        self._needs = {name: needed for name, needed in self._needs.items() if name in kept}
+        if len(self._needs) == len(kept):  # else there is one of which nobody has read what it needs
+            needed = frozenset(files.names).union(*self._needs.values())
+            doomed += [name for name in own if name.kind == "log" and str(name) not in needed]
+        self._store.delete(map(str, doomed))
 
-    def _snapshots(self) -> list[str]:
-        """Oldest first."""
-        return [name for name in self._store.names() if name.startswith("snapshot-")]
+    def _name(self, kind: str, number: int) -> str:
+        self._serial += 1
+        return str(Name(kind, self._ownership.claim, self._serial, number))
 
-    def _load(self, name: str) -> Saved:
-        header, arrays = self._store.load(name)
-        commit_log = CommitLog()
-        for log_file in header["log_files"]:
-            _, rows = self._store.load(log_file)
-            commit_log.extend(LogRows(rows["commits"].view(COMMIT), rows["lengths"], rows["history"]))
-        commit_log.restore_totals(header["log_totals"])
-        files = LogFiles(tuple(header["log_files"]), len(commit_log))
-        return Saved(name, State(header["state"], arrays), commit_log, header["job"], header["metrics"], files)
+    def _names(self) -> list[Name]:
+        """All files there but for those of others, which are told of once."""
+        found = {text: parsed(text) for text in self._patiently(self._store.names)}
+        strays = {text for text, name in found.items() if name is None} - self._strays
+        if strays:
+            self._strays |= strays
+            text = "%s in %r is no file of a checkpoint, and left alone"
+            report(log, "snapshot", text, ", ".join(sorted(strays)), self._store.uri)
+        return [name for name in found.values() if name is not None]
 
 
-def _incarnation(name: str) -> int:
-    return int(name.split("-")[1])
+def _snapshots(names: list[Name]) -> list[Name]:
+    """Oldest first."""
+    return sorted((name for name in names if name.kind == "snapshot"), key=lambda name: name.age)
+
+
+def _name_of(text: str) -> Name:
+    name = parsed(text)
+    assert name is not None, text
+    return name

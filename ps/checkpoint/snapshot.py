@@ -14,7 +14,8 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
-from distkeras.ps.errors import SnapshotError
+from distkeras.ps.errors import DifferentJobError
+from distkeras.ps.rules import Rule
 
 #: What of a `PartitionLease` is kept as it is.
 _KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped")
@@ -34,6 +35,11 @@ class State:
         """Lets go of the center's version."""
         if self.held is not None:
             self.held.drop()
+
+
+def rule_json(rule: Rule) -> dict[str, Any]:
+    """A rule and its hyper-parameters, JSON-ready."""
+    return {"name": rule.name, "hyper_parameters": rule.config()}
 
 
 def capture(center: Center) -> State:
@@ -57,7 +63,7 @@ def capture(center: Center) -> State:
         arrays["round"] = current.total.array.copy()
     arrays["round/moving_statistics"] = current.moving_statistics.copy()
     header = {
-        "rule": {"name": center.rule.name, "hyper_parameters": center.rule.config()},
+        "rule": rule_json(center.rule),
         "workers": center.workers,
         "incarnation": center.incarnation,
         "clock": center.clock,
@@ -85,13 +91,12 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         Whether every partition goes on exactly where it was: False with another number of workers.
 
     Raises:
-        SnapshotError: the snapshot is another job's.
+        DifferentJobError: the snapshot is another job's.
     """
     header, arrays = state.header, state.arrays
-    rule = {"name": center.rule.name, "hyper_parameters": center.rule.config()}
-    if header["rule"] != rule or arrays["center"].size != center.size:
-        raise SnapshotError(
-            f"the snapshot must be of rule {rule} and {center.size} elements. "
+    if header["rule"] != rule_json(center.rule) or arrays["center"].size != center.size:
+        raise DifferentJobError(
+            f"the snapshot must be of rule {rule_json(center.rule)} and {center.size} elements. "
             f"Received: {header['rule']} and {arrays['center'].size}"
         )
     center.current.array[...] = arrays["center"]

@@ -1,4 +1,4 @@
-"""Files of named arrays under a directory or any URI that Arrow's filesystems open.
+"""Files of named arrays in one directory.
 
 A file is written under another name and then moved, so that it is there whole or not at all; a checksum over all of
 its bytes finds what a broken disk made of it::
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,8 @@ import numpy as np
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.world.world import REAL, World
 
-_MAGIC = b"DKSTORE1"
+#: The digits are the format's version: what is in the headers counts as well.
+_MAGIC = b"DKSTORE2"
 _LENGTH = struct.Struct(">Q")
 _DIGEST = 16
 _SUFFIX, _DRAFT = ".dks", ".dks.part"
@@ -31,39 +32,53 @@ _DTYPES = ("|u1", "<i8", "<f4", "<f8")
 Arrays = Mapping[str, np.ndarray]
 
 
+class DamagedError(SnapshotError):
+    """A file is not there any more, or is not as it was written: to read it again will not help."""
+
+
 class Store:
     """A directory of such files.
 
     Args:
         uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
         world: its files.
+        heard: called after each piece that was read.
 
     Raises:
         ConfigurationError: nothing opens this URI.
         SnapshotError: the directory cannot be made.
     """
 
-    def __init__(self, uri: str, world: World = REAL) -> None:
+    def __init__(self, uri: str, world: World = REAL, heard: Callable[[], object] = lambda: None) -> None:
         self.uri = uri
+        self._heard = heard
         try:
             self._files = world.files(uri)
         except OSError as error:
             raise SnapshotError(f"the directory {uri!r} must be writable. Received: {error}") from error
 
     def names(self) -> list[str]:
-        """The files there, in alphabetical order; half-written ones are none."""
+        """The files there, in alphabetical order; half-written ones are none.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
         return self._ending(_SUFFIX)
 
-    def sweep(self) -> None:
-        """Removes what a writer that was killed left half-written; there must be no other writer."""
-        for name in self._ending(_DRAFT):
-            self._discard(name + _DRAFT)
+    def drafts(self) -> list[str]:
+        """Files that were not written to their end: a writer was killed, or is at it now.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        return self._ending(_DRAFT)
 
     def _ending(self, suffix: str) -> list[str]:
         try:
             found = self._files.names()
         except OSError as error:
             raise SnapshotError(f"the directory {self.uri!r} must be readable. Received: {error}") from error
+        self._heard()
         return sorted(name[: -len(suffix)] for name in found if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
@@ -96,24 +111,36 @@ class Store:
         """The header and the arrays of one file.
 
         Raises:
-            SnapshotError: it is not there, or not as it was written.
+            DamagedError: it is not there, or not as it was written.
+            SnapshotError: it cannot be read now.
         """
+        content = bytearray()
         try:
-            content = self._files.read(name + _SUFFIX)
+            for piece in self._files.read(name + _SUFFIX):
+                content += piece
+                self._heard()
+        except FileNotFoundError as error:
+            raise DamagedError(f"{name} must be there in {self.uri!r}. Received: {error}") from error
         except OSError as error:
             raise SnapshotError(f"{name} must be readable in {self.uri!r}. Received: {error}") from error
-        body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
-        if content[: len(_MAGIC)] != _MAGIC or hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
-            raise SnapshotError(
+        body, digest = memoryview(content)[:-_DIGEST], bytes(memoryview(content)[-_DIGEST:])
+        if hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
+            raise DamagedError(
                 f"{name} in {self.uri!r} must be as it was written. Received: {len(content)} bytes, another checksum"
             )
+        if body[: len(_MAGIC)] != _MAGIC:
+            found = bytes(body[: len(_MAGIC)])
+            raise DamagedError(f"{name} in {self.uri!r} must be of the format {_MAGIC!r}. Received: {found!r}")
+        return self._decoded(name, body)
+
+    def _decoded(self, name: str, body: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         start = len(_MAGIC) + _LENGTH.size
-        (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
+        (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
         told = json.loads(bytes(body[start : start + length]))
         arrays, at = {}, start + length
         for key, dtype, shape in told["arrays"]:
             if dtype not in _DTYPES:
-                raise SnapshotError(f"{name} in {self.uri!r} must hold arrays of {_DTYPES}. Received: {dtype!r}")
+                raise DamagedError(f"{name} in {self.uri!r} must hold arrays of {_DTYPES}. Received: {dtype!r}")
             count = int(np.prod(shape, dtype=np.int64))
             arrays[key] = np.frombuffer(body, dtype, count, at).reshape(shape)
             at += arrays[key].nbytes
@@ -123,6 +150,11 @@ class Store:
         """Removes files; one that is not there is no error."""
         for name in names:
             self._discard(name + _SUFFIX)
+
+    def delete_drafts(self, names: Iterable[str]) -> None:
+        """Likewise, of `drafts`."""
+        for name in names:
+            self._discard(name + _DRAFT)
 
     def _discard(self, name: str) -> None:
         with suppress(OSError):

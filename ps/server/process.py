@@ -12,7 +12,7 @@ from typing import Any
 
 import distkeras
 from distkeras.ps.checkpoint.checkpointer import StartMode
-from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError, ServerLostError
+from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, LocalProtocolError, ServerLostError
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.lifeline import GOODBYE
@@ -91,7 +91,9 @@ class ServerProcess:
 
         Raises:
             ConfigurationError: a setting that cannot work, a port that cannot be bound, or snapshots of another job.
-            DeadlineError: the process did not come up.
+            SnapshotError: the snapshots cannot be read.
+            OwnershipLostError: another server has claimed them at the same moment.
+            DeadlineError: the process did not come up, or stood still while it read.
         """
         for attempts_left in reversed(range(_ATTEMPTS if self.settings.checkpoint else 1)):
             try:
@@ -119,10 +121,10 @@ class ServerProcess:
             raise
         if report.error:
             self.close()
-            kind = _PortTakenError if report.port_taken else ConfigurationError
+            kind = ERRORS[report.code] if report.code >= 0 else ConfigurationError
+            kind = _PortTakenError if report.port_taken else kind
             raise kind(f"the parameter server must start. Received: {report.error}")
-        self.resumed = report.resumed
-        self._incarnation = max(self._incarnation + 1, 1 if report.resumed is None else report.resumed.incarnation)
+        self.resumed, self._incarnation = report.resumed, report.incarnation
         return report
 
     def restart(self) -> None:
@@ -131,7 +133,9 @@ class ServerProcess:
         Raises:
             ServerLostError: there are no snapshots to go on from.
             ConfigurationError: the port was taken meanwhile.
-            DeadlineError: the process did not come up.
+            SnapshotError: the snapshots cannot be read.
+            OwnershipLostError: another server owns them now.
+            DeadlineError: the process did not come up, or stood still while it read.
         """
         if self.settings.checkpoint is None:
             raise ServerLostError("without a `checkpoint` the server must live as long as the job. Received: its end")
@@ -229,14 +233,17 @@ def _ask(child: Child, request: StartRequest) -> StartReport:
         child.write(request.to_json().encode() + b"\n")
     except BrokenPipeError:
         raise ServerLostError("the parameter server must start. Received: its end") from None
-    try:
-        line = child.first_line(_START)
-    except TimeoutError:
-        raise DeadlineError(f"waited {_START:g} s for the parameter server to start") from None
-    if not line.endswith(b"\n"):
-        child.wait(_END)
-        raise ServerLostError(f"the parameter server must start. Received: exit {child.exit_code}")
-    return StartReport.from_json(line)
+    report = StartReport(loading=True)
+    while report.loading:  # it reads, however long that takes
+        try:
+            line = child.line(_START)
+        except TimeoutError:
+            raise DeadlineError(f"waited {_START:g} s for the parameter server to start") from None
+        if not line.endswith(b"\n"):
+            child.wait(_END)
+            raise ServerLostError(f"the parameter server must start. Received: exit {child.exit_code}")
+        report = StartReport.from_json(line)
+    return report
 
 
 class _PortTakenError(ConfigurationError):

@@ -12,7 +12,8 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.errors import DifferentJobError, RemoteProtocolError
+from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.messages import Publish
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
@@ -87,7 +88,13 @@ class PublishedCenter:
         if self._snapshots is None or self._settings.checkpoint is None:
             return None
         return Checkpointer(
-            self._settings.checkpoint, self._snapshots, center, self._changed, saved, self._changed.world
+            self._settings.checkpoint,
+            self._snapshots,
+            center,
+            self._changed,
+            saved,
+            self._changed.world,
+            fail=lambda error: self._changed.fail(fault_of(error)),
         )
 
     def start(self) -> None:
@@ -96,8 +103,22 @@ class PublishedCenter:
             self._checkpointer.start()
 
     def publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        """The center: made of these, unless it was restored."""
-        if self.center is None:
+        """The center: made of these, unless it was restored.
+
+        Raises:
+            DifferentJobError: what was restored has other sizes.
+        """
+        if self.center is not None:
+            sizes, expected = (
+                (vector.size, moving_statistics.size),
+                (self.center.size, self.center.moving_statistics.size),
+            )
+            if sizes != expected:
+                raise DifferentJobError(
+                    f"the model must have {expected[0]} trainable and {expected[1]} moving elements, as the snapshot "
+                    f"has. Received: {sizes[0]} and {sizes[1]}"
+                )
+        else:
             self.center = make_center(
                 self._settings, vector, moving_statistics, self._incarnation, self._changed.world.time
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.checkpoint.snapshot import rule_json
+from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError
 from distkeras.ps.server.published_center import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, server_context
 from distkeras.ps.world.world import REAL, World
+
+#: How often a server that reads its snapshots says that it is at it, in seconds.
+_LOADING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class StartRequest:
         certificate: encrypts every connection; None: plain.
         mode: how it begins where an earlier server may have left snapshots.
         job: JSON-ready values that a job which resumes must share with the one that was saved.
+        token: of the job, 8 hexadecimal digits: which claims to its checkpoint are its own.
     """
 
     settings: ServerSettings
@@ -37,6 +43,7 @@ class StartRequest:
     certificate: Certificate | None = None
     mode: StartMode = field(default_factory=StartMode)
     job: Mapping[str, Any] = field(default_factory=dict)
+    token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     def to_json(self) -> str:
         """One line, which `from_json` takes back."""
@@ -47,6 +54,7 @@ class StartRequest:
                 "certificate": self.certificate and dataclasses.asdict(self.certificate),
                 "mode": dataclasses.asdict(self.mode),
                 "job": dict(self.job),
+                "token": self.token,
             }
         )
 
@@ -64,6 +72,7 @@ class StartRequest:
             certificate=values["certificate"] and Certificate(**values["certificate"]),
             mode=StartMode(**values["mode"]),
             job=values["job"],
+            token=values["token"],
         )
 
 
@@ -93,6 +102,9 @@ class StartReport:
         resumed: where it goes on from; None: at the beginning.
         error: why it does not come up; empty: it does.
         port_taken: that is because somebody else has the port.
+        code: which of `errors.ERRORS` that error is; -1: none of them.
+        incarnation: of the server.
+        loading: it is still reading what it goes on from, and tells only that it is at it.
     """
 
     host: str = ""
@@ -100,6 +112,9 @@ class StartReport:
     resumed: ResumePoint | None = None
     error: str = ""
     port_taken: bool = False
+    code: int = -1
+    incarnation: int = 0
+    loading: bool = False
 
     def to_json(self) -> str:
         """One line, which `from_json` takes back."""
@@ -112,12 +127,20 @@ class StartReport:
         return cls(**values | {"resumed": values["resumed"] and ResumePoint(**values["resumed"])})
 
 
-def build_server(request: StartRequest, world: World = REAL) -> tuple[ParameterServer, StartReport]:
+def build_server(
+    request: StartRequest, world: World = REAL, heard: Callable[[], object] = lambda: None
+) -> tuple[ParameterServer, StartReport]:
     """A server that has its port, and its center where there is a snapshot of it; it does not serve yet.
 
+    Args:
+        request: what is to be served.
+        world: where.
+        heard: called after each piece of a snapshot that was read.
+
     Raises:
-        ConfigurationError: a setting that cannot work.
-        SnapshotError: the snapshots cannot be read, or are another job's.
+        ConfigurationError: a setting that cannot work, or snapshots of another job.
+        SnapshotError: the snapshots cannot be read.
+        OwnershipLostError: they are another server's now.
         OSError: the port cannot be bound.
     """
     settings, mode, incarnation = request.settings, request.mode, 1
@@ -125,9 +148,10 @@ def build_server(request: StartRequest, world: World = REAL) -> tuple[ParameterS
     restored: tuple[Center, Saved] | None = None
     resumed: ResumePoint | None = None
     if settings.checkpoint is not None:
-        snapshots = SnapshotDirectory(settings.checkpoint.uri, request.job, world)
-        saved = snapshots.latest(fresh=mode.fresh)
-        incarnation = 1 + max(snapshots.highest_incarnation(), mode.after)
+        job = {"rule": rule_json(settings.rule), **request.job}
+        snapshots = SnapshotDirectory(settings.checkpoint.uri, job, request.token, world, heard)
+        saved = snapshots.take_over(fresh=mode.fresh, after=mode.after)
+        incarnation = snapshots.epoch
         if saved is not None:
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
@@ -143,7 +167,7 @@ def build_server(request: StartRequest, world: World = REAL) -> tuple[ParameterS
         restored=restored,
         world=world,
     )
-    return server, StartReport(*server.address, resumed)
+    return server, StartReport(*server.address, resumed, incarnation=incarnation)
 
 
 def serve(
@@ -157,10 +181,19 @@ def serve(
     Returns:
         The process' exit status: 2, or what ``until_done`` returned.
     """
+    told = world.monotonic()
+
+    def heard() -> None:
+        nonlocal told
+        if world.monotonic() - told >= _LOADING_SECONDS:
+            told = world.monotonic()
+            tell(StartReport(loading=True))
+
     try:
-        server, report = build_server(make_request(), world)
+        server, report = build_server(make_request(), world, heard)
     except (DistkerasError, OSError) as error:
-        tell(StartReport(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE))
+        code = ERRORS.index(type(error)) if type(error) in ERRORS else -1
+        tell(StartReport(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code))
         return 2
     with server:
         tell(report)

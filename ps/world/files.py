@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 from distkeras.ps.errors import ConfigurationError
 
+#: Bytes of a piece that is read: a slow store is heard of after each.
+_PIECE = 4 << 20
+
 
 class Files(Protocol):
     """The files in one directory; every call raises an OSError where it fails."""
@@ -17,8 +20,8 @@ class Files(Protocol):
     def names(self) -> list[str]:
         """Of all files there, in no order."""
 
-    def read(self, name: str) -> bytes:
-        """All of a file."""
+    def read(self, name: str) -> Iterator[bytes]:
+        """All of a file, in pieces."""
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         """A file of these bytes, in place of one of that name; what fails may leave some of them."""
@@ -33,8 +36,8 @@ class Files(Protocol):
         """Removes a file."""
 
 
-class ArrowFiles:
-    """Files by way of Arrow.
+def open_files(uri: str) -> Files:
+    """The files in the directory ``uri``.
 
     Args:
         uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
@@ -43,20 +46,85 @@ class ArrowFiles:
         ConfigurationError: nothing opens this URI.
         OSError: the directory cannot be made.
     """
+    if "://" not in uri and not uri.startswith("file:"):
+        return LocalFiles(Path(uri).absolute())
 
-    def __init__(self, uri: str) -> None:
-        from pyarrow import ArrowException, fs
+    from pyarrow import ArrowException, fs
 
+    try:
+        filesystem, root = fs.FileSystem.from_uri(uri)
+    except (ArrowException, ValueError) as error:
+        raise ConfigurationError(
+            f"`checkpoint` must be a directory or a URI that Arrow opens. Received: {uri!r}: {error}"
+        ) from error
+    return LocalFiles(Path(root)) if isinstance(filesystem, fs.LocalFileSystem) else ArrowFiles(filesystem, root)
+
+
+class LocalFiles:
+    """Files of this system, which nobody else may read: a new directory has mode 0700, each file 0600.
+
+    Args:
+        root: the directory; made if it is not there. One that is keeps its mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(0o700, exist_ok=True)
+
+    def names(self) -> list[str]:
+        """Of all files there."""
+        with os.scandir(self._root) as entries:
+            return [entry.name for entry in entries if not entry.is_dir()]
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """All of a file, in pieces."""
+        with Path(self._root, name).open("rb", buffering=0) as stream:
+            while piece := stream.read(_PIECE):
+                yield piece
+
+    def write(self, name: str, pieces: Iterable[Any]) -> None:
+        """A file of these bytes."""
+        descriptor = os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+
+    def sync(self, name: str = "") -> None:
+        """Has the system write it out."""
+        descriptor = os.open(self._root / name, os.O_RDONLY)
         try:
-            if "://" in uri or uri.startswith("file:"):
-                self._fs, self._root = fs.FileSystem.from_uri(uri)
-            else:
-                self._fs, self._root = fs.LocalFileSystem(), str(Path(uri).absolute())
-        except (ArrowException, ValueError) as error:
-            raise ConfigurationError(
-                f"`checkpoint` must be a directory or a URI that Arrow opens. Received: {uri!r}: {error}"
-            ) from error
-        self._local = isinstance(self._fs, fs.LocalFileSystem)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def move(self, name: str, to: str) -> None:
+        """Gives a file another name."""
+        Path(self._root, name).replace(self._root / to)
+
+    def delete(self, name: str) -> None:
+        """Removes a file."""
+        Path(self._root, name).unlink()
+
+
+class ArrowFiles:
+    """Files by way of Arrow.
+
+    Args:
+        filesystem: of `pyarrow.fs`.
+        root: the directory; made if it is not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        from pyarrow import ArrowException
+
+        self._fs, self._root = filesystem, root
         self._arrows = ArrowException
         with self._arrows_too():
             self._fs.create_dir(self._root, recursive=True)
@@ -66,13 +134,14 @@ class ArrowFiles:
         from pyarrow import fs
 
         with self._arrows_too():
-            return [info.base_name for info in self._fs.get_file_info(fs.FileSelector(self._root))]
+            found = self._fs.get_file_info(fs.FileSelector(self._root))
+        return [info.base_name for info in found if info.type != fs.FileType.Directory]
 
-    def read(self, name: str) -> bytes:
-        """All of a file."""
+    def read(self, name: str) -> Iterator[bytes]:
+        """All of a file, in pieces."""
         with self._arrows_too(), self._fs.open_input_stream(self._path(name)) as stream:
-            content: bytes = stream.read()
-        return content
+            while piece := stream.read(_PIECE):
+                yield piece
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         """A file of these bytes."""
@@ -81,14 +150,7 @@ class ArrowFiles:
                 stream.write(piece)
 
     def sync(self, name: str = "") -> None:
-        """Other filesystems than local ones have no such call: what was closed is there."""
-        if not self._local:
-            return
-        descriptor = os.open(self._path(name) if name else self._root, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        """These filesystems have no such call: what was closed is there."""
 
     def move(self, name: str, to: str) -> None:
         """Gives a file another name."""

@@ -12,7 +12,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 #: Seconds from one look at the other process to the next, where nothing tells of its end.
@@ -34,8 +34,8 @@ class Child(Protocol):
     def write(self, line: bytes) -> None:
         """Writes to its standard input; BrokenPipeError if it has ended."""
 
-    def first_line(self, timeout: float) -> bytes:
-        """The first line that it writes to its standard output; what there is of one if it ended.
+    def line(self, timeout: float) -> bytes:
+        """The next line that it writes to its standard output; what there is of one if it ended.
 
         Raises:
             TimeoutError: it has not come in ``timeout`` seconds.
@@ -82,6 +82,8 @@ class ChildProcess:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._input, self._output, self._errors = self._process.stdin, self._process.stdout, self._process.stderr
+        self._deadline = math.inf
+        self._lines = _lines_of(self._process, self._output.fileno(), lambda: self._deadline)
 
     @property
     def pid(self) -> int:
@@ -98,9 +100,10 @@ class ChildProcess:
         self._input.write(line)
         self._input.flush()
 
-    def first_line(self, timeout: float) -> bytes:
+    def line(self, timeout: float) -> bytes:
         """See `Child`."""
-        return next(_lines_of(self._process, self._output.fileno(), time.monotonic() + timeout), b"")
+        self._deadline = time.monotonic() + timeout
+        return next(self._lines, b"")
 
     def errors(self) -> Iterator[bytes]:
         """See `Child`."""
@@ -139,23 +142,25 @@ def _process_descriptor() -> int | None:
         return None
 
 
-def _lines_of(child: subprocess.Popen[bytes], stream: int, deadline: float = math.inf) -> Iterator[bytes]:
+def _lines_of(
+    child: subprocess.Popen[bytes], stream: int, deadline: Callable[[], float] = lambda: math.inf
+) -> Iterator[bytes]:
     """The lines that ``child`` writes to a pipe, until the pipe ends or the child has.
 
     Args:
         child: who writes.
         stream: the descriptor to read from.
-        deadline: when they must have ended (`time.monotonic`).
+        deadline: when the next one must be there (`time.monotonic`).
 
     Raises:
-        TimeoutError: they have not.
+        TimeoutError: it is not.
     """
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     rest = b""
     while True:
         ended = child.poll() is not None  # before the pipe is looked at: what it wrote is there then
-        left = deadline - time.monotonic()
+        left = deadline() - time.monotonic()
         if left <= 0:
             raise TimeoutError
         if poller.poll(0 if ended else 1000 * min(LOOK, left)):

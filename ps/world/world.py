@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from distkeras.ps.world.files import ArrowFiles, Files
+from distkeras.ps.world.files import Files, open_files
 from distkeras.ps.world.processes import Child, ChildProcess
 from distkeras.ps.world.streams import Listener, Stream, TcpListener, connect
 
@@ -146,7 +146,7 @@ class World:
             ConfigurationError: nothing opens this URI.
             OSError: the directory cannot be made.
         """
-        return ArrowFiles(uri)
+        return open_files(uri)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
         """A new process.

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import patience
+from support.patience import patience, until
 from support.toy_model import ToyJob
 
+from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.errors import ConfigurationError, SnapshotError
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DifferentJobError,
+    DistkerasError,
+    LocalProtocolError,
+    OwnershipLostError,
+    SnapshotError,
+)
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import make
+from distkeras.ps.world.files import Files, LocalFiles
+from distkeras.ps.world.world import REAL, World
 
 
 def toy() -> ToyJob:
-    return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((50, 5))] * 2, dtype=np.float32)
+    return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))] * 2, dtype=np.float32)
 
 
 class Saving:
@@ -28,15 +39,51 @@ class Saving:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.toy, self.changed = toy(), threading.Condition()
-        checkpoint = Checkpoint(str(folder), **options)
-        self.checkpointer = Checkpointer(checkpoint, SnapshotDirectory(str(folder)), self.toy.center, self.changed)
+        self.lost: list[DistkerasError] = []
+        token, world = options.pop("token", "0000000a"), options.pop("world", REAL)
+        self.directory = SnapshotDirectory(str(folder), token=token, world=world)
+        saved = self.directory.take_over()
+        self.toy.center.incarnation = self.directory.epoch
+        if saved is not None:
+            self.toy.center.leases.clear()
+            self.directory.restore(self.toy.center, saved, same_attempts=True)
+        self.checkpointer = Checkpointer(
+            Checkpoint(str(folder), **options),
+            self.directory,
+            self.toy.center,
+            self.changed,
+            saved,
+            world,
+            self.lost.append,
+        )
         self.checkpointer.start()
 
     def commit(self, count: int) -> None:
+        center = self.toy.center
         for _ in range(count):
             with self.changed:
-                self.toy.commit(0)
-                self.checkpointer.committed(self.toy.center.clock)
+                lease = center.leases[0]
+                if lease.released is None:
+                    center.release(0, 0)
+                part = np.ones(center.size, np.float32)
+                commit = Commit(
+                    worker=0,
+                    attempt=0,
+                    incarnation=center.incarnation,
+                    sequence=lease.sequence + 1,
+                    epoch=0,
+                    first=lease.batch,
+                    last=lease.batch,
+                    epoch_end=False,
+                    wants_center=True,
+                    learning_rate=0.1,
+                    scale=1.0,
+                    parts=(part,),
+                    history=np.array([[1.7e9, 5.0, 0.5]]),
+                )
+                center.commit(commit, [center.pool.adopt(part)])
+                center.release(0, 0)
+                self.checkpointer.committed(center.clock)
 
     def wait(self, condition: Callable[..., Any]) -> None:
         deadline = time.monotonic() + patience(20)
@@ -85,33 +132,242 @@ def test_the_last_few_are_kept_and_their_whole_log(tmp_path: Path) -> None:
     assert saved.log.totals() == saving.toy.center.log.totals()
 
 
-def test_logs_of_incarnations_without_a_snapshot_are_removed(tmp_path: Path) -> None:
+def test_log_files_that_no_snapshot_needs_are_removed(tmp_path: Path) -> None:
     with Saving(tmp_path, every=1, keep=1) as saving:
         saving.commit(4)
         saving.covered()
-    directory = SnapshotDirectory(str(tmp_path))
-    (tmp_path / "log-000001-000000000004-000000000009.dks").write_bytes(b"of a snapshot that was never finished")
-    saved = directory.latest()
-    assert saved is not None
-    center = toy().center
-    center.leases.clear()
-    center.incarnation = directory.highest_incarnation() + 1
-    directory.restore(center, saved, same_attempts=True)
-    second = Checkpointer(Checkpoint(str(tmp_path), keep=1), directory, center, threading.Condition(), saved)
-    second.start()
-    second.close(20)
-    names = sorted(path.stem for path in tmp_path.iterdir())
-    assert names[-1] == "snapshot-000002-000000000004"
-    assert "log-000001-000000000004-000000000009" not in names
-    again = directory.latest()
+    unfinished = "log-000001-0000000a-000900-000000000004.dks"
+    (tmp_path / unfinished).write_bytes(b"of a snapshot that was never finished")
+    with Saving(tmp_path, keep=1):
+        pass
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in names if name.startswith("snapshot")] == [
+        "snapshot-000002-0000000a-000001-000000000004.dks"
+    ]
+    assert [name for name in names if name.startswith("owner")] == ["owner-000002-0000000a.dks"]
+    assert unfinished not in names
+    again = SnapshotDirectory(str(tmp_path)).latest()
     assert again is not None
     assert again.log.commits()["clock"].tolist() == [0, 1, 2, 3]
 
 
 def test_nothing_is_read_where_nothing_is(tmp_path: Path) -> None:
     directory = SnapshotDirectory(str(tmp_path))
-    assert directory.latest(fresh=True) is None
-    assert directory.highest_incarnation() == 0
+    assert directory.latest() is None
+    assert directory.take_over(fresh=True) is None
+    assert directory.epoch == 1
+    assert SnapshotDirectory(str(tmp_path)).take_over(fresh=True, after=6) is None
+
+
+def test_a_log_has_few_files_however_long_the_job(tmp_path: Path) -> None:
+    with Saving(tmp_path, every=1, keep=3) as saving:
+        for _ in range(150):
+            saving.commit(1)
+            saving.covered()
+        expected = saving.toy.center.log.read().commits.tobytes()
+    assert len(list(tmp_path.glob("log-*.dks"))) <= 7 * 3 + 8 + 3  # of three levels, and what older snapshots need
+    saved = SnapshotDirectory(str(tmp_path)).latest()
+    assert saved is not None
+    assert len(saved.log_files.files) <= 7 * 3
+    assert saved.log.read().commits.tobytes() == expected
+
+
+@pytest.mark.parametrize("damage", ["flipped", "removed"])
+def test_a_damaged_log_file_costs_its_records_and_no_snapshot(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Saving(tmp_path, every=1) as saving:
+        for _ in range(3):
+            saving.commit(2)
+            saving.covered()
+        center = saving.toy.center.current.array.copy()
+    oldest = min(tmp_path.glob("log-*.dks"))
+    content = bytearray(oldest.read_bytes())
+    content[len(content) // 2] ^= 1
+    oldest.unlink()
+    if damage == "flipped":
+        oldest.write_bytes(content)
+    with Saving(tmp_path, every=1) as saving:
+        log = saving.toy.center.log
+        np.testing.assert_array_equal(saving.toy.center.current.array, center)
+        assert saving.toy.center.clock == 6
+        assert log.commits()["clock"].tolist() == [2, 3, 4, 5]
+        assert (log.missing, log.batches) == (2, 6)
+        saving.commit(1)
+    lost = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "records"]
+    assert len(lost) == 1
+    assert "the records of 2 commits are lost" in lost[0]
+    assert oldest.stem in lost[0]
+    saved = SnapshotDirectory(str(tmp_path)).latest()
+    assert saved is not None
+    assert saved.log.commits()["clock"].tolist() == [2, 3, 4, 5, 6]
+    assert saved.log.missing == 2
+
+
+def test_files_of_others_are_named_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = (
+        "snapshot.dks",
+        "snapshot-1.dks",
+        "log-a-b.dks",
+        "notes.dks",
+        "owner-000001.dks",
+        "notes.txt",
+        "x.dks.part",
+    )
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "snapshot-000009-0000000a-000001-000000000000.dks").mkdir()
+    with Saving(tmp_path, every=1, keep=1) as saving:
+        saving.commit(3)
+    told = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "snapshot"]
+    assert len(told) == 1
+    assert "log-a-b, notes, owner-000001, snapshot, snapshot-1" in told[0]
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+
+
+def test_an_unexpected_exception_does_not_end_the_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Saving(tmp_path, every=1) as saving:
+        with saving.changed:
+            saving.toy.center.counters["broken"] = object()  # type: ignore[assignment]  # JSON has none
+        saving.commit(1)
+        until(lambda: saving.checkpointer.failure)
+        assert isinstance(saving.checkpointer.failure, TypeError)
+        assert "Traceback" in caplog.text
+        with saving.changed:
+            del saving.toy.center.counters["broken"]
+        saving.covered()
+        assert saving.checkpointer.failure is None
+    assert clocks(tmp_path)[-1] == 1
+
+
+def test_one_full_disk_at_the_last_snapshot_is_none_at_the_next_try(tmp_path: Path) -> None:
+    with Saving(tmp_path, every=100) as saving:
+        saving.commit(1)
+        draft = tmp_path / "log-000001-0000000a-000002-000000000000.dks.part"
+        draft.symlink_to("/dev/full")  # opens, and takes no byte
+    assert clocks(tmp_path) == [0, 1]
+    assert not draft.is_symlink()
+
+
+class TestOwnership:
+    """Two servers on one directory: the newer one has it, whatever the older one does."""
+
+    def test_what_the_older_one_saves_does_not_count(self, tmp_path: Path) -> None:
+        with Saving(tmp_path, every=1) as older:
+            older.commit(2)
+            older.covered()
+            with Saving(tmp_path, every=1, keep=1, token="0000000b") as newer:
+                assert newer.toy.center.clock == 2
+                newer.commit(3)
+                newer.covered()
+                older.commit(5)
+                until(lambda: older.lost)
+                assert isinstance(older.lost[0], OwnershipLostError)
+                assert "claim 000002-0000000b of process" in older.lost[0].message
+                assert older.checkpointer.durable == {0: 2, 1: 0}
+                assert clocks(tmp_path)[-1] >= 5
+                newer.commit(1)
+        saved = SnapshotDirectory(str(tmp_path)).latest()
+        assert saved is not None
+        assert saved.log.commits()["incarnation"].tolist() == [1, 1, 2, 2, 2, 2]
+        assert clocks(tmp_path) == [6]
+
+    def test_the_older_one_finds_out_although_it_has_nothing_to_save(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(checkpointer, "_IDLE", 0.05)
+        with Saving(tmp_path) as older:
+            SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
+            until(lambda: older.lost)
+
+    def test_at_the_same_moment_one_wins(self, tmp_path: Path) -> None:
+        first, second = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000a", "0000000b"))
+        barrier = threading.Barrier(2)
+        outcomes: dict[str, object] = {}
+
+        def claim(name: str, directory: SnapshotDirectory) -> None:
+            barrier.wait(patience(10))
+            try:
+                directory.take_over()
+                outcomes[name] = directory.epoch
+            except OwnershipLostError as error:
+                outcomes[name] = error
+
+        threads = [threading.Thread(target=claim, args=pair) for pair in (("first", first), ("second", second))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patience(10))
+        owned = 0
+        for directory in (first, second):
+            try:
+                directory.require_owned()
+                owned += 1
+            except (OwnershipLostError, LocalProtocolError):
+                pass
+        assert owned == 1, outcomes
+
+    def test_a_job_that_is_started_again_keeps_its_own_directory_and_no_other(self, tmp_path: Path) -> None:
+        def directory(token: str) -> SnapshotDirectory:
+            return SnapshotDirectory(str(tmp_path), token=token)
+
+        one = directory("0000000a")
+        one.take_over()
+        again = directory("0000000a")
+        again.take_over(after=one.epoch)
+        assert again.epoch == 2
+        with pytest.raises(OwnershipLostError, match="claim 000002-0000000a of process"):
+            one.require_owned()
+        directory("0000000b").take_over()
+        with pytest.raises(OwnershipLostError, match="claim 000003-0000000b of process"):
+            directory("0000000a").take_over(after=2)
+
+    def test_who_cannot_go_on_takes_nothing(self, tmp_path: Path) -> None:
+        with Saving(tmp_path, every=1) as saving:
+            with pytest.raises(ConfigurationError, match="must be an empty directory"):
+                SnapshotDirectory(str(tmp_path), token="0000000b").take_over(fresh=True)
+            with pytest.raises(DifferentJobError, match="`epochs` must be None"):
+                SnapshotDirectory(str(tmp_path), {"epochs": 3}, "0000000c").take_over()
+            saving.commit(1)
+            saving.covered()
+        assert saving.lost == []
+
+
+class _Unreachable(LocalFiles):
+    """Files of which some cannot be read at first."""
+
+    def __init__(self, root: Path, faults: dict[str, int]) -> None:
+        super().__init__(root)
+        self._faults = faults
+
+    def read(self, name: str) -> Iterator[bytes]:
+        for prefix in self._faults:
+            if name.startswith(prefix) and self._faults[prefix]:
+                self._faults[prefix] -= 1
+                raise TimeoutError("the store does not answer")
+        return super().read(name)
+
+
+class _Unreliable(World):
+    def __init__(self, faults: dict[str, int]) -> None:
+        self._faults = faults
+
+    def files(self, uri: str) -> Files:
+        return _Unreachable(Path(uri), self._faults)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "log"])
+def test_a_store_that_does_not_answer_for_a_moment_is_asked_again(tmp_path: Path, kind: str) -> None:
+    """Its latest snapshot is neither damaged nor passed over for the one before, and its log is not lost."""
+    with Saving(tmp_path, every=1) as saving:
+        saving.commit(1)
+        saving.covered()
+        saving.commit(1)
+    saved = SnapshotDirectory(str(tmp_path), world=_Unreliable({kind: 2})).latest()
+    assert saved is not None
+    assert saved.state.header["clock"] == 2
+    assert len(saved.log) == 2
+    assert saved.log.missing == 0
 
 
 def test_only_damaged_snapshots_are_an_error(tmp_path: Path) -> None:

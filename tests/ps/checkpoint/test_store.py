@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,22 @@ def test_a_file_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     assert store.names() == []
 
 
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "above" / "folder"))
+    store.save("one", HEADER, ARRAYS)
+    assert stat.S_IMODE((tmp_path / "above" / "folder").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "above" / "folder" / "one.dks").stat().st_mode) == 0o600
+
+
+def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.save("one", HEADER, ARRAYS)
+    content = (tmp_path / "one.dks").read_bytes()[:-16].replace(b"DKSTORE2", b"DKSTORE1")
+    (tmp_path / "one.dks").write_bytes(content + hashlib.blake2b(content, digest_size=16).digest())
+    with pytest.raises(SnapshotError, match=r"the format b'DKSTORE2'\. Received: b'DKSTORE1'"):
+        store.load("one")
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", {"life": 1}, {})
@@ -84,7 +102,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="missing must be readable"):
+    with pytest.raises(SnapshotError, match="missing must be there"):
         Store(str(tmp_path)).load("missing")
 
 

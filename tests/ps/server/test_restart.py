@@ -17,7 +17,7 @@ from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, ServerLostError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, ServerLostError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -317,9 +317,9 @@ class TestResume:
         self.interrupted(tmp_path, job={"batch_size": 4})
         with pytest.raises(ConfigurationError, match="must be an empty directory"):
             Job(tmp_path)
-        with pytest.raises(ConfigurationError, match="`batch_size` must be 4"):
+        with pytest.raises(DifferentJobError, match="`batch_size` must be 4, as in the job"):
             Job(tmp_path, resume=True, job={"batch_size": 8})
-        with pytest.raises(ConfigurationError, match="must be of rule"):
+        with pytest.raises(DifferentJobError, match=r"`rule\.name` must be 'downpour'"):
             Job(tmp_path, make("agn"), resume=True, job={"batch_size": 4})
 
 

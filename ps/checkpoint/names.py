@@ -1,0 +1,59 @@
+"""What the files of a checkpoint directory are called; whatever else lies there is not the project's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(r"(owner|snapshot|log)-(\d{6,18})-([0-9a-f]{8})(?:-(\d{6,18})-(\d{12,18}))?")
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """One server's claim to a checkpoint directory: the highest one is the owner's.
+
+    Args:
+        epoch: higher than that of any claim that was there before.
+        token: the job's, 8 hexadecimal digits: settles between two that claim at the same moment.
+    """
+
+    epoch: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"{self.epoch:06d}-{self.token}"
+
+
+@dataclass(frozen=True)
+class Name:
+    """A file's name.
+
+    Args:
+        kind: "owner", "snapshot" or "log".
+        claim: of who wrote it: nobody else writes, or writes over, this file.
+        serial: rises with each file of a claim; no two have the same. -1 for an owner's.
+        number: clock of a snapshot, commits before those of a log file; -1 for an owner's.
+    """
+
+    kind: str
+    claim: Claim
+    serial: int = -1
+    number: int = -1
+
+    def __str__(self) -> str:
+        end = "" if self.serial < 0 else f"-{self.serial:06d}-{self.number:012d}"
+        return f"{self.kind}-{self.claim}{end}"
+
+    @property
+    def age(self) -> tuple[Claim, int]:
+        """The higher, the later."""
+        return self.claim, self.serial
+
+
+def parsed(text: str) -> Name | None:
+    """The name that ``text`` is; None where it is none of ours."""
+    match = _NAME.fullmatch(text)
+    if match is None or (match[1] == "owner") != (match[4] is None):
+        return None
+    kind, epoch, token, serial, number = match.groups(default="-1")
+    return Name(kind, Claim(int(epoch), token), int(serial), int(number))

@@ -1,0 +1,102 @@
+"""Who owns a checkpoint directory: one server at a time, the one with the highest claim.
+
+A cluster manager may start a second driver while the first one lives. Both servers would save, and each would remove
+what the other goes on from. So a server claims the directory before it goes on from it, with an epoch above all others,
+and the one that was there before finds out before it does any harm:
+
+1. A claim is written before the snapshots are listed that its owner goes on from.
+2. A snapshot is written before its owner looks for a higher claim. Only where there is none does the snapshot count:
+   workers are told, and older files removed.
+3. What an owner writes bears its claim in its name. No file has two writers, and no owner removes a higher claim's.
+
+So of two owners, either the older one sees the newer claim, and nothing that it has done since counts; or it looked
+before that claim was written, and the newer owner's list has all that counted. It takes no lock and no conditional
+create, but only that a list of files shows each that was complete before: true of local filesystems, HDFS, and the
+object stores S3, Google Cloud Storage and Azure Blob.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from distkeras.ps.checkpoint.names import Claim, Name
+from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import LocalProtocolError, OwnershipLostError, SnapshotError
+from distkeras.ps.world.world import REAL, World
+
+
+class Ownership:
+    """One server's claim to a directory.
+
+    Args:
+        store: the directory's files.
+        token: the job's: a server and those that are started again for it have the same one.
+        world: its clock.
+    """
+
+    def __init__(self, store: Store, token: str, world: World = REAL) -> None:
+        self._store = store
+        self._token = token
+        self._world = world
+        self._claim: Claim | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """The claim, once it is written."""
+        if self._claim is None:
+            raise LocalProtocolError("a checkpoint directory must be claimed first. Received: a question for the claim")
+        return self._claim
+
+    def write(self, names: Iterable[Name], after: int) -> None:
+        """Claims the directory.
+
+        Args:
+            names: all files there.
+            after: the claim has a higher epoch than that, too.
+
+        Raises:
+            SnapshotError: it cannot be written.
+        """
+        claim = Claim(1 + max([after, *(name.claim.epoch for name in names)]), self._token)
+        header = {"host": socket.gethostname(), "pid": os.getpid(), "time": self._world.time()}
+        self._store.save(str(Name("owner", claim)), header, {})
+        self._claim = claim
+
+    def require_own(self, names: Iterable[Name], after: int) -> None:
+        """Whether no other job has claimed the directory since this job's server with epoch ``after`` did.
+
+        Raises:
+            OwnershipLostError: one has.
+        """
+        others = [name for name in names if name.claim.token != self._token]
+        self._require_highest(Claim(after, self._token), others)
+
+    def require(self, names: Iterable[Name]) -> None:
+        """Whether this claim is still the highest.
+
+        Args:
+            names: all files there, listed after everything that is to count was written.
+
+        Raises:
+            OwnershipLostError: it is not.
+        """
+        self._require_highest(self.claim, names)
+
+    def _require_highest(self, own: Claim, names: Iterable[Name]) -> None:
+        highest = max((name.claim for name in names if name.kind == "owner"), default=own)
+        if highest > own:
+            raise OwnershipLostError(
+                f"the server with claim {own} must own {self._store.uri!r}. "
+                f"Received: claim {highest} of {self._who(highest)}"
+            )
+
+    def _who(self, claim: Claim) -> str:
+        try:
+            header, _ = self._store.load(str(Name("owner", claim)))
+        except SnapshotError:
+            return "another server"
+        when = datetime.fromtimestamp(header["time"], UTC)
+        return f"process {header['pid']} on {header['host']}, since {when:%Y-%m-%d %H:%M:%S} UTC"
