@@ -12,6 +12,7 @@ folder imports only from those above it, and from ``ps``::
     trainer      the trainer: one class for every rule
     trainers     dist-keras' names over it
     flags        a trainer's keywords as flags, and a TOML file of them
+    spark        a Spark session whose workers begin with Keras imported
     ml           the trainer as a Spark ML estimator, which stands on `transformers` too
     analysis     metrics and plots of those tables, gradients for the simulator
 """
