@@ -10,7 +10,12 @@ folder imports only from those above it, and from ``ps``::
     results      tables of history, commits and events
     job          one training job on Spark
     trainer      the trainer: one class for every rule
-    trainers     dist-keras' names over it
+    compat       what dist-keras had otherwise
+    trainers     dist-keras' trainers, and its other modules by their names:
+    evaluators   its evaluators
+    predictors   its predictors
+    utils        its functions
+    job_deployment  its job server, refused
     flags        a trainer's keywords as flags, and a TOML file of them
     spark        a Spark session whose workers begin with Keras imported
     ml           the trainer as a Spark ML estimator, which stands on `transformers` too

@@ -7,8 +7,10 @@ pyspark, and neither Keras nor a backend.
 if __name__ != "distkeras.transformers":
     raise ImportError(f"this folder imports as 'distkeras.transformers'. Received: import of {__name__!r}")
 
+from typing import TYPE_CHECKING, Any
+
 from distkeras.transformers.evaluators import AccuracyEvaluator, LossEvaluator
-from distkeras.transformers.predictor import ModelPredictor
+from distkeras.transformers.predictor import ModelPredictor as ModelPredictor
 from distkeras.transformers.scaling import MinMaxTransformer, StandardScaleTransformer
 from distkeras.transformers.shaping import (
     DenseTransformer,
@@ -17,14 +19,30 @@ from distkeras.transformers.shaping import (
     ReshapeTransformer,
 )
 
+if TYPE_CHECKING:
+    from distkeras.compat.transformers import BinaryLabelTransformer, StandardTransformer, Transformer
+
+#: What ``import *`` gives. dist-keras' scripts write it after that of `distkeras.predictors`, whose `ModelPredictor` is
+#: to stay; ask for this package's by its name.
 __all__ = [
     "AccuracyEvaluator",
+    "BinaryLabelTransformer",
     "DenseTransformer",
     "LabelIndexTransformer",
     "LossEvaluator",
     "MinMaxTransformer",
-    "ModelPredictor",
     "OneHotTransformer",
     "ReshapeTransformer",
     "StandardScaleTransformer",
+    "StandardTransformer",
+    "Transformer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """dist-keras' names that this package lacks; `distkeras.compat` has them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'distkeras.transformers' has no attribute {name!r}")
+    import distkeras.compat.transformers as compat
+
+    return getattr(compat, name)

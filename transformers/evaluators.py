@@ -26,9 +26,9 @@ class AccuracyEvaluator(
     """Share of the rows whose predicted class is the labeled one, in [0, 1].
 
     Args:
+        label_col: class numbers, or one-hot arrays or vectors. Default ``"label"``.
         prediction_col: class numbers, or scores (arrays, vectors) as `ModelPredictor` writes them: the largest
             counts, a single one by ``activation_threshold``. Default ``"prediction"``.
-        label_col: class numbers, or one-hot arrays or vectors. Default ``"label"``.
         activation_threshold: least single score of class 1; default 0.5.
 
     Raises:
@@ -44,8 +44,8 @@ class AccuracyEvaluator(
 
     def __init__(
         self,
-        prediction_col: str | None = None,
         label_col: str | None = None,
+        prediction_col: str | None = None,
         activation_threshold: float | None = None,
     ) -> None:
         super().__init__()

@@ -85,19 +85,21 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
 
 
 def check_new_columns(df: DataFrame, *names: str) -> None:
-    """Checks that ``names`` can be added to ``df``; Spark's names do not tell upper from lower case.
+    """Checks that ``names`` can be added to ``df``; unless told otherwise, Spark does not tell upper from lower case.
 
     Raises:
         ConfigurationError: one is there already, or occurs twice.
     """
-    taken = {name.lower() for name in df.columns}
-    for name in names:
-        if name.lower() in taken:
+    exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    taken = {name if exact else name.lower() for name in df.columns}
+    for name in (name if exact else name.lower() for name in names):
+        if name in taken:
+            why = "" if name in df.columns else ", upper and lower case being the same unless spark.sql.caseSensitive"
             raise ConfigurationError(
-                f"`output_col` must name a new column. Received: {name!r} beside columns={df.columns}",
+                f"`output_col` must name a new column{why}. Received: {name!r} beside columns={df.columns}",
                 column=name,
             )
-        taken.add(name.lower())
+        taken.add(name)
 
 
 def vector_of(values: Column) -> Column:
@@ -120,13 +122,15 @@ def raise_in_job(kind: type[DistkerasError], name: str, expected: str, received:
     return F.raise_error(text)
 
 
-def class_of_scores(scores: NumericColumn, threshold: float | None) -> Column:
+def class_of_scores(scores: NumericColumn, threshold: float | None, default_index: int | None = None) -> Column:
     """The class that scores speak for, as a double; null stays null.
 
     Args:
         scores: numbers, arrays or vectors.
         threshold: least value at which a single score means class 1 rather than 0; None takes a single number
             for the class itself.
+        default_index: with it, the class is that of the first score from ``threshold`` on, else of the largest above
+            0, else this one. Not for numbers.
 
     Raises:
         ConfigurationError: the arrays are nested.
@@ -149,12 +153,17 @@ def class_of_scores(scores: NumericColumn, threshold: float | None) -> Column:
     largest = (F.array_position(column, F.array_max(column)) - 1).cast("double")
     broken = raise_in_job(BadValueError, name, "scores must be neither null nor NaN", column)
     empty = raise_in_job(ShapeError, name, "there must be a score at least", F.size(column))
+    if default_index is None or threshold is None:
+        found = F.when(F.size(column) == 1, of_single(F.element_at(column, 1))).otherwise(largest)
+    else:
+        first = F.array_position(F.transform(column, lambda score: score.cast("double") >= threshold), True) - 1
+        above = F.when(F.array_max(column) > 0, largest).otherwise(float(default_index))
+        found = F.when(first >= 0, first.cast("double")).otherwise(above)
     return (
         F.when(column.isNull(), None)
         .when(F.size(column) == 0, empty)
         .when(F.exists(column, null_or_nan), broken)
-        .when(F.size(column) == 1, of_single(F.element_at(column, 1)))
-        .otherwise(largest)
+        .otherwise(found)
     )
 
 

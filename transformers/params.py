@@ -68,6 +68,24 @@ def integer_from(minimum: int) -> Callable[[Any], int]:
     return convert
 
 
+def true_or_false(value: Any) -> bool:
+    """A bool; TypeError for anything else."""
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """A converter that takes ``choices`` only; it raises ValueError for anything else."""
+
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise ValueError
+        return str(value)
+
+    return convert
+
+
 class Stage(Params):
     """Keyword constructors, and parameters that must be there before a job starts."""
 
@@ -95,6 +113,12 @@ class HasOutputCol(Params):
     """``output_col``: the new column."""
 
     output_col = param("output_col", "new column to write", column_name, "the name of a new column")
+
+
+class HasOutputType(Params):
+    """``output_type``: arrays of floats, or ML vectors, which hold doubles and which Spark ML's own stages read."""
+
+    output_type = param("output_type", "arrays or ML vectors", one_of("array", "vector"), 'one of "array", "vector"')
 
 
 class HasPredictionCol(Params):

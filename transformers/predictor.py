@@ -20,7 +20,7 @@ from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
 from distkeras.transformers.outputs import OutputColumn
-from distkeras.transformers.params import Stage, column_names, integer_from, param
+from distkeras.transformers.params import HasOutputType, Stage, column_names, integer_from, param
 
 if TYPE_CHECKING:
     import keras
@@ -47,7 +47,7 @@ _TYPES: dict[str, tuple[str, T.DataType]] = {
 _FLOAT = ("float32", T.FloatType())
 
 
-class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritable):
+class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredictor"], MLWritable):
     """Adds what a Keras model predicts for each row, and keeps all other columns, rows and their order.
 
     The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
@@ -55,7 +55,8 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
     that cannot be predicted from ends the job that reads it, with a BadValueError or ShapeError in the text of
     Spark's own error that names column, partition and row. The evaluators of this package raise it as such.
 
-    An output of shape ``(n,)`` becomes a column of numbers, ``(n, k)`` arrays, ``(n, h, k)`` arrays of arrays.
+    An output of shape ``(n,)`` becomes a column of numbers, ``(n, k)`` arrays (or ML vectors), ``(n, h, k)`` arrays of
+    arrays.
     What a row gets must not depend on its neighbors in the batch.
 
     Args:
@@ -64,6 +65,7 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
             input or flat) or vectors. Default ``"features"``.
         output_col: one new column for each output, in the model's order. Default ``"prediction"``.
         batch_size: rows a call of the model; default 1024.
+        output_type: of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
 
     Raises:
         ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
@@ -81,10 +83,12 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
         features_col: str | Sequence[str] | None = None,
         output_col: str | Sequence[str] | None = None,
         batch_size: int | None = None,
+        output_type: str | None = None,
     ) -> None:
         super().__init__()
-        self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024)
+        self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
         self._set_given(features_col=features_col, output_col=output_col, batch_size=batch_size)
+        self._set_given(output_type=output_type)
         if keras_model is not None and not isinstance(keras_model, PackedModel):
             keras_model = PackedModel(archive.to_bytes(keras_model))
         self._model = keras_model
@@ -108,6 +112,7 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
         features, outputs = self._required("features_col"), self._required("output_col")
+        vectors = self._required("output_type") == "vector"
         for keyword, names, shapes in (
             ("features_col", features, [shape for shape, _ in packed.inputs]),
             ("output_col", outputs, [shape for shape, _ in packed.outputs]),
@@ -116,9 +121,10 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
                 raise ConfigurationError(
                     f"`{keyword}` must name {len(shapes)} columns, for shapes {shapes}. Received: {names}"
                 )
+        forms = ["vector" if len(shape) == 1 and vectors else "values" for shape, _ in packed.outputs]
         columns = [
-            OutputColumn(name, number, dtype=column_type(dtype)[0])
-            for number, (name, (_, dtype)) in enumerate(zip(outputs, packed.outputs, strict=True))
+            OutputColumn(name, number, form, column_type(packed.outputs[number][1])[0])
+            for number, (name, form) in enumerate(zip(outputs, forms, strict=True))
         ]
         return predicted(dataset, packed, features, columns, self._required("batch_size"))
 
@@ -129,7 +135,7 @@ class ModelPredictor(Transformer, Stage, MLReadable["ModelPredictor"], MLWritabl
     @classmethod
     def read(cls) -> _Reader:
         """Reads what `write` has written."""
-        return _Reader()
+        return _Reader(cls)
 
 
 class PackedModel:
@@ -246,10 +252,14 @@ class _Writer(MLWriter):
 
 
 class _Reader(MLReader[ModelPredictor]):
+    def __init__(self, kind: type[ModelPredictor]) -> None:
+        super().__init__()
+        self.kind = kind
+
     def load(self, path: str) -> ModelPredictor:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         rows = self.sparkSession.read.parquet(f"{path}/model").orderBy("part").collect()
-        predictor = ModelPredictor(PackedModel(b"".join(bytes(row["data"]) for row in rows)))
+        predictor = self.kind(PackedModel(b"".join(bytes(row["data"]) for row in rows)))
         predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         DefaultParamsReader.getAndSetParams(predictor, metadata)
         return predictor

@@ -24,6 +24,7 @@ from distkeras.transformers.params import (
     column_names,
     finite_float,
     param,
+    true_or_false,
 )
 
 
@@ -38,35 +39,40 @@ class MinMaxTransformer(
     array gives an array and a number a number, of doubles if the input is double and of floats otherwise.
 
     Args:
-        n_min: lower end of the new range.
-        n_max: upper end of the new range; not below ``n_min``.
         o_min: lower end of the old range.
         o_max: upper end of the old range; above ``o_min``.
+        n_min: lower end of the new range; default 0.
+        n_max: upper end of the new range; not below ``n_min``; default 1.
         input_col: numbers, arrays of numbers, or vectors.
         output_col: new column.
+        is_vector: whether ``input_col`` must hold vectors or arrays (True) or numbers (False). Default: either.
 
     Raises:
-        ConfigurationError: a range is empty, or ``output_col`` is there already.
+        ConfigurationError: a range is empty, ``input_col`` is not as ``is_vector`` says, or ``output_col`` is there
+            already.
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
-    n_min = param("n_min", "lower end of the new range", finite_float, "a finite number")
-    n_max = param("n_max", "upper end of the new range", finite_float, "a finite number")
     o_min = param("o_min", "lower end of the old range", finite_float, "a finite number")
     o_max = param("o_max", "upper end of the old range", finite_float, "a finite number")
+    n_min = param("n_min", "lower end of the new range", finite_float, "a finite number")
+    n_max = param("n_max", "upper end of the new range", finite_float, "a finite number")
+    is_vector = param("is_vector", "vectors or arrays, not numbers", true_or_false, "True or False")
 
     def __init__(
         self,
-        n_min: float | None = None,
-        n_max: float | None = None,
         o_min: float | None = None,
         o_max: float | None = None,
+        n_min: float | None = None,
+        n_max: float | None = None,
         input_col: str | None = None,
         output_col: str | None = None,
+        is_vector: bool | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(n_min=0.0, n_max=1.0)
-        self._set_given(n_min=n_min, n_max=n_max, o_min=o_min, o_max=o_max, input_col=input_col, output_col=output_col)
+        self._set_given(o_min=o_min, o_max=o_max, n_min=n_min, n_max=n_max, input_col=input_col, output_col=output_col)
+        self._set_given(is_vector=is_vector)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         low, high = self._required("n_min"), self._required("n_max")
@@ -77,6 +83,12 @@ class MinMaxTransformer(
             raise ConfigurationError(f"`n_max` must not be below n_min={low}. Received: n_max={high}")
         source = expressions.numeric_column(dataset, self._required("input_col"))
         expressions.check_new_columns(dataset, self._required("output_col"))
+        if self.isDefined("is_vector") and self._required("is_vector") != bool(source.depth):
+            held = "arrays or vectors" if source.depth else "numbers"
+            raise ConfigurationError(
+                f"`is_vector` must be as the column is. Received: is_vector={self._required('is_vector')} for {held}",
+                column=source.name,
+            )
 
         def scaled(value: Column) -> Column:
             # Divided first: the ends of the old range map exactly onto those of the new one.

@@ -14,7 +14,16 @@ from pyspark.sql import functions as F
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import raise_in_job
-from distkeras.transformers.params import HasInputCol, HasOutputCol, HasOutputDim, Stage, finite_float, param
+from distkeras.transformers.params import (
+    HasInputCol,
+    HasOutputCol,
+    HasOutputDim,
+    HasOutputType,
+    Stage,
+    finite_float,
+    integer_from,
+    param,
+)
 
 
 class OneHotTransformer(
@@ -23,10 +32,11 @@ class OneHotTransformer(
     HasInputCol,
     HasOutputCol,
     HasOutputDim,
+    HasOutputType,
     DefaultParamsReadable["OneHotTransformer"],
     DefaultParamsWritable,
 ):
-    """Turns a class number into an array of ``output_dim`` floats, all 0 but a 1 at that place.
+    """Turns a class number into ``output_dim`` numbers, all 0 but a 1 at that place.
 
     Null stays null. A job ends in a BadValueError in the text of Spark's own error when it meets a number that
     is no class: a fraction, NaN, or outside ``[0, output_dim)``.
@@ -34,7 +44,8 @@ class OneHotTransformer(
     Args:
         output_dim: number of classes.
         input_col: numbers, counted from 0.
-        output_col: new column, ``array<float>``.
+        output_col: new column.
+        output_type: "vector" (the default), a dense one; or "array", ``array<float>``, half as large.
 
     Raises:
         ConfigurationError: the input is no number, or ``output_col`` is there already.
@@ -42,10 +53,15 @@ class OneHotTransformer(
     """
 
     def __init__(
-        self, output_dim: int | None = None, input_col: str | None = None, output_col: str | None = None
+        self,
+        output_dim: int | None = None,
+        input_col: str | None = None,
+        output_col: str | None = None,
+        output_type: str | None = None,
     ) -> None:
         super().__init__()
-        self._set_given(output_dim=output_dim, input_col=input_col, output_col=output_col)
+        self._setDefault(output_type="vector")
+        self._set_given(output_dim=output_dim, input_col=input_col, output_col=output_col, output_type=output_type)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         classes = self._required("output_dim")
@@ -62,6 +78,8 @@ class OneHotTransformer(
             BadValueError, source.name, f"labels must be whole numbers in [0, {classes})", source.column
         )
         encoded = F.when(label.isNull(), None).when(known, hot).otherwise(wrong)
+        if self._required("output_type") == "vector":
+            encoded = expressions.vector_of(encoded)
         return dataset.withColumn(self._required("output_col"), encoded)
 
 
@@ -81,11 +99,15 @@ class LabelIndexTransformer(
     ends in a BadValueError or ShapeError in the text of Spark's own error when it meets NaN, a null among the
     scores, no scores, or not ``output_dim`` of them.
 
+    With a ``default_index``, the index is found as dist-keras found it: the first score from ``activation_threshold``
+    on, else the largest above 0, else ``default_index``. For probabilities that add up to 1 that is the largest, too.
+
     Args:
         output_dim: number of scores, if it shall be checked.
         input_col: scores; default ``"prediction"``.
         output_col: new column; default ``"prediction_index"``.
-        activation_threshold: least score of class 1; default 0.5.
+        default_index: the class where no score is above 0; default: none, the largest score decides.
+        activation_threshold: least single score of class 1; default 0.5.
 
     Raises:
         ConfigurationError: the scores are nested arrays, or ``output_col`` is there already.
@@ -95,12 +117,16 @@ class LabelIndexTransformer(
     activation_threshold = param(
         "activation_threshold", "least single score of class 1", finite_float, "a finite number"
     )
+    default_index = param(
+        "default_index", "the class where no score is above 0", integer_from(0), "an integer from 0 on"
+    )
 
     def __init__(
         self,
         output_dim: int | None = None,
         input_col: str | None = None,
         output_col: str | None = None,
+        default_index: int | None = None,
         activation_threshold: float | None = None,
     ) -> None:
         super().__init__()
@@ -109,18 +135,30 @@ class LabelIndexTransformer(
             output_dim=output_dim,
             input_col=input_col,
             output_col=output_col,
+            default_index=default_index,
             activation_threshold=activation_threshold,
         )
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         source = expressions.numeric_column(dataset, self._required("input_col"))
         expressions.check_new_columns(dataset, self._required("output_col"))
-        index = expressions.class_of_scores(source, self._required("activation_threshold"))
+        threshold = self._required("activation_threshold")
+        default = self._required("default_index") if self.isDefined("default_index") and source.depth else None
+        index = expressions.class_of_scores(source, threshold, default)
         if source.depth and self.isDefined("output_dim"):
             dim = self._required("output_dim")
             odd = raise_in_job(ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column))
             index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), odd).otherwise(index)
         return dataset.withColumn(self._required("output_col"), index)
+
+    def get_index(self, vector: Any) -> int:
+        """The index of the scores ``vector``, as `transform` finds it with a ``default_index``, or with 0."""
+        threshold = self._required("activation_threshold")
+        default = self._required("default_index") if self.isDefined("default_index") else 0
+        scores = [float(score) for score in vector]
+        largest = max(range(len(scores)), key=scores.__getitem__)
+        fallback = largest if scores[largest] > 0 else default
+        return next((place for place, score in enumerate(scores) if score >= threshold), fallback)
 
 
 def _to_extents(value: Any) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -109,7 +109,8 @@ def reference() -> dict[str, str]:
     for name, value in public().items():
         if isinstance(value, ModuleType):
             found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value)
-    found["reference/transformers.md"] = _module("distkeras.transformers", distkeras.transformers)
+    own = [name for name, value in vars(distkeras.transformers).items() if inspect.isclass(value)]
+    found["reference/transformers.md"] = _module("distkeras.transformers", distkeras.transformers, own)
     return found
 
 
@@ -121,13 +122,13 @@ def _reference(title: str, names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _module(title: str, module: ModuleType) -> str:
-    """A page for a module; a package says itself which of its modules' members are its own."""
+def _module(title: str, module: ModuleType, members: Sequence[str] = ()) -> str:
+    """A page for a module; a package says itself which of its modules' members are its own, unless they are given."""
     name = module.__name__
     lines = [f"# {title} {{#{name}}}", "", f"::: {name}", "    options:", "      show_root_heading: false"]
     lines += ["      show_root_toc_entry: false"]
     if hasattr(module, "__path__"):
-        lines += [f"      members: [{', '.join(module.__all__)}]"]
+        lines += [f"      members: [{', '.join(members or module.__all__)}]"]
     return "\n".join([*lines, ""])
 
 

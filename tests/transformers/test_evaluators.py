@@ -55,12 +55,12 @@ def rows(spark: SparkSession) -> DataFrame:
 @pytest.mark.parametrize("label", ["label", "hot"])
 def test_accuracy(rows: DataFrame, prediction: str, label: str) -> None:
     expected = (SCORES.argmax(axis=1) == LABELS).mean()
-    assert AccuracyEvaluator(prediction, label).evaluate(rows) == pytest.approx(expected)
+    assert AccuracyEvaluator(label, prediction).evaluate(rows) == pytest.approx(expected)
 
 
 def test_accuracy_of_a_single_score(rows: DataFrame) -> None:
     for threshold in (0.5, 0.8):
-        evaluator = AccuracyEvaluator("sigmoid", "binary", activation_threshold=threshold)
+        evaluator = AccuracyEvaluator("binary", "sigmoid", activation_threshold=threshold)
         expected = ((threshold <= SIGMOID) == (LABELS > 0)).mean()
         assert evaluator.evaluate(rows) == pytest.approx(expected)
     assert evaluator.isLargerBetter()
@@ -131,7 +131,8 @@ def test_labels_that_are_not_one_hot_are_refused(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    "evaluator", [AccuracyEvaluator("index"), LossEvaluator("mse", "index"), LossEvaluator(prediction_col="scores")]
+    "evaluator",
+    [AccuracyEvaluator(prediction_col="index"), LossEvaluator("mse", "index"), LossEvaluator(prediction_col="scores")],
 )
 def test_no_rows_and_missing_columns(rows: DataFrame, evaluator: AccuracyEvaluator | LossEvaluator) -> None:
     with pytest.raises(EmptyDataError):

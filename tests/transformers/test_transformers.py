@@ -81,14 +81,16 @@ def test_min_max(rows: DataFrame, name: str, o_max: float, expected: list[Any]) 
 
 
 def test_the_ends_of_a_range_map_exactly(spark: SparkSession) -> None:
-    out = MinMaxTransformer(0.1, 0.7, 0.3, 1.1, "x", "y").transform(spark.createDataFrame([(0.3,), (1.1,)], "x double"))
+    out = MinMaxTransformer(0.3, 1.1, 0.1, 0.7, "x", "y").transform(spark.createDataFrame([(0.3,), (1.1,)], "x double"))
     assert [row.y for row in out.collect()] == [0.1, 0.7]
 
 
 def test_one_hot(rows: DataFrame) -> None:
     out = OneHotTransformer(3, input_col="whole", output_col="y").transform(rows)
-    assert column(out, "y") == [[1, 0, 0], [0, 0, 1], None]
-    assert out.schema["y"].dataType.simpleString() == "array<float>"
+    assert column(out, "y") == [DenseVector([1, 0, 0]), DenseVector([0, 0, 1]), None]
+    arrays = OneHotTransformer(3, input_col="whole", output_col="y", output_type="array").transform(rows)
+    assert column(arrays, "y") == [[1, 0, 0], [0, 0, 1], None]
+    assert arrays.schema["y"].dataType.simpleString() == "array<float>"
 
 
 @pytest.mark.parametrize("label", [-1.0, 3.0, 0.5, math.nan])
@@ -236,6 +238,8 @@ def test_no_rows_give_no_rows(rows: DataFrame, stage: Any) -> None:
         (lambda: ReshapeTransformer(shape=(0,)), "`shape` must be"),
         (lambda: ReshapeTransformer(shape=()), "`shape` must be"),
         (lambda: MinMaxTransformer(n_min=math.inf), "`n_min` must be a finite number"),
+        (lambda: MinMaxTransformer(is_vector=cast(Any, 1)), "`is_vector` must be True or False"),
+        (lambda: OneHotTransformer(output_type="list"), '`output_type` must be one of "array", "vector"'),
         (lambda: StandardScaleTransformer(["a", "a"]), "`columns` must be"),
         (lambda: StandardScaleTransformer(["a"], means=cast(Any, [["x"]])), "`means` must be"),
     ],
@@ -249,7 +253,9 @@ def test_a_value_that_cannot_work_is_refused_where_it_is_given(make: Callable[..
     "stage",
     [
         MinMaxTransformer(o_min=1, o_max=1, input_col="whole", output_col="y"),
-        MinMaxTransformer(1, 0, 0, 1, "whole", "y"),
+        MinMaxTransformer(0, 1, 1, 0, "whole", "y"),
+        MinMaxTransformer(0, 1, 0, 1, "whole", "y", is_vector=True),
+        MinMaxTransformer(0, 1, 0, 1, "reals", "y", is_vector=False),
         MinMaxTransformer(o_min=0, o_max=1, input_col="grid", output_col="y"),
         MinMaxTransformer(input_col="whole", output_col="y"),
         OneHotTransformer(3, "reals", "y"),
@@ -279,7 +285,7 @@ def test_names_with_dots_backticks_and_spaces(spark: SparkSession, name: str) ->
 def test_a_pipeline_survives_the_trip_to_disk(rows: DataFrame, tmp_path: Path) -> None:
     stages = [
         MinMaxTransformer(o_min=0, o_max=255, input_col="pixels", output_col="scaled"),
-        OneHotTransformer(3, "whole", "hot"),
+        OneHotTransformer(3, "whole", "hot", output_type="array"),
         LabelIndexTransformer(3, "hot", "index"),
         ReshapeTransformer("scaled", "shaped", (2, 1)),
         DenseTransformer("vector", "dense"),
@@ -293,3 +299,15 @@ def test_a_pipeline_survives_the_trip_to_disk(rows: DataFrame, tmp_path: Path) -
     assert after.schema == before.schema
     assert after.orderBy("id").collect() == before.orderBy("id").collect()
     assert column(before.where(F.col("whole").isNotNull()), "index") == column(rows, "whole")[:2]
+
+
+def test_names_that_differ_by_case_alone_follow_sparks_setting(spark: SparkSession) -> None:
+    df = spark.createDataFrame([(1, "s")], "number int, Label string")
+    stage = OneHotTransformer(2, "number", "label")
+    with pytest.raises(ConfigurationError, match=r"spark\.sql\.caseSensitive"):
+        stage.transform(df)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert stage.transform(df).columns == ["number", "Label", "label"]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")

@@ -1,0 +1,91 @@
+"""dist-keras' transformers that have another name, or another result, than this project's."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import pyspark.ml
+from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from distkeras.compat.refusals import refusal, refused
+from distkeras.data.columns import quoted
+from distkeras.ps.errors import MissingColumnError
+from distkeras.transformers.expressions import check_new_columns, vector_of
+from distkeras.transformers.params import Stage, column_name, param
+from distkeras.transformers.scaling import StandardScaleTransformer
+
+_MOMENTS = "its means and deviations are `means` and `stddevs` of what `fit` returns"
+
+
+class Transformer:
+    """The base of dist-keras' transformers, whose subclasses write `transform` anew."""
+
+    def transform(self, dataframe: DataFrame) -> DataFrame:
+        """Written by subclasses."""
+        raise refusal(f"{type(self).__name__}.transform", "write it, or extend `pyspark.ml.Transformer`")
+
+
+def _label(value: Any) -> Any:
+    if not isinstance(value, str | numbers.Number):
+        raise TypeError
+    return value
+
+
+class BinaryLabelTransformer(
+    pyspark.ml.Transformer, Stage, DefaultParamsReadable["BinaryLabelTransformer"], DefaultParamsWritable
+):
+    """Turns a column into the vector [1, 0] where it is ``label``, else into [0, 1]; also where it is null.
+
+    Args:
+        input_column: any column that can be compared with ``label``.
+        output_column: new column of dense vectors.
+        label: a string or a number.
+
+    Raises:
+        MissingColumnError: no such column.
+        ConfigurationError: ``output_column`` is there already.
+    """
+
+    input_column = param("input_column", "column to read", column_name, "the name of a column")
+    output_column = param("output_column", "new column to write", column_name, "the name of a new column")
+    label = param("label", "the value of [1, 0]", _label, "a string or a number")
+
+    def __init__(
+        self, input_column: str | None = None, output_column: str | None = None, label: Any | None = None
+    ) -> None:
+        super().__init__()
+        self._set_given(input_column=input_column, output_column=output_column, label=label)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        name, new = self._required("input_column"), self._required("output_column")
+        if name not in dataset.columns:
+            raise MissingColumnError(
+                f"the DataFrame must have the column {name!r}. Received: columns={dataset.columns}", column=name
+            )
+        check_new_columns(dataset, new)
+        hit = F.col(quoted(name)).eqNullSafe(F.lit(self._required("label")))
+        yes, no = (F.array(F.lit(first), F.lit(1.0 - first)) for first in (1.0, 0.0))
+        return dataset.withColumn(new, vector_of(F.when(hit, yes).otherwise(no)))
+
+
+class StandardTransformer(StandardScaleTransformer):
+    """`StandardScaleTransformer` with the deviation of a whole population, divisor n, as dist-keras took it."""
+
+    def fit(self, dataset: DataFrame) -> StandardTransformer:
+        """A copy that standardizes by the moments of ``dataset`` from now on. Runs two jobs."""
+        fitted = super().fit(dataset)
+        names = self._required("columns")
+        counts = dataset.agg(*(F.count(F.col(quoted(name))) for name in names)).first()
+        assert counts is not None
+        stddevs = [
+            [value * math.sqrt((count - 1) / count) for value in column]
+            for column, count in zip(fitted.getOrDefault("stddevs"), counts, strict=True)
+        ]
+        return self.copy({self.means: fitted.getOrDefault("means"), self.stddevs: stddevs})
+
+    clean_mean_keys = refused("clean_mean_keys", _MOMENTS)
+    clean_stddev_keys = refused("clean_stddev_keys", _MOMENTS)

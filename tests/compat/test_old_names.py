@@ -1,0 +1,346 @@
+"""dist-keras 0.2.1's public names: where its scripts found them, in which order they took arguments, what they said."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import Row
+from support.spark_jobs import wrong_model
+
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
+
+SPARSE = "sparse_categorical_crossentropy"
+
+#: Module, name, the arguments in their order, and the defaults that its scripts relied on.
+MODEL = ("keras_model", "worker_optimizer", "loss", "metrics")
+COLUMNS = ("features_col", "label_col")
+SHARED = (*MODEL, "num_workers", "batch_size", *COLUMNS, "num_epoch")
+LAST = ("master_port", "loss_weights")
+DEFAULTS = {"num_workers": 2, "batch_size": 32, "features_col": "features", "label_col": "label", "num_epoch": 1}
+ELASTIC = {"communication_window": 32, "rho": 5.0, "learning_rate": 0.1}
+POSITIONS: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
+    ("trainers", "SingleTrainer", (*MODEL, *COLUMNS, "num_epoch", "batch_size", "loss_weights"), {"batch_size": 32}),
+    (
+        "trainers",
+        "AveragingTrainer",
+        (*MODEL, *COLUMNS, "num_epoch", "batch_size", "num_workers", "loss_weights"),
+        {"num_workers": 2},
+    ),
+    ("trainers", "EnsembleTrainer", (*MODEL, *COLUMNS, "batch_size", "num_ensembles", "loss_weights"), {}),
+    ("trainers", "DistributedTrainer", (*SHARED, *LAST), DEFAULTS),
+    ("trainers", "AsynchronousDistributedTrainer", (*SHARED, *LAST), DEFAULTS),
+    ("trainers", "AEASGD", (*SHARED, "communication_window", "rho", "learning_rate", *LAST), DEFAULTS | ELASTIC),
+    ("trainers", "DOWNPOUR", (*SHARED, "communication_window", *LAST), DEFAULTS),
+    (
+        "trainers",
+        "EAMSGD",
+        (*SHARED, "communication_window", "rho", "learning_rate", "momentum", *LAST),
+        DEFAULTS | ELASTIC | {"momentum": 0.9},
+    ),
+    ("trainers", "ADAG", (*SHARED, "communication_window", *LAST), DEFAULTS),
+    ("trainers", "AGN", (*SHARED, "communication_window", *LAST), DEFAULTS),
+    ("trainers", "DynSGD", (*SHARED, "communication_window", *LAST), DEFAULTS),
+    (
+        "transformers",
+        "MinMaxTransformer",
+        ("o_min", "o_max", "n_min", "n_max", "input_col", "output_col", "is_vector"),
+        {},
+    ),
+    ("transformers", "BinaryLabelTransformer", ("input_column", "output_column", "label"), {}),
+    ("transformers", "StandardTransformer", ("columns", "suffix"), {}),
+    ("transformers", "DenseTransformer", ("input_col", "output_col"), {}),
+    ("transformers", "ReshapeTransformer", ("input_col", "output_col", "shape"), {}),
+    ("transformers", "OneHotTransformer", ("output_dim", "input_col", "output_col"), {}),
+    (
+        "transformers",
+        "LabelIndexTransformer",
+        ("output_dim", "input_col", "output_col", "default_index", "activation_threshold"),
+        {},
+    ),
+    ("predictors", "Predictor", ("keras_model",), {}),
+    ("predictors", "ModelPredictor", ("keras_model", "features_col", "output_col"), {}),
+    ("evaluators", "Evaluator", ("label_col", "prediction_col"), {}),
+    ("evaluators", "AccuracyEvaluator", ("label_col", "prediction_col"), {}),
+    ("utils", "to_one_hot_encoded_dense", ("value", "n_dim"), {"n_dim": 2}),
+    ("utils", "new_dataframe_row", ("old_row", "column_name", "column_value"), {}),
+    ("utils", "json_to_dataframe_row", ("string",), {}),
+    ("utils", "serialize_keras_model", ("model",), {}),
+    ("utils", "deserialize_keras_model", ("dictionary",), {}),
+    ("utils", "history_executors_average", ("history",), {}),
+    ("utils", "history_executor", ("history", "id"), {}),
+    ("utils", "uniform_weights", ("model", "constraints"), {"constraints": (-0.5, 0.5)}),
+    ("utils", "shuffle", ("dataset",), {}),
+    ("utils", "precache", ("dataset", "num_workers"), {}),
+]
+#: What has no equivalent: module, name, arguments, and what the error tells to use.
+REFUSED = [
+    ("trainers", "Experimental", (None, "sgd", "mse"), "Rule"),
+    ("trainers", "DistributedTrainer", (None, "sgd", "mse"), "Rule"),
+    ("trainers", "AsynchronousDistributedTrainer", (None, "sgd", "mse"), "Rule"),
+    ("utils", "pickle_object", (1,), r"\.keras"),
+    ("utils", "unpickle_object", (b"",), r"\.keras"),
+    ("job_deployment", "Punchcard", ("secrets.json", 80), "spark-submit"),
+    ("job_deployment", "PunchcardJob", ("s", "n", "p", 1, 1, None), "spark-submit"),
+    ("job_deployment", "Job", ("s", "n", "p", 1, 1, None), "spark-submit"),
+]
+
+
+def old(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"distkeras.{module}"), name)
+
+
+@pytest.mark.parametrize(("module", "name", "positions", "defaults"), POSITIONS, ids=lambda value: str(value)[:30])
+def test_positions_and_defaults(module: str, name: str, positions: tuple[str, ...], defaults: dict[str, Any]) -> None:
+    parameters = inspect.signature(old(module, name)).parameters
+    assert tuple(parameters)[: len(positions)] == positions
+    assert {key: parameters[key].default for key in defaults} == defaults
+
+
+@pytest.mark.parametrize(("module", "name", "arguments", "instead"), REFUSED, ids=lambda value: str(value)[:30])
+def test_what_has_no_equivalent_names_the_new_way(
+    module: str, name: str, arguments: tuple[Any, ...], instead: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=instead) as caught:
+        old(module, name)(*arguments)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("module", ["trainers", "transformers", "predictors", "evaluators", "utils", "job_deployment"])
+def test_import_star_gives_every_old_name_and_nothing_else_than_public_names(module: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"from distkeras.{module} import *", namespace)
+    expected = {name for where, name, *_ in [*POSITIONS, *REFUSED] if where == module}
+    assert expected <= set(namespace)
+    strangers = {name for name, value in namespace.items() if inspect.ismodule(value)}
+    assert not strangers
+
+
+class TestByPosition:
+    """What a value at each place comes to mean."""
+
+    def test_distributed(self) -> None:
+        given = (wrong_model(), "sgd", SPARSE, ["accuracy"], 3, 16, "f", "l", 4, 7)
+        for name in ("DOWNPOUR", "DynSGD", "AGN"):
+            trainer = old("trainers", name)(*given, 5001, [1.0])
+            settings = trainer.settings
+            assert (settings.num_workers, settings.batch_size, settings.num_epoch) == (3, 16, 4)
+            assert (settings.features_col, settings.label_col) == (("f",), ("l",))
+            assert (trainer.rule.window, trainer.server_settings.port) == (7, 5001)
+
+    def test_elastic(self) -> None:
+        given = (wrong_model(), "adagrad", SPARSE, ["accuracy"], 3, 16, "f", "l", 4, 7, 2.0, 0.25)
+        trainer = old("trainers", "AEASGD")(*given, 5001, [1.0])
+        assert trainer.rule.config() == {"window": 7, "rho": 2.0, "learning_rate": 0.25}
+        assert trainer.server_settings.port == 5001
+
+    def test_alone_averaged_and_ensembles(self) -> None:
+        given = (wrong_model(), "sgd", SPARSE, ["accuracy"], "f", "l", 4, 16)
+        single = old("trainers", "SingleTrainer")(*given, [1.0])
+        averaging = old("trainers", "AveragingTrainer")(*given, 3, [1.0])
+        for trainer, workers in ((single, 1), (averaging, 3)):
+            settings = trainer.settings
+            assert (settings.features_col, settings.num_epoch, settings.batch_size) == (("f",), 4, 16)
+            assert settings.num_workers == workers
+        ensemble = old("trainers", "EnsembleTrainer")(wrong_model(), "sgd", SPARSE, ["accuracy"], "f", "l", 16, 3)
+        assert [trainer.settings.batch_size for trainer in ensemble.trainers] == [16] * 3
+        assert ensemble.trainers[0].settings.features_col == ("f",)
+
+    def test_scaling(self) -> None:
+        stage = old("transformers", "MinMaxTransformer")(0, 250, -1, 1, "features", "scaled", False)
+        found = {param.name: stage.getOrDefault(param) for param in stage.params}
+        assert found == {
+            "o_min": 0, "o_max": 250, "n_min": -1, "n_max": 1, "input_col": "features", "output_col": "scaled",
+            "is_vector": False,
+        }  # fmt: skip
+
+    def test_class_of_scores(self) -> None:
+        stage = old("transformers", "LabelIndexTransformer")(10, "p", "i", 3, 0.6)
+        assert (stage.getOrDefault("default_index"), stage.getOrDefault("activation_threshold")) == (3, 0.6)
+
+    def test_accuracy(self) -> None:
+        evaluator = old("evaluators", "AccuracyEvaluator")("truth", "guess")
+        assert (evaluator.getOrDefault("label_col"), evaluator.getOrDefault("prediction_col")) == ("truth", "guess")
+        assert old("evaluators", "AccuracyEvaluator") is old("transformers", "AccuracyEvaluator")
+
+
+class TestAdag:
+    """The one name whose meaning changed."""
+
+    def test_the_old_call_is_warned_of_and_told_the_new_name(self) -> None:
+        from distkeras.compat import PortingWarning
+
+        with pytest.warns(PortingWarning, match="`AGN`") as caught:
+            trainer = old("trainers", "ADAG")(wrong_model(), "adam", SPARSE, communication_window=5)
+        assert [warning.filename for warning in caught if warning.category is PortingWarning] == [__file__]
+        assert trainer.rule.name == "adag"
+
+    def test_who_names_its_hyper_parameters_knows_it(self) -> None:
+        trainer = old("trainers", "ADAG")(wrong_model(), "sgd", SPARSE, form="4.7")  # a warning would be an error here
+        assert trainer.rule.name == "adag"
+
+
+class TestElasticOptimizers:
+    def test_aeasgd_keeps_any(self) -> None:
+        trainer = old("trainers", "AEASGD")(wrong_model(), "adagrad", SPARSE, learning_rate=0.05)
+        assert trainer.rule.learning_rate == 0.05
+
+    def test_eamsgd_takes_the_rate_and_says_that_it_left_out_the_rest(self) -> None:
+        from distkeras.compat import PortingWarning
+
+        with pytest.warns(PortingWarning, match=r"SGD\(0.05\).*'adagrad'") as caught:
+            trainer = old("trainers", "EAMSGD")(wrong_model(), "adagrad", SPARSE, learning_rate=0.05, momentum=0.6)
+        assert [warning.filename for warning in caught if warning.category is PortingWarning] == [__file__]
+        assert (trainer.rule.learning_rate, trainer.rule.momentum) == (0.05, 0.6)
+
+    def test_eamsgd_refuses_an_optimizer_that_somebody_made(self) -> None:
+        with pytest.raises(ConfigurationError, match="must be SGD"):
+            old("trainers", "EAMSGD")(wrong_model(), keras.optimizers.Adam(), SPARSE)
+
+
+class TestAccessors:
+    """Of a trainer that has not trained."""
+
+    @pytest.fixture
+    def trainer(self) -> Any:
+        return old("trainers", "AEASGD")(wrong_model(), "sgd", SPARSE, learning_rate=0.05)
+
+    def test_getters_and_setters(self, trainer: Any) -> None:
+        assert (trainer.get_features_column(), trainer.get_label_column()) == ("features", "label")
+        for name, value in (("minibatch_size", 8), ("num_epoch", 3), ("num_workers", 4), ("parallelism_factor", 2)):
+            getattr(trainer, f"set_{name}")(value)
+            assert getattr(trainer, f"get_{name}")() == value
+        assert (trainer.settings.batch_size, trainer.settings.num_epoch, trainer.settings.num_workers) == (8, 3, 4)
+
+    def test_several_columns_come_back_as_given(self) -> None:
+        trainer = old("trainers", "DOWNPOUR")(wrong_model(), "sgd", SPARSE, features_col=["a", "b"])
+        assert trainer.get_features_column() == ["a", "b"]
+
+    @pytest.mark.parametrize("name", ["minibatch_size", "num_epoch", "num_workers", "parallelism_factor"])
+    def test_a_setter_refuses_what_the_constructor_refuses(self, trainer: Any, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="must be"):
+            getattr(trainer, f"set_{name}")(0)
+
+    def test_the_rate_of_an_elastic_trainer_is_its_rules(self, trainer: Any) -> None:
+        assert trainer.get_learning_rate() == 0.05
+        trainer.set_learning_rate(0.1)
+        assert trainer.get_learning_rate() == 0.1
+        rules = (trainer.rule, trainer.worker_settings.rule, trainer.server_settings.rule)
+        assert [rule.learning_rate for rule in rules] == [0.1] * 3
+
+    def test_the_rate_of_another_is_its_worker_optimizers(self) -> None:
+        trainer = old("trainers", "DOWNPOUR")(wrong_model(), keras.optimizers.SGD(0.25), SPARSE)
+        assert trainer.get_learning_rate() == pytest.approx(0.25)
+        with pytest.raises(ConfigurationError, match="worker_optimizer"):
+            trainer.set_learning_rate(0.1)
+
+    def test_the_servers_address(self, trainer: Any) -> None:
+        trainer.set_master("driver.example")
+        assert trainer.settings.host == "driver.example"
+        trainer.determine_new_master()
+        assert trainer.settings.host is None
+
+    def test_what_acts_on_nothing_here_says_so(self, trainer: Any) -> None:
+        from distkeras.compat import PortingWarning
+
+        with pytest.warns(PortingWarning, match="no effect"):
+            trainer.set_max_prefetch(10)
+
+    @pytest.mark.parametrize(
+        ("name", "instead"),
+        [
+            ("allocate_worker", "Rule"),
+            ("allocate_parameter_server", "Rule"),
+            ("service", "`train`"),
+            ("start_service", "`train`"),
+            ("stop_service", "`train`"),
+            ("record_training_start", "get_training_time"),
+            ("record_training_end", "get_training_time"),
+            ("serialize", "spark-submit"),
+        ],
+    )
+    def test_what_was_inside_is_refused(self, trainer: Any, name: str, instead: str) -> None:
+        with pytest.raises(ConfigurationError, match=instead):
+            getattr(trainer, name)()
+        with pytest.raises(ConfigurationError, match=f"Mine.{name}.*{instead}"):
+            type("Mine", (type(trainer),), {name: lambda self: None})
+
+    def test_the_average_of_models_is_refused(self) -> None:
+        trainer = old("trainers", "AveragingTrainer")(wrong_model(), "sgd", SPARSE)
+        with pytest.raises(ConfigurationError, match="average_models"):
+            trainer.average_models([])
+
+    def test_nothing_is_known_before_training(self, trainer: Any) -> None:
+        assert trainer.get_training_time() == 0.0
+        for ask in (trainer.num_updates, trainer.get_history, lambda: trainer.parameter_server.num_updates):
+            with pytest.raises(LocalProtocolError, match="after `train`"):
+                ask()
+
+    def test_a_table_to_train_on_is_given_once(self, trainer: Any) -> None:
+        with pytest.raises(ConfigurationError, match="dataframe"):
+            trainer.train()
+        with pytest.raises(ConfigurationError, match="dataframe"):
+            trainer.train(1, dataframe=2)
+
+    def test_the_hierarchy(self, trainer: Any) -> None:
+        for name in ("Trainer", "DistributedTrainer", "AsynchronousDistributedTrainer"):
+            assert isinstance(trainer, old("trainers", name))
+
+
+class TestUtils:
+    def test_one_hot(self) -> None:
+        assert list(old("utils", "to_one_hot_encoded_dense")(2.0, n_dim=4)) == [0, 0, 1, 0]
+        assert list(old("utils", "to_one_hot_encoded_dense")(1)) == [0, 1]
+        with pytest.raises(ConfigurationError, match="value"):
+            old("utils", "to_one_hot_encoded_dense")(-1, 4)
+
+    def test_rows(self) -> None:
+        assert old("utils", "new_dataframe_row")(Row(b=1, a=2), "c", 3) == Row(b=1, a=2, c=3)
+        assert old("utils", "json_to_dataframe_row")('{"b": 1, "a": [2.5]}') == Row(b=1, a=[2.5])
+
+    def test_a_model_and_back(self) -> None:
+        model = wrong_model()
+        packed = old("utils", "serialize_keras_model")(model)
+        assert set(packed) == {"model", "weights"}
+        again = old("utils", "deserialize_keras_model")(packed)
+        x = np.ones((3, 2), np.float32)
+        np.testing.assert_array_equal(again.predict_on_batch(x), model.predict_on_batch(x))
+
+    def test_uniform_weights(self) -> None:
+        model = wrong_model()
+        old("utils", "uniform_weights")(model, constraints=[1.0, 2.0])
+        values = np.concatenate([weight.ravel() for weight in model.get_weights()])
+        assert values.min() >= 1.0
+        assert values.max() < 2.0
+        assert len(np.unique(values)) == values.size
+
+    def test_histories(self) -> None:
+        history = [
+            {
+                "worker_id": worker,
+                "iteration": iteration,
+                "history": [float(worker), 10.0 * iteration],
+                "timestamp": 0.0,
+            }
+            for worker, iteration in ((1, 2), (1, 1), (0, 1), (1, 3))
+        ]
+        assert [row["iteration"] for row in old("utils", "history_executor")(history, 1)] == [1, 2, 3]
+        averaged = old("utils", "history_executors_average")(history)
+        np.testing.assert_array_equal(averaged, [[0.5, 10.0], [1.0, 20.0], [1.0, 30.0]])
+        assert old("utils", "history_executors_average")([]).shape == (0, 0)
+
+
+class TestOfOneVector:
+    """`LabelIndexTransformer.get_index`: the first score from the threshold on, else the largest above 0."""
+
+    @pytest.mark.parametrize(
+        ("scores", "expected"),
+        [([0.1, 0.6, 0.9], 1), ([0.1, 0.5, 0.4], 1), ([-1.0, 0.0, -2.0], 2), ([0.3, 0.3, 0.2], 0)],
+    )
+    def test_index(self, scores: list[float], expected: int) -> None:
+        stage = old("transformers", "LabelIndexTransformer")(3, default_index=2, activation_threshold=0.55)
+        assert stage.get_index(scores) == expected
