@@ -33,7 +33,12 @@ class Backoff:
     ) -> None:
         self._pause, self._longest = first, longest
         self._sleep, self._world = sleep or world.sleep, world
-        self._deadline = world.monotonic() + timeout
+        self._timeout, self._began = timeout, world.monotonic()
+        self._deadline = self._began + timeout
+
+    def begin_anew(self, most: float) -> None:
+        """The deadline begins to run again, and passes ``most`` seconds after the very beginning at the latest."""
+        self._deadline = min(self._world.monotonic() + self._timeout, self._began + most)
 
     def pause(self) -> bool:
         """Sleeps before the next attempt; False, at once, where the deadline would pass meanwhile."""

@@ -136,6 +136,10 @@ class Client:
         # After a deadline of ours the connection is closed; the server's own comes over one that is open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
+    def stands_still(self, error: Exception) -> bool:
+        """Whether ``error`` came of a handshake that nobody answered: hosts take connections for stopped processes."""
+        return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
+
     def close(self) -> None:
         """Hangs up."""
         if self.channel is not None:

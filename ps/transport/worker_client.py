@@ -335,7 +335,10 @@ class WorkerClient(Client):
             self.close()
 
     def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
-        """``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline."""
+        """``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline.
+
+        A server that stands still has more time: its driver has to find that out, and starts another one.
+        """
         backoff: Backoff | None = None
         while True:
             try:
@@ -347,6 +350,8 @@ class WorkerClient(Client):
                     raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
                 backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
+                if self.stands_still(error):
+                    backoff.begin_anew(self.deadlines.standstill + self.deadlines.reconnect)
                 if not backoff.pause():
                     kind = AuthenticationError if isinstance(error, AuthenticationError) else ServerLostError
                     raise kind(

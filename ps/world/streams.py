@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import ssl
@@ -13,6 +14,10 @@ from typing import Protocol
 
 #: Large enough that a multi-megabyte vector is not cut into many wake-ups. Strangers get the system's own, small ones.
 SOCKET_BUFFER = 512 * 1024
+
+#: Seconds after which a peer's host that acknowledges nothing is taken for gone. They begin to run again with what is
+#: sent to it meanwhile: twice as many at the most.
+HOST_SILENCE = 20
 
 _LONGEST_CALL = 60.0  # seconds that one system call waits
 _TIMEVAL = struct.Struct("@ll")  # the kernel's
@@ -90,7 +95,7 @@ class TcpStream:
         self.sock = sock
         self._ended = False
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keep_alive(sock)
+        _give_up_silent_hosts(sock)
         self._pipe: _Plain | _Encrypted = _Plain(sock)
         self.read, self.write = self._pipe.read, self._pipe.write
 
@@ -216,6 +221,8 @@ class _Plain:
                 if left <= 0:
                     raise
                 self._limit(option, left)
+            except TimeoutError as error:
+                raise _host_gone(error) from None
 
     def _limit(self, option: int, timeout: float) -> None:
         # All long waits have one limit, and others may differ by a hundredth: a system call is saved.
@@ -237,6 +244,8 @@ class _Encrypted:
         try:
             self._sock.settimeout(timeout)
             return self._sock.recv_into(spaces[0])
+        except TimeoutError as error:
+            raise _host_gone(error) from None
         except (AttributeError, ValueError):  # another thread closes it at this moment
             raise ConnectionAbortedError("the connection was closed here") from None
 
@@ -244,13 +253,31 @@ class _Encrypted:
         try:
             self._sock.settimeout(timeout)
             return self._sock.send(buffers[0])
+        except TimeoutError as error:
+            raise _host_gone(error) from None
         except (AttributeError, ValueError):
             raise ConnectionAbortedError("the connection was closed here") from None
 
 
-def _keep_alive(sock: socket.socket) -> None:
-    # A host that vanished without a FIN is noticed by the kernel within about 30 s; no heartbeat thread is needed.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+def _host_gone(error: TimeoutError) -> OSError:
+    """What the kernel's own time-out means: a lost connection. Where the time was a call's, ``error`` itself."""
+    if error.errno != errno.ETIMEDOUT:
+        return error
+    return ConnectionResetError(errno.ETIMEDOUT, f"the peer's host has acknowledged nothing for {HOST_SILENCE} s")
+
+
+def _give_up_silent_hosts(sock: socket.socket) -> None:
+    """Has the kernel notice a host that vanished without a word, whether data is under way to it or not.
+
+    A process that stands still is not told from that where its buffers are full: its connection ends as well.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for a connection on which nothing is under way
+    options = {
+        "TCP_KEEPIDLE": max(1, HOST_SILENCE // 3),
+        "TCP_KEEPINTVL": max(1, HOST_SILENCE // 6),
+        "TCP_KEEPCNT": 4,
+        "TCP_USER_TIMEOUT": 1000 * HOST_SILENCE,
+    }
+    for name, value in options.items():
         if hasattr(socket, name):  # not everywhere
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

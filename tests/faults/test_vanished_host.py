@@ -1,0 +1,63 @@
+"""A host that vanishes without a word: routers between two network namespaces swallow everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.namespaces import HOSTS, Namespaces
+from support.patience import brief, patience
+
+ROOT = Path(__file__).parents[2]
+PEER = [sys.executable, str(ROOT / "tests" / "support" / "vanishing_peers.py")]
+#: Seconds in which each end must have noticed.
+NOTICED = 40
+
+
+def read(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_ends_notice_whether_data_is_under_way_or_not() -> None:
+    try:
+        namespaces = Namespaces()
+    except PermissionError as error:
+        pytest.skip(f"network namespaces are not allowed here: {error}")
+    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | {"PYTHONPATH": ":".join(paths)}}
+    with namespaces:
+        host = HOSTS["server"][1]
+        server = namespaces.start("server", [*PEER, "server", host], **pipes)
+        client = namespaces.start("worker", [*PEER, "client", host, read(server)], **pipes)
+        try:
+            assert read(server) == "ready"
+            namespaces.swallow()
+            told = []
+            for process in (server, client):
+                assert process.stdin is not None
+                process.stdin.write("vanished\n")
+                process.stdin.flush()
+            for process in (server, client):
+                told += process.communicate(timeout=patience(3 * NOTICED))[0].splitlines()
+        finally:
+            for process in (server, client):
+                process.kill()
+                process.wait(patience(10))
+    endings = {text: float(seconds) for seconds, _, text in (line.partition(" ") for line in told)}
+    assert sorted(text.partition(":")[0] for text in endings) == [
+        "client, asks",
+        "client, waits",
+        "server, idle",
+        "server, owed an answer",
+    ]
+    assert max(endings.values()) < brief(NOTICED), endings
+    for text in endings:
+        if text.startswith("client"):
+            assert "ServerLostError" in text
+            assert "the peer's host has acknowledged nothing" in text

@@ -1,0 +1,79 @@
+"""A server whose process stands still while its host takes connections: a worker waits for what its driver does."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.patience import PATIENT, brief, patience, until
+
+from distkeras.ps.protocol.commit_record import CommitRecord
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.world import streams
+from distkeras.ps.world.streams import Stream
+from distkeras.ps.world.world import World
+
+pytestmark = pytest.mark.timeout(120)
+
+#: Elements of a vector that fills the buffers of both hosts.
+SIZE = 5_000_000
+
+
+class Dialing(World):
+    """The system's own, which counts connections."""
+
+    dialed = 0
+
+    def connect(self, address: tuple[str, int], timeout: float) -> Stream:
+        self.dialed += 1
+        return super().connect(address, timeout)
+
+
+@pytest.fixture
+def stopped() -> Iterator[ServerProcess]:
+    """A server that a test may stop; it goes on in the end."""
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process:
+        try:
+            yield process
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_commit_that_fills_all_buffers_survives_a_standstill(
+    stopped: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends its connection: to it, buffers that nobody empties are no better than a host that vanished."""
+    monkeypatch.setattr(streams, "HOST_SILENCE", 1)
+    with contextlib.closing(DriverClient(stopped.address, PATIENT)) as driver:
+        driver.publish(np.zeros(SIZE, np.float32))
+    world = Dialing()
+    deadlines = dataclasses.replace(PATIENT, handshake=brief(0.5), reconnect=brief(0.2), standstill=patience(30))
+    worker = WorkerClient(stopped.address, worker=0, attempt=0, size=SIZE, deadlines=deadlines, world=world)
+    with contextlib.closing(worker):
+        worker.join()
+        worker.pull()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        replies: list[np.ndarray | None] = []
+
+        def commit() -> None:
+            record = CommitRecord(0, 0, 0, False, True, 0.1, 1.0, (np.ones(SIZE, np.float32),))
+            replies.append(worker.commit(record).center)
+
+        thread = threading.Thread(target=commit, daemon=True)
+        thread.start()
+        until(lambda: world.dialed > 3)  # the first one was answered
+        worker.deadlines = dataclasses.replace(deadlines, handshake=PATIENT.handshake)
+        os.kill(stopped.pid, signal.SIGCONT)
+        thread.join(patience(30))
+        (center,) = replies
+        np.testing.assert_array_equal(center, np.ones(SIZE))

@@ -1,0 +1,79 @@
+"""The two ends of connections whose hosts vanish from each other: run as a program, as ``server`` or ``client``.
+
+Each tells, a line each, what the test waits for; then, after the line ``vanished`` from it, how each connection ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import numpy as np
+
+from distkeras.ps.errors import DistkerasError
+from distkeras.ps.protocol.messages import Inspect, Message, Observe
+from distkeras.ps.rules import make
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from support.patience import PATIENT, brief, until
+
+KEY = bytes(range(32))
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)  # noqa: T201 - to the test
+
+
+def vanished_at() -> float:
+    assert sys.stdin.readline() == "vanished\n"
+    return time.monotonic()
+
+
+def serve(host: str) -> None:
+    settings = ServerSettings(make("downpour"), workers=1, host=host, deadlines=PATIENT)
+    with ParameterServer(settings, KEY) as server:
+        driver = DriverClient(Address(*server.address, KEY), PATIENT)
+        driver.publish(np.zeros(3, np.float32))
+        driver.close()
+        until(lambda: not server.sessions)
+        say(server.address[1])
+        until(lambda: sorted(session.asking for session in server.sessions) == [False, True])
+        say("ready")
+        began = vanished_at()
+        left = {session.name: "owed an answer" if session.asking else "idle" for session in server.sessions}
+        while left:
+            for name in set(left) - {session.name for session in server.sessions}:
+                say(f"{time.monotonic() - began:.1f} server, {left.pop(name)}")
+            time.sleep(0.1)
+
+
+def ask(host: str, port: int) -> None:
+    clients = [DriverClient(Address(host, port, KEY), PATIENT) for _ in range(2)]
+    for client in clients:
+        client.center()
+    # The answer comes after its host has vanished: to what is under way then nobody says that it came.
+    patience = brief(5)
+    requests: list[Message] = [Observe(10**9, patience), Inspect()]
+    began: list[float] = []
+
+    def expect_loss(number: int, what: str) -> None:
+        try:
+            clients[number].request(requests[number], Message, 1000)
+        except DistkerasError as error:
+            say(f"{time.monotonic() - began[0]:.1f} client, {what}: {type(error).__name__}: {error}")
+
+    waiting = threading.Thread(target=expect_loss, args=(0, "waits"))
+    waiting.start()
+    began.append(vanished_at())
+    expect_loss(1, "asks")
+    waiting.join()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "server":
+        serve(sys.argv[2])
+    else:
+        ask(sys.argv[2], int(sys.argv[3]))
