@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import logging
 import re
 import secrets
@@ -54,12 +55,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
     """A flag for each plain field of `ServerSettings`; its help is what the docstring says of it."""
-    texts = dict(re.findall(r"^ {8}(\w+): (.+)$", ServerSettings.__doc__ or "", re.M))
+    # `getdoc`: from Python 3.13 on, the docstring itself has lost its indentation. Under -OO there is none.
+    texts = dict(re.findall(r"^ {4}(\w+): (.+)$", inspect.getdoc(ServerSettings) or "", re.M))
     hints = typing.get_type_hints(ServerSettings)
     for option in dataclasses.fields(ServerSettings):
         if option.name in _OWN_FLAGS:
             continue
-        flag, text = f"--{option.name.replace('_', '-')}", texts[option.name].rstrip(".").replace("%", "%%")
+        flag, text = f"--{option.name.replace('_', '-')}", texts.get(option.name, "").rstrip(".").replace("%", "%%")
         kinds = typing.get_args(hints[option.name]) or (hints[option.name],)
         if bool in kinds:
             command.add_argument(flag, action="store_true", help=text)

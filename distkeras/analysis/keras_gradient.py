@@ -44,7 +44,8 @@ class KerasGradient:
     but for 4 bytes a row and worker (a row, with ``split``). Parameters go through the model in its own precision.
 
     Moving statistics (BatchNormalization) see the mini-batches of all workers in the order of the calls. Random layers
-    (Dropout) draw from the seed, for all workers from one stream.
+    (Dropout) draw from the seed, for all workers from one stream; under PyTorch only those with a seed of their own:
+    Keras has the others draw from its global generator.
 
     Args:
         model: a built `keras.Model`. It is not changed.

@@ -38,7 +38,7 @@ class Environment:
     def name(self) -> str:
         """Unique, and fit for a folder."""
         libraries = "oldest" if self.oldest else "newest"
-        return "-".join((self.python, self.backend, libraries, *(pin.replace("==", "") for pin in self.pins)))
+        return "-".join((self.python, self.backend, libraries, *(re.sub("==|[.][*]", "", pin) for pin in self.pins)))
 
 
 #: Each Python, each backend, and either end of what Spark may be, at least once; the ends of everything together.

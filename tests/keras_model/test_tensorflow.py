@@ -83,6 +83,7 @@ def test_assigned_values_are_the_variable_s_own() -> None:
         assert (vector == -1).all()
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the model is TensorFlow's only on that backend")
 def test_a_step_moves_the_weights_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def copied() -> bool:
         """Whether some weight lies elsewhere after some steps."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import patience
 
 from distkeras.ps.__main__ import parser, request_from
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
@@ -168,6 +171,15 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         if getattr(settings, option.name) == getattr(defaults, option.name)
     }
     assert same == {"rule", "workers", "learning_rate", "deadlines"}
+
+
+def test_the_command_line_stands_without_docstrings() -> None:
+    """Its help is made from them: `python -OO` has none, and Python 3.13 takes their indentation away."""
+    command = [sys.executable, "-OO", "-m", "distkeras.ps", "serve", "--help"]
+    for words, text in ((command, "--staleness-bound"), (command[:1] + command[2:], "number of workers of the job")):
+        told = subprocess.run(words, capture_output=True, text=True, timeout=patience(60), check=False)
+        assert told.returncode == 0, told.stderr
+        assert text in told.stdout
 
 
 def test_a_learning_rate_is_a_number_on_the_command_line(tmp_path: Path) -> None:
