@@ -91,6 +91,9 @@ class TrainSettings:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "sample_weight": self.sample_weight_col,
+            "class_weight": self.class_weight and {str(key): weight for key, weight in self.class_weight.items()},
+            "partitioned_already": self.partitioned_already,
         }
 
 

@@ -204,9 +204,13 @@ class Trainer(JobResults):
                 `Checkpoint` that says how often as well. Of this job alone.
             resume: go on with the job that is saved there, if one is: with the same number of workers exactly where it
                 stopped, with another number from the beginning of the first epoch that was not ended, whose rows then
-                count once more; `resumed` says which. A larger `num_epoch` than before trains on.
+                count once more; `resumed` says which. A larger `num_epoch` than before trains on. All else must be as
+                it was: model, compilation, rule, columns, batches, order of rows, data. A first driver that still
+                lives loses the job to this one.
 
         Raises:
+            DifferentJobError: `checkpoint` holds another job; before any work starts.
+            OwnershipLostError: another driver has resumed the job meanwhile.
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
             EmptyDataError: ``df`` has no rows.
             DistkerasError: what a worker found, with its traceback; the Spark job is cancelled and the port free.
@@ -267,7 +271,7 @@ class Trainer(JobResults):
         process = ServerProcess(
             plan.server,
             resume=plan.resume,
-            job=self.settings.row_settings,
+            job=plan.identity(self.settings.row_settings),
             epochs=self.settings.num_epoch,
             tls=self.settings.tls,
             events=self._events,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from distkeras.callbacks import Callback, CenterWeights
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
 from distkeras.job.task import Task
+from distkeras.keras_model.identity import layout_identity, model_identity
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, DistkerasError
@@ -63,6 +64,22 @@ class JobPlan:
             moving_statistics=self.replica.moving_statistics.size,
             metrics=self.replica.metric_names,
         )
+
+    def identity(self, row_settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a job that goes on from this one's checkpoint must share, beside the rule; JSON-ready.
+
+        Args:
+            row_settings: `TrainSettings.row_settings`.
+        """
+        replica, columns = self.replica, self.spec.features + self.spec.labels
+        return {
+            **row_settings,
+            "shapes": {column.name: list(column.shape) for column in columns},
+            "model": model_identity(self.model_file),
+            "layout": layout_identity(replica.layout),
+            "moving_statistics": layout_identity(replica.moving_statistics),
+            "compilation": self.recipe.identity(replica.model),
+        }
 
     def publisher(self) -> Callable[[DriverClient], None]:
         """Hands the model as it is now over to a server, any number of times."""

@@ -18,6 +18,7 @@ from functools import partial
 import pyarrow as pa
 
 from distkeras.data.batches import Batch
+from distkeras.data.ordering import RowChecksum
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe
@@ -28,6 +29,7 @@ from distkeras.ps.errors import (
     DistkerasError,
     JobStoppedError,
     LeaseLostError,
+    LedgerError,
     ServerLostError,
     WorkerError,
 )
@@ -173,7 +175,7 @@ class _TaskAttempt:
         if welcome.finished:
             # Spark lost what a predecessor returned, perhaps along with the stream that it read: an end of the stream
             # that was none looks like the end of the data. The rows are counted again for the driver's check.
-            rows = sum(batch.num_rows for batch in self._records)
+            rows = self._require_same_rows(welcome)
             return rows, -(-rows // self._task.spec.batch_size)
         with ExitStack() as stack:
             run_worker(client, welcome, partial(self._begin_loop, stack))
@@ -181,6 +183,25 @@ class _TaskAttempt:
                 return 0 if self._source is None else self._source.rows, -1
             self._source.read_to_end()  # where another attempt, or an earlier incarnation, has trained on the rest
             return self._source.rows, self._source.batches_per_epoch
+
+    def _require_same_rows(self, welcome: Welcome) -> int:
+        """Whether the rows of a partition that has ended are those that were trained on; returns their number.
+
+        Raises:
+            LedgerError: they are not.
+        """
+        rows, checksum = 0, RowChecksum(block_rows=1 << 62)
+        for record in self._records:
+            rows += record.num_rows
+            checksum.update(record)
+        found, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
+        if whole and welcome.checksum not in (-1, found):
+            raise LedgerError(
+                f"the input must be the same rows again: checksum {welcome.checksum:#010x} of a partition that has "
+                f"ended. Received: checksum {found:#010x} of {rows} rows",
+                worker=self._client.worker,
+            )
+        return rows
 
     def _begin_loop(self, stack: ExitStack, welcome: Welcome) -> Loop:
         """The worker's loop from where the partition stands: the first one, or one after a rewind."""

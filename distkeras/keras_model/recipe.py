@@ -55,6 +55,18 @@ class Recipe:
                 ) from error
         return model
 
+    def identity(self, model: keras.Model) -> dict[str, Any]:
+        """What models are compiled with, JSON-ready; of a function of the user's own, only its name.
+
+        Args:
+            model: one that `build` made: its optimizer is told by all that it is set to.
+        """
+        import keras
+
+        optimizer = _told(keras.saving.serialize_keras_object(model.optimizer))
+        optimizer["config"].pop("name", None)  # which Keras numbers
+        return {name: _told(value) for name, value in self.arguments.items()} | {"optimizer": optimizer}
+
 
 def recipe_of(
     model: keras.Model,
@@ -130,3 +142,16 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, list):
         return [_unpack(part) for part in value]
     return value
+
+
+def _told(value: Any) -> Any:
+    """An argument of ``compile`` as JSON has it."""
+    if isinstance(value, _Config):
+        return _told(value.config)
+    if isinstance(value, Mapping):
+        return {str(key): _told(part) for key, part in value.items() if key not in ("module", "shared_object_id")}
+    if isinstance(value, (list, tuple)):
+        return [_told(part) for part in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return f"function {getattr(value, '__qualname__', type(value).__qualname__)}"

@@ -17,7 +17,13 @@ from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, DifferentJobError, ServerLostError
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DifferentJobError,
+    JobStoppedError,
+    OwnershipLostError,
+    ServerLostError,
+)
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
@@ -321,6 +327,31 @@ class TestResume:
             Job(tmp_path, resume=True, job={"batch_size": 8})
         with pytest.raises(DifferentJobError, match=r"`rule\.name` must be 'downpour'"):
             Job(tmp_path, make("agn"), resume=True, job={"batch_size": 4})
+
+
+class TestTwoDrivers:
+    """Both go on with one job: a cluster manager has started the second one while the first one lives."""
+
+    def test_the_newer_one_has_the_job_and_the_older_one_is_told(self, tmp_path: Path) -> None:
+        gate = threading.Event()
+        with Job(tmp_path, every=1) as older:
+            for worker in range(2):
+                older.start(worker, attempt=100 + worker, gradient=gated(gate, 20))
+            at_clock(older, 8)
+            with Job(tmp_path, every=1, resume=True) as newer:
+                gate.set()  # the older one's workers go on, to the end of their data
+                with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
+                    until(lambda: older.driver.observe(1000, 0.1) is None)
+                for thread in older.threads:
+                    thread.join(patience(60))
+                assert [type(error) for error in older.errors] == [JobStoppedError] * 2  # and nobody was let go
+                older.kill()
+                with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
+                    older.process.restart()
+                for worker in range(2):
+                    newer.start(worker)
+                newer.join()
+                check_exact(newer)
 
 
 def at_snapshot(folder: Path) -> None:

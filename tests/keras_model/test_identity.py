@@ -1,0 +1,93 @@
+"""What a model is known by: the same code gives the same, anything that trains otherwise something else."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+from keras import layers
+
+from distkeras.keras_model import archive
+from distkeras.keras_model.identity import layout_identity, model_identity
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.checkpoint.identity import differences
+
+
+def branched(activation: str = "relu", units: int = 3, name: str | None = None, rate: float = 0.5) -> keras.Model:
+    inputs = keras.Input((4,))
+    left = layers.Dense(units, activation=activation, name=name)(inputs)
+    right = layers.Dropout(rate)(layers.BatchNormalization()(layers.Dense(units)(inputs)))
+    return keras.Model(inputs, layers.Dense(2)(layers.Add()([left, right])))
+
+
+def nested(activation: str = "tanh") -> keras.Model:
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation=activation)])
+    return keras.Sequential([keras.Input((5, 4)), layers.TimeDistributed(inner), layers.Bidirectional(layers.GRU(2))])
+
+
+def own_loss(true: Any, predicted: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(true - predicted), -1)
+
+
+def identity(model: keras.Model, **options: Any) -> dict[str, Any]:
+    file = archive.to_bytes(model)
+    arguments = {"optimizer": "adam", "loss": "mse", "metrics": None, "loss_weights": None, "weighted_metrics": None}
+    recipe = recipe_of(model, file, objects=None, **(arguments | options))
+    replica = KerasReplica(recipe.build(file))
+    found = {
+        "model": model_identity(file),
+        "layout": layout_identity(replica.layout),
+        "compilation": recipe.identity(replica.model),
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+@functools.cache
+def usual() -> dict[str, Any]:
+    return identity(branched())
+
+
+@pytest.mark.parametrize("build", [branched, nested])
+def test_the_same_code_gives_the_same_again_in_one_process(build: Callable[[], keras.Model]) -> None:
+    first, second = build(), build()
+    assert first.layers[-1].name != second.layers[-1].name  # Keras counts on
+    assert identity(first) == identity(second)
+
+
+def test_names_and_weights_do_not_count() -> None:
+    model = branched(name="other")
+    assert identity(model) == usual()
+    model.set_weights([weights + 1 for weights in model.get_weights()])
+    assert identity(model) == usual()
+
+
+def test_an_optimizer_by_name_is_the_one_with_its_defaults() -> None:
+    assert identity(branched(), optimizer=keras.optimizers.Adam()) == usual()
+
+
+@pytest.mark.parametrize(
+    ("other", "options", "path"),
+    [
+        (branched("tanh"), {}, "model.config.layers.3.config.activation"),
+        (branched(units=4), {}, "layout.0.1.1"),
+        (branched(rate=0.25), {}, "model.config.layers.4.config.rate"),
+        (branched(), {"loss": "mae"}, "compilation.loss"),
+        (branched(), {"loss": own_loss}, "compilation.loss"),
+        (branched(), {"optimizer": "sgd"}, "compilation.optimizer.class_name"),
+        (branched(), {"optimizer": keras.optimizers.Adam(0.5)}, "compilation.optimizer.config.learning_rate"),
+        (branched(), {"metrics": ["mae"]}, "compilation.metrics"),
+    ],
+)
+def test_what_trains_otherwise_is_another_one(other: keras.Model, options: dict[str, Any], path: str) -> None:
+    found = [place for place, _, _ in differences(identity(other, **options), usual())]
+    assert path in found
+
+
+def test_a_layer_inside_others_counts() -> None:
+    found = list(differences(identity(nested("relu")), identity(nested())))
+    assert [(own, saved) for _, own, saved in found] == [("relu", "tanh")]

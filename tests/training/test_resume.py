@@ -1,0 +1,45 @@
+"""A job is gone on with by the same job only: same model, same compilation, same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.small_jobs import SPARSE, sgd
+from support.spark_jobs import blobs, table
+
+from distkeras import Trainer
+from distkeras.ps.errors import DifferentJobError, LedgerError
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def trainer_of(activation: str = "tanh", **options: Any) -> Trainer:
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(8, activation=activation), keras.layers.Dense(2, activation="softmax")]
+    options = {"worker_optimizer": sgd(0.1), "loss": SPARSE, "num_workers": 2, "batch_size": 16} | options
+    return Trainer(keras.Sequential([keras.Input((2,)), *layers]), "downpour", **options)
+
+
+def test_a_job_that_has_ended_is_no_other_jobs(clouds: DataFrame, spark: SparkSession, tmp_path: Path) -> None:
+    trained = trainer_of().train(clouds, checkpoint=tmp_path)
+    for other, difference in (
+        (trainer_of("relu"), r"`model\.config\.layers\.1\.config\.activation` must be 'tanh'.* Received: 'relu'"),
+        (trainer_of(worker_optimizer=sgd(0.2)), r"`compilation\.optimizer\.config\.learning_rate` must be 0\.1"),
+        (trainer_of(partitioned_already=True), "`partitioned_already` must be False"),
+    ):
+        with pytest.raises(DifferentJobError, match=difference):
+            other.train(clouds, checkpoint=tmp_path, resume=True)
+    with pytest.raises(LedgerError, match="the input must be the same rows again: checksum"):
+        trainer_of().train(table(spark, *blobs(seed=5)), checkpoint=tmp_path, resume=True)
+    again = trainer_of()
+    for found, expected in zip(
+        again.train(clouds, checkpoint=tmp_path, resume=True).get_weights(), trained.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+    assert again.resumed is not None
+    assert again.resumed.exact
