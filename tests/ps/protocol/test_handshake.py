@@ -58,6 +58,18 @@ def test_a_replayed_answer_is_refused() -> None:
         deliver(another, answer)
 
 
+def test_a_replayed_proof_is_refused() -> None:
+    """A stranger who has recorded what a server said has said nothing to another client."""
+    client, server = pair()
+    challenge = server.start()
+    _, answer = deliver(client, challenge)
+    _, proof = deliver(server, answer)
+    another = Connection(server=False, key=KEY)
+    deliver(another, challenge)
+    with pytest.raises(AuthenticationError, match="the server must hold"):
+        deliver(another, proof)
+
+
 @pytest.mark.parametrize(
     "message",
     [Ack(1, 2, 3, 4), Fault(0, "x"), Publish(np.zeros(4, np.float32)), messages.FetchModel(), messages.Abort("x")],

@@ -16,7 +16,7 @@ from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import Limits, Reader, encode
 from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, Nonces
 from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, Pull
-from distkeras.ps.protocol.sealing import LONG, TAG_BYTES
+from distkeras.ps.protocol.sealing import LONG, TAG_BYTES, Seal
 
 KEY = b"k" * KEY_BYTES
 SEALED = "as its sender sealed it"
@@ -154,5 +154,6 @@ def test_proof_and_seal_differ() -> None:
     nonces = Nonces(np.zeros(32, np.uint8), np.ones(32, np.uint8))
     tags = {nonces.seal(KEY, role).tag(Ack, b"head", []) for role in (b"server", b"client")}
     tags |= {dataclasses.replace(nonces, whole=True).seal(KEY, b"server").tag(Ack, b"head", [])}
-    assert len(tags) == 3
+    tags.add(Seal(nonces.proof(KEY, b"server").tobytes(), whole=False).tag(Ack, b"head", []))  # everybody reads it
+    assert len(tags) == 4
     assert "kkk" not in repr(nonces.seal(KEY, b"server"))

@@ -17,6 +17,7 @@ from distkeras.ps.errors import DistkerasError, LeaseLostError
 from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.messages import Ack, CenterReply, Hello, Leave, Parked, Pull, Welcome
 from distkeras.ps.rules import make
+from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import WorkerClient
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,3 +113,17 @@ def test_a_request_that_waits_for_a_round_is_refused_when_its_attempt_comes_back
             newer.join()
             thread.join(patience(10))
             assert [type(error) for error in errors] == [LeaseLostError]
+
+
+def test_the_end_of_an_older_connection_does_not_cost_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its attempt lives, over a newer one; a rival has to wait."""
+    monkeypatch.setattr(dispatcher, "_PARKED", 0.0)
+    with Running(make("downpour"), size=SIZE) as running, clients(running) as (older, newer, _):
+        sessions = len(running.server.sessions)
+        older.close()
+        until(lambda: len(running.server.sessions) < sessions)
+        rival = running.client(attempt=2, size=SIZE)
+        with contextlib.closing(rival):
+            hello = Hello(worker=0, attempt=2, size=SIZE, moving_statistics=0, metrics="loss")
+            assert isinstance(rival.request(hello, (Welcome, Parked)), Parked)
+        newer.commit(record(0))

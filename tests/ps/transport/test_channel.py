@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Occupancy, Probe
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.world import streams
-from distkeras.ps.world.streams import TcpStream
+from distkeras.ps.world.streams import TcpStream, connect
 
 KEY = bytes(32)
 
@@ -70,3 +71,18 @@ def test_and_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
         client.receive(brief(0.1), "an answer")
     client.send(Probe())
     assert isinstance(server.receive(patience(10), "a question"), Probe)
+
+
+def test_a_host_that_takes_nothing_is_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's own time-out: nobody waited for anything until a deadline of ours."""
+    monkeypatch.setattr(streams, "HOST_SILENCE", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = connect(listener.getsockname(), patience(10))
+        far, _ = listener.accept()
+
+    def fill_buffers() -> None:  # which nobody empties
+        while True:
+            near.write([memoryview(bytes(1 << 20))], patience(5))
+
+    with contextlib.closing(near), contextlib.closing(far), pytest.raises(ConnectionResetError, match="for 1 s"):
+        fill_buffers()

@@ -1,0 +1,1 @@
+"""Faults planted in the sources, one at a time: the tests must find each of them."""

@@ -1,0 +1,13 @@
+"""All planted faults."""
+
+from __future__ import annotations
+
+from mutants.center import CENTER
+from mutants.checkpoint import CHECKPOINT
+from mutants.driver import DRIVER
+from mutants.mutant import Mutant
+from mutants.protocol import PROTOCOL
+from mutants.server import SERVER
+from mutants.transport import TRANSPORT
+
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *CENTER, *SERVER, *CHECKPOINT, *TRANSPORT, *DRIVER)

@@ -1,0 +1,127 @@
+"""Faults at the driver, in the order of rows, and in what is told at the end."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+SOURCE, SUPERVISOR, TABLES = "distkeras/data/source.py", "distkeras/job/supervisor.py", "distkeras/results/tables.py"
+_SOURCE, _SUPERVISOR, _TABLES = (
+    ("tests/data/test_source.py", "tests/data/test_batches.py"),
+    ("tests/job/test_supervisor.py",),
+    ("tests/results/test_tables.py",),
+)
+
+DRIVER = (
+    Mutant(
+        "other rows are trained on",
+        SOURCE,
+        "        if expected is not None and found != expected:",
+        "        if expected is not None and found == -1:",
+        "a task that is tried again skips rows that were never counted",
+        _SOURCE,
+    ),
+    Mutant(
+        "the end of an epoch is not marked",
+        SOURCE,
+        "            yield self._batch(epoch, count - 1, True, held)",
+        "            yield self._batch(epoch, count - 1, False, held)",
+        "the last window of an epoch is not committed",
+        _SOURCE,
+    ),
+    Mutant(
+        "a start beyond the data",
+        SOURCE,
+        "        if start > count:\n",
+        "        if start > count + 10**9:\n",
+        "an input that has shrunk counts as trained on",
+        _SOURCE,
+    ),
+    Mutant(
+        "rows are not spooled",
+        SOURCE,
+        "            rows = self._spool.append(rows)\n",
+        "            self._spool.append(rows)\n",
+        "arrays of Arrow's are kept alive beside the spool",
+        _SOURCE,
+    ),
+    Mutant(
+        "every epoch has the same order",
+        "distkeras/data/shuffling.py",
+        "(self._spec.seed, self._worker, epoch) if block is None",
+        "(self._spec.seed, self._worker, 0) if block is None",
+        "shuffling is once for all epochs",
+        ("tests/data/test_batches.py", "tests/data/test_source.py"),
+    ),
+    Mutant(
+        "labels beyond the classes",
+        "distkeras/data/columns.py",
+        "bad = (values < 0) | (values >= classes)",
+        "bad = (values < 0) | (values > classes)",
+        "a label that is no class trains a loss of zero",
+        ("tests/data/test_columns.py", "tests/data/test_source.py"),
+    ),
+    Mutant(
+        "NaN in a feature",
+        "distkeras/data/columns.py",
+        "good = np.isfinite(values) if raw",
+        "good = ~np.isinf(values) if raw",
+        "one bad row costs the model",
+        ("tests/data/test_columns.py",),
+    ),
+    Mutant(
+        "a checksum of the last record only",
+        "distkeras/data/ordering.py",
+        "zlib.crc32(hashes[first:end].data, self._latest)",
+        "zlib.crc32(hashes[first:end].data)",
+        "rows that were exchanged before are not noticed",
+        ("tests/data/test_source.py", "tests/data/test_batches.py"),
+    ),
+    Mutant(
+        "a server that dies again and again is started for ever",
+        SUPERVISOR,
+        "        if self._futile_restarts >= _MAX_FUTILE_RESTARTS:\n",
+        "        if self._futile_restarts > 10**6:\n",
+        "a job that cannot get on does not end",
+        _SUPERVISOR,
+    ),
+    Mutant(
+        "a restarted server forgets that the job ends early",
+        SUPERVISOR,
+        "            if reason is not None:\n",
+        "            if not reason:\n",
+        "a stop condition is met and nothing stops",
+        _SUPERVISOR,
+    ),
+    Mutant(
+        "a server that stands still is waited for for ever",
+        SUPERVISOR,
+        "            if self._world.monotonic() > deadline:\n",
+        "            if self._world.monotonic() > deadline + 10**6:\n",
+        "a job with a checkpoint hangs",
+        _SUPERVISOR,
+    ),
+    Mutant(
+        "a connection that breaks ends the job",
+        SUPERVISOR,
+        "                if not self._lost(error):\n                    self.heard()\n                    raise\n",
+        "                self.heard()\n                raise\n",
+        "the driver's own connection costs the job",
+        _SUPERVISOR,
+    ),
+    Mutant(
+        "a mini-batch may be missing",
+        TABLES,
+        "                if not whole or (counted != expected and not short):",
+        "                if not whole or counted > expected:",
+        "a job that lost data returns a model",
+        _TABLES,
+    ),
+    Mutant(
+        "a mini-batch may be missing in the middle",
+        TABLES,
+        "np.array_equal(firsts[1:], lasts[:-1] + 1))",
+        "len(firsts) == len(lasts))",
+        "a job that lost data returns a model",
+        _TABLES,
+    ),
+)

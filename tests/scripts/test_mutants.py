@@ -1,0 +1,63 @@
+"""Planted faults apply to the sources as they are; finding them takes `python scripts/mutants`, and minutes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+from mutants.catalog import MUTANTS
+from mutants.command import main
+from mutants.mutant import Mutant
+
+ROOT = Path(__file__).parents[2]
+FAULT = Mutant(
+    "an error without its worker",
+    "ps/errors.py",
+    "        self.worker = worker\n",
+    "        self.worker = None\n",
+    "nobody knows who it was",
+    ("tests/ps/test_errors.py",),
+)
+#: Stands for the tests, which would take longer.
+TEST = ("-c", "from distkeras.ps.errors import DeadlineError; assert DeadlineError('late', worker=3).worker == 3")
+
+
+def test_each_applies_once_and_gives_a_program() -> None:
+    wrong = []
+    for mutant in MUTANTS:
+        try:
+            ast.parse(mutant.applied(ROOT))
+        except (ValueError, SyntaxError) as error:
+            wrong.append(f"{mutant.name}: {error}")
+        missing = [test for test in mutant.tests if not (ROOT / test.partition("::")[0]).exists()]
+        wrong += [f"{mutant.name}: {test} must be there" for test in missing]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_many_and_no_two_are_the_same() -> None:
+    assert len(MUTANTS) >= 60
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
+    no_fault = dataclasses.replace(FAULT, name="no fault", new=FAULT.old + "\n")
+    declared = dataclasses.replace(no_fault, name="declared", equivalent="an empty line more")
+    assert main([], [FAULT, declared], TEST) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "caught         ps/errors.py: an error without its worker",
+        "equivalent     ps/errors.py: declared",
+        "1 caught, 1 equivalent",
+    ]
+    wrong = {
+        "survived": no_fault,
+        "does not apply": dataclasses.replace(FAULT, old="this is nowhere"),
+        "not equivalent": dataclasses.replace(FAULT, equivalent="nobody asks"),
+    }
+    for verdict, mutant in wrong.items():
+        assert main([], [mutant], TEST) == 1
+        assert capsys.readouterr().out.startswith(verdict)
+    assert main([], [FAULT], ("-c", "assert False")) == 1
+    assert capsys.readouterr().out.startswith("tests fail")
