@@ -75,6 +75,7 @@ class ServerProcess:
             certificate=make_certificate() if tls else None,
             mode=StartMode(fresh=not resume, same_attempts=False, epochs=epochs),
             job=job or {},
+            token=world.token(4).hex(),
         )
         self._child: Child | None = None
         #: The process that the child belongs to.

@@ -1,0 +1,128 @@
+"""Files in memory, with what was synced and what was not: torn, lost, full and slow."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from simulate_faults.scheduler import Scheduler
+
+
+class _File:
+    """A file's bytes, and those that survive a power cut; None: nobody asked for any to."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.synced: bytes | None = None
+
+
+class Disk:
+    """What all processes of a run see of one disk.
+
+    Args:
+        scheduler: of the run.
+        on_operation: called before each operation.
+    """
+
+    def __init__(self, scheduler: Scheduler, on_operation: Callable[[], None]) -> None:
+        self.scheduler = scheduler
+        self.on_operation = on_operation
+        #: Seconds that an operation takes; and until when there is no room.
+        self.seconds = 0.001
+        self.full_until = 0.0
+        self._entries: dict[str, _File] = {}
+        self._synced: dict[str, _File] = {}
+
+    def files(self, uri: str) -> VirtualFiles:
+        """Those of one directory."""
+        return VirtualFiles(self, uri + "/")
+
+    def cut_power(self) -> None:
+        """Whatever was not synced may be lost, all of it or in part."""
+        draw = self.scheduler.random.random
+        names = sorted(self._entries.keys() | self._synced.keys())
+        entries = {}
+        for name in names:
+            now, then = self._entries.get(name), self._synced.get(name)
+            kept = now if now is then or draw() < 0.5 else then
+            if kept is not None:
+                entries[name] = kept
+        for file in {id(file): file for file in entries.values()}.values():
+            if file.content != file.synced:
+                whole = file.content if file.synced is None or draw() < 0.5 else file.synced
+                file.content = whole[: int(draw() * (len(whole) + 1))] if file.synced is None else whole
+        self._entries, self._synced = entries, dict(entries)
+
+    def operate(self, *, writes: bool) -> None:
+        """One operation: takes its time, and may fail."""
+        self.scheduler.require_alive()
+        self.on_operation()
+        self.scheduler.wait(None, self.seconds)
+        if writes and self.scheduler.now < self.full_until:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    @property
+    def entries(self) -> dict[str, _File]:
+        """By their full names."""
+        return self._entries
+
+    def sync_names(self, prefix: str) -> None:
+        """The names in a directory survive a power cut from now on."""
+        others = {name: file for name, file in self._synced.items() if not name.startswith(prefix)}
+        self._synced = others | {name: file for name, file in self._entries.items() if name.startswith(prefix)}
+
+
+class VirtualFiles:
+    """`world.files.Files`."""
+
+    def __init__(self, disk: Disk, prefix: str) -> None:
+        self._disk, self._prefix = disk, prefix
+
+    def names(self) -> list[str]:
+        """See `Files`."""
+        self._disk.operate(writes=False)
+        return [name[len(self._prefix) :] for name in self._disk.entries if name.startswith(self._prefix)]
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `Files`."""
+        self._disk.operate(writes=False)
+        yield self._file(name).content
+
+    def write(self, name: str, pieces: Iterable[Any]) -> None:
+        """See `Files`."""
+        self._disk.operate(writes=True)
+        file = self._disk.entries[self._prefix + name] = _File()
+        content = b"".join(bytes(memoryview(piece).cast("B")) for piece in pieces)
+        half = len(content) // 2
+        file.content = content[:half]
+        self._disk.operate(writes=True)
+        file.content = content
+
+    def sync(self, name: str = "") -> None:
+        """See `Files`."""
+        self._disk.operate(writes=True)
+        if name:
+            file = self._file(name)
+            file.synced = file.content
+        else:
+            self._disk.sync_names(self._prefix)
+
+    def move(self, name: str, to: str) -> None:
+        """See `Files`."""
+        self._disk.operate(writes=True)
+        file = self._file(name)
+        del self._disk.entries[self._prefix + name]
+        self._disk.entries[self._prefix + to] = file
+
+    def delete(self, name: str) -> None:
+        """See `Files`."""
+        self._disk.operate(writes=False)
+        self._file(name)
+        del self._disk.entries[self._prefix + name]
+
+    def _file(self, name: str) -> _File:
+        file = self._disk.entries.get(self._prefix + name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        return file

@@ -1,0 +1,187 @@
+"""A job's driver: the real process handle and supervisor, and a Spark that starts attempts until all ended well."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from distkeras.job.supervisor import Supervisor
+from distkeras.ps import rules
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import DistkerasError, WorkerError
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from simulate_faults.plan import Plan
+from simulate_faults.scheduler import Process, Task
+from simulate_faults.watch import Watch
+from simulate_faults.worker import run_attempt
+from simulate_faults.world import Surroundings, VirtualWorld
+
+#: Attempts of a partition that may fail.
+_MOST_FAILURES = 30
+#: Seconds from one look of the driver at its server to the next.
+_POLL = 5.0
+
+
+class Executors:
+    """Runs attempts of a job's tasks, each in a process of its own.
+
+    Args:
+        plan, watch, surroundings: of the run.
+        driver: whose they are: they do not outlive it for long.
+        address: the server's.
+    """
+
+    def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, driver: Process, address: Address) -> None:
+        self._plan, self._watch, self._surroundings = plan, watch, surroundings
+        self._driver, self._address = driver, address
+        self._scheduler = surroundings.scheduler
+        self._attempts = 0
+        self._failures = [0] * plan.workers
+        self.running: list[dict[int, Process]] = [{} for _ in range(plan.workers)]
+        self.done: set[int] = set()
+        self.failure: DistkerasError | None = None
+        self.news: list[Task] = []
+        driver.at_end.append(self._lose)
+
+    def start_all(self) -> None:
+        """An attempt of each partition."""
+        for worker in range(self._plan.workers):
+            self.start(worker)
+
+    def start(self, worker: int) -> None:
+        """Another attempt."""
+        if worker in self.done or not self._driver.alive or self.failure is not None:
+            return
+        attempt, self._attempts = self._attempts, self._attempts + 1
+        process = Process(f"w{worker}a{attempt}", f"executor{attempt}")
+        world = VirtualWorld(self._surroundings, process, f"w{worker}")
+        self.running[worker][attempt] = process
+        process.at_end.append(lambda: self._ended(worker, attempt))
+
+        def main() -> None:
+            try:
+                run_attempt(self._plan, self._watch, world, self._address, worker, attempt)
+            except DistkerasError:
+                self._scheduler.kill(process, 1)
+            else:
+                self._scheduler.kill(process, 0)
+
+        self._scheduler.start(process, main, "main")
+
+    def _ended(self, worker: int, attempt: int) -> None:
+        process = self.running[worker].pop(attempt)
+        if process.exit_code == 0:
+            self.done.add(worker)
+            for rival in list(self.running[worker].values()):
+                self._scheduler.kill(rival)
+            self._scheduler.wake_all(self.news)
+            return
+        if worker in self.done or not self._driver.alive:
+            return
+        self._failures[worker] += 1
+        if self._failures[worker] > _MOST_FAILURES:
+            text = f"partition {worker} must be trained. Received: {_MOST_FAILURES} failed attempts"
+            self.failure = WorkerError(text)
+            self._scheduler.wake_all(self.news)
+        elif not self.running[worker]:
+            self._scheduler.later(0.5, lambda: self.start(worker))
+
+    def _lose(self) -> None:
+        """Executors find out that their driver is gone, sooner or later."""
+        for attempts in self.running:
+            for process in attempts.values():
+                self._scheduler.later(20.0 * self._scheduler.random.random(), partial(self._scheduler.kill, process))
+
+    def end(self) -> None:
+        """Kills what is left."""
+        for attempts in self.running:
+            for process in list(attempts.values()):
+                self._scheduler.kill(process)
+
+
+class Driver:
+    """One life of a job's driver.
+
+    Args:
+        plan, watch, surroundings: of the run.
+        process: its own.
+        resume: whether an earlier one may have left snapshots.
+    """
+
+    def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, process: Process, *, resume: bool) -> None:
+        self._plan, self._watch, self._surroundings = plan, watch, surroundings
+        self.process = process
+        self._resume = resume
+        self._world = VirtualWorld(surroundings, process, "driver")
+        self.executors: Executors | None = None
+        #: The center and the records, where the job ended well.
+        self.center: np.ndarray | None = None
+        self.commits: np.ndarray | None = None
+        #: Why it did not.
+        self.error: DistkerasError | None = None
+
+    def run(self) -> None:
+        """Trains."""
+        try:
+            self._train()
+        except DistkerasError as error:
+            self.error = error
+        finally:
+            if self.executors is not None and not self._surroundings.scheduler.silent:
+                self.executors.end()
+
+    def _train(self) -> None:
+        plan, world = self._plan, self._world
+        settings = ServerSettings(
+            rules.make(plan.rule, **plan.hyper_parameters),
+            workers=plan.workers,
+            learning_rate=plan.learning_rate,
+            host=self.process.host,
+            deadlines=plan.deadlines,
+            checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
+        )
+        process = ServerProcess(settings, resume=self._resume, job={"rows": 1}, epochs=plan.epochs, world=world)
+        with process, Supervisor(process, self._publish, world=world) as supervisor:
+            executors = self.executors = Executors(plan, self._watch, self._surroundings, self.process, process.address)
+            executors.start_all()
+            observer = DriverClient(process.address, plan.deadlines, world)
+            failed: list[DistkerasError] = []
+            world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
+            while len(executors.done) < plan.workers:
+                self._surroundings.scheduler.wait(executors.news, _POLL)
+                failed += [] if executors.failure is None else [executors.failure]
+                if failed:
+                    raise failed[0]
+                supervisor.watch()
+            self.center, self.commits = supervisor.ask(_collect)
+
+    def _publish(self, driver: DriverClient) -> None:
+        driver.publish(np.zeros(self._watch.size, np.float32), model=b"the model")
+
+    def _observe(
+        self, observer: DriverClient, supervisor: Supervisor, executors: Executors, failed: list[DistkerasError]
+    ) -> None:
+        """As the thread of a job that waits for the server's news."""
+        clock = -1
+        while len(executors.done) < self._plan.workers:
+            try:
+                clock = observer.observe(clock, _POLL).clock
+            except DistkerasError as error:
+                if observer.lost(error) or not supervisor.alive():
+                    clock = -1
+                    self._world.sleep(1.0)
+                    continue
+                failed.append(error)
+                self._surroundings.scheduler.wake_all(executors.news)
+                return
+            supervisor.heard()
+
+
+def _collect(driver: DriverClient) -> tuple[np.ndarray, np.ndarray]:
+    reply, records = driver.center(), driver.drain()
+    return reply.center.copy(), records.commits.view(COMMIT)

@@ -1,0 +1,210 @@
+"""One run: a plan, from its first process to its last, and what is checked at its end."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkeras.ps.errors import DistkerasError, OwnershipLostError, ServerLostError, SnapshotError
+from distkeras.ps.server.start import StartReport, StartRequest, serve
+from simulate_faults.disk import Disk
+from simulate_faults.driver import Driver
+from simulate_faults.faults import Striker
+from simulate_faults.network import Network, VirtualStream
+from simulate_faults.plan import NEED_CHECKPOINT, Fault, Plan
+from simulate_faults.scheduler import Finding, Process, Scheduler, Task
+from simulate_faults.watch import Watch
+from simulate_faults.world import Surroundings, VirtualChild
+
+#: Drivers of a run, one after the other or side by side.
+_MOST_DRIVERS = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        finding: the promise that it broke; None: none.
+        error: why the job did not end well, where a fault excuses it; "" : it ended well.
+        digest: of the sequence of its steps.
+        steps, sends, seconds: how many, and how long it took in virtual time.
+        struck: the faults that were in time to strike.
+        story: what happened, where that was asked for.
+    """
+
+    finding: Finding | None
+    error: str
+    digest: int
+    steps: int
+    sends: int
+    seconds: float
+    struck: tuple[Fault, ...]
+    story: tuple[str, ...] = ()
+
+
+def simulate(plan: Plan, *, story: bool = False) -> Outcome:
+    """Runs ``plan``, with the story of it where asked for."""
+    logging.disable(logging.CRITICAL)
+    run = _Run(plan, story=story)
+    finding: Finding | None = None
+    try:
+        run.scheduler.run(Process("job", "nowhere"), run.main)
+    except Finding as found:
+        finding = found
+    finally:
+        logging.disable(logging.NOTSET)
+    scheduler = run.scheduler
+    return Outcome(
+        finding,
+        run.error,
+        scheduler.digest,
+        scheduler.steps,
+        run.sends[""],
+        scheduler.now,
+        tuple(run.struck),
+        tuple(run.story or ()),
+    )
+
+
+class _Run:
+    def __init__(self, plan: Plan, *, story: bool) -> None:
+        self.plan = plan
+        self.story: list[str] | None = [] if story else None
+        self.scheduler = scheduler = Scheduler(plan.seed, self._step)
+        scheduler.yielding = plan.yielding
+        self.network = network = Network(scheduler, self._on_send)
+        network.latency, network.capacity, network.fragmenting = plan.latency, plan.capacity, plan.fragmenting
+        self.disk = Disk(scheduler, lambda: self.striker.on_disk())
+        self.disk.seconds = plan.disk
+        self.surroundings = Surroundings(scheduler, network, self.disk, _serve)
+        self.watch = Watch(plan, self.surroundings, self.tell)
+        scheduler.tell = self.tell
+        self.sends: dict[str, int] = {"": 0}
+        self.struck: list[Fault] = []
+        self.error = ""
+        self.drivers: list[Driver] = []
+        self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
+        self.striker = Striker(self.surroundings, self.drivers, self._expect_driver)
+        #: Drivers that are to come, and who waits for what becomes of them.
+        self._expected = 0
+        self._news: list[Task] = []
+
+    def tell(self, text: str) -> None:
+        """Something happened that a story is made of."""
+        if self.story is not None:
+            self.story.append(f"{self.scheduler.now:10.3f} s  {text}")
+
+    # ---- the job
+
+    def main(self) -> None:
+        """Lives of the driver, until one ends by itself."""
+        self._start_driver()
+        while self._expected or any(driver.process.alive for driver in self.drivers):
+            self.scheduler.wait(self._news, None)
+        ended = [driver for driver in self.drivers if driver.process.exit_code == 0]
+        winners = [driver for driver in ended if driver.error is None]
+        for driver in winners:
+            self._check_end(driver)
+        for driver in ended:
+            if driver.error is not None:
+                self._excuse(driver.error, winners)
+
+    def _start_driver(self) -> None:
+        process = Process(f"driver{len(self.drivers)}", f"driver{len(self.drivers)}")
+        process.at_end.append(lambda: self.scheduler.wake_all(self._news))
+        driver = Driver(self.plan, self.watch, self.surroundings, process, resume=bool(self.drivers))
+        self.drivers.append(driver)
+
+        def live() -> None:
+            driver.run()
+            if (
+                isinstance(driver.error, SnapshotError)
+                and driver.executors is None
+                and len(self.drivers) < _MOST_DRIVERS
+            ):
+                self._expect_driver(30.0)  # it found no room to begin, and said so
+                driver.error = None
+                self.scheduler.kill(process, 1)
+            self.scheduler.kill(process, 0)
+
+        self.scheduler.start(process, live, "main")
+
+    def _expect_driver(self, seconds: float) -> None:
+        """A cluster manager starts another one."""
+
+        def come() -> None:
+            self._expected -= 1
+            self._start_driver()
+
+        self._expected += 1
+        self.scheduler.later(seconds, come)
+
+    def _check_end(self, driver: Driver) -> None:
+        assert driver.commits is not None
+        assert driver.center is not None
+        for worker, count in enumerate(self.plan.batches):
+            rows = driver.commits[driver.commits["worker"] == worker]
+            covered = [
+                (int(row["epoch"]), batch)
+                for row in rows
+                for batch in range(int(row["first_batch"]), int(row["last_batch"]) + 1)
+            ]
+            due = [(epoch, batch) for epoch in range(self.plan.epochs) for batch in range(count)]
+            if covered != due:
+                raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
+        whole = np.ones(self.watch.size) if sum(self.plan.batches) else np.zeros(1)
+        if self.plan.sums and not np.array_equal(driver.center, whole):
+            raise Finding("result", f"each mini-batch must count once. Received: {driver.center.tolist()}")
+
+    def _excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
+        """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
+        if isinstance(error, OwnershipLostError) and winners:
+            return
+        kinds = {fault.kind for fault in self.struck}
+        if not self.plan.every and kinds & {*NEED_CHECKPOINT}:
+            self.error = type(error).__name__
+            return
+        raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
+
+    def _step(self) -> None:
+        self.watch.step()
+        patience = 300.0 + 3 * self.plan.deadlines.lease + self.disk.full_until
+        if self.scheduler.now - self.watch.progressed > patience:
+            raise Finding(
+                "no progress", f"a commit must come within {patience:.0f} s. Received: none; {self.scheduler.people()}"
+            )
+
+    # ---- faults
+
+    def _on_send(self, stream: VirtualStream) -> float | None:
+        scope, share = stream.link.scope, None
+        for name in ("", scope):
+            self.sends[name] = number = self.sends.get(name, 0) + 1
+            fault = self._due.get((name, number))
+            if fault is not None:
+                self.struck.append(fault)
+                self.tell(str(fault))
+                cut = self.striker.strike(fault, stream)
+                share = share if cut is None else cut
+        return share
+
+
+def _serve(child: VirtualChild) -> int:
+    """The body of ``python -m distkeras.ps child``."""
+
+    def request() -> StartRequest:
+        line = child.input_line()
+        if line is None:
+            raise ServerLostError("a driver must say what to serve. Received: its end")
+        return StartRequest.from_json(line.decode())
+
+    def tell(report: StartReport) -> None:
+        child.tell(report.to_json().encode() + b"\n")
+
+    try:
+        return serve(request, tell, child.wait_until_over, child.world)
+    except DistkerasError:  # its traceback goes to standard error
+        return 1

@@ -1,0 +1,158 @@
+"""Jobs in virtual time: a fixed set of seeds, that a seed says everything, and that what is planted is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulate_faults.command import find_planted, main
+from simulate_faults.mutations import MUTATIONS, planted
+from simulate_faults.plan import KINDS, Fault, Plan, draw
+from simulate_faults.scheduler import Finding, Killed, Process, Scheduler
+from simulate_faults.shrink import shrink
+from simulate_faults.simulation import simulate
+
+ROOT = Path(__file__).parents[2]
+#: What is planted and found within so many schedules; the others take longer.
+SOON = {
+    "reply-before-apply": 5,
+    "let-go-before-the-snapshot": 100,
+    "durable-before-the-snapshot": 100,
+    "restart-from-an-older-snapshot": 100,
+    "a-later-attempt-need-not-wait": 100,
+    "no-heartbeats": 100,
+    "no-owner": 100,
+    "a-gap-in-the-mini-batches-is-taken": 100,
+}
+
+
+@pytest.mark.parametrize("first", range(0, 120, 40))
+def test_no_promise_breaks(first: int) -> None:
+    broken = {seed: simulate(draw(seed)).finding for seed in range(first, first + 40)}
+    assert not [f"seed {seed}: {finding}" for seed, finding in broken.items() if finding is not None]
+
+
+def test_a_seed_says_everything() -> None:
+    seeds = range(300, 312)
+    forwards = [simulate(draw(seed)).digest for seed in seeds]
+    backwards = [simulate(draw(seed)).digest for seed in reversed(seeds)]
+    assert backwards[::-1] == forwards
+    assert len(set(forwards)) == len(forwards)
+    code = (
+        "from simulate_faults.plan import draw; from simulate_faults.simulation import simulate; "
+        f"print([simulate(draw(seed)).digest for seed in range({seeds.start}, {seeds.stop})])"
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "7"}
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=True, text=True
+    )
+    assert elsewhere.stdout.strip() == str(forwards)
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_what_is_planted_is_found(name: str) -> None:
+    assert find_planted(name, 0, SOON[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - SOON.keys()))
+def test_what_is_planted_deeper_is_found_too(name: str) -> None:
+    assert find_planted(name, 0, 10_000)
+
+
+def test_a_finding_becomes_a_short_story() -> None:
+    with planted("let-go-before-the-snapshot"):
+        plan = next(
+            plan for plan in map(draw, range(200)) if (found := simulate(plan).finding) and found.kind == "let go"
+        )
+        smaller, _ = shrink(plan, "let go")
+        outcome = simulate(smaller, story=True)
+    assert outcome.finding is not None
+    assert outcome.finding.kind == "let go"
+    assert len(smaller.faults) <= 2
+    assert len(outcome.story) < 40
+    assert simulate(smaller).finding is None  # without the planted fault
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_strikes(kind: str) -> None:
+    plan = Plan(1, faults=(Fault(kind, 12, amount=min(2.0, KINDS[kind][1])),))
+    outcome = simulate(replace(plan, batches=(3, 3)))
+    assert outcome.finding is None
+    assert [fault.kind for fault in outcome.struck] == [kind]
+
+
+def test_the_command_tells_of_what_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--schedules", "5"]) == 0
+    assert "ended: well 5" in capsys.readouterr().out
+    with planted("reply-before-apply"):
+        assert main(["--schedules", "20", "--findings", "1"]) == 1
+    told = capsys.readouterr().out
+    assert "seed 0: " in told
+    assert "has partition" in told
+
+
+class TestScheduler:
+    def test_a_killed_task_does_nothing_more(self) -> None:
+        scheduler, said = Scheduler(0), []
+        victim = Process("victim", "here")
+
+        def linger() -> None:
+            try:
+                scheduler.wait(None, 10.0)
+            finally:
+                said.append("dies")
+                try:
+                    scheduler.wait(None, 1.0)
+                except Killed:
+                    said.append("again")
+                    raise
+
+        def main() -> None:
+            scheduler.start(victim, linger, "linger")
+            scheduler.wait(None, 1.0)
+            scheduler.kill(victim)
+            scheduler.wait(None, 1.0)
+            assert scheduler.now == 2.0
+
+        scheduler.run(Process("main", "here"), main)
+        assert said == ["dies", "again"]
+
+    def test_a_stopped_process_hears_nothing_until_it_goes_on(self) -> None:
+        scheduler, heard = Scheduler(0), []
+        stopped = Process("stopped", "here")
+
+        def tick() -> None:
+            for _ in range(3):
+                scheduler.wait(None, 1.0)
+                heard.append(scheduler.now)
+
+        def main() -> None:
+            scheduler.start(stopped, tick, "tick")
+            scheduler.wait(None, 1.5)
+            scheduler.stop(stopped, 5.0)
+            scheduler.wait(None, 20.0)
+
+        scheduler.run(Process("main", "here"), main)
+        assert heard == [1.0, 6.5, 7.5]
+
+    def test_a_wait_for_ever_is_found(self) -> None:
+        scheduler = Scheduler(0)
+        with pytest.raises(Finding, match="every wait must end"):
+            scheduler.run(Process("main", "here"), lambda: scheduler.wait(None, None))
+
+    def test_what_a_task_lets_out_is_found(self) -> None:
+        scheduler = Scheduler(0)
+
+        def main() -> None:
+            scheduler.start(Process("other", "here"), lambda: 1 // 0, "divides")
+            scheduler.wait(None, 1.0)
+
+        with pytest.raises(Finding, match="ZeroDivisionError"):
+            scheduler.run(Process("main", "here"), main)
