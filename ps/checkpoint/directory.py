@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: How long a read or a claim that fails is tried again, in seconds: the first and the longest pause, and in all.
 _FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
+#: Likewise for the claim of a server that is started again: its job has something to lose.
+_PATIENCE_WITHIN_JOB = 600.0
 #: The job of whoever only reads.
 _NOBODY = "0" * 8
 _T = TypeVar("_T")
@@ -89,7 +91,7 @@ class SnapshotDirectory:
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
         world: its files and its clock.
-        heard: called after each piece that was read.
+        heard: called after each piece that was read, and while there is no room.
 
     Raises:
         ConfigurationError, SnapshotError: the directory cannot be used.
@@ -104,7 +106,7 @@ class SnapshotDirectory:
         heard: Callable[[], object] = lambda: None,
     ) -> None:
         self._job = dict(job or {})
-        self._world = world
+        self._world, self._heard = world, heard
         self._store = Store(uri, world, heard)
         self._ownership = Ownership(self._store, token, world)
         self._serial = 0
@@ -135,13 +137,14 @@ class SnapshotDirectory:
             OwnershipLostError: another job has claimed the directory since then, or at this moment.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
-        names = self._names()
+        patience = _PATIENCE_WITHIN_JOB if after else _PATIENCE
+        names = self._patiently(self._names, patience)
         found = _snapshots(names)
         if after:
             self._ownership.require_own(names, after)
         self._require_empty(found, fresh)
         newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
-        self._patiently(lambda: self._ownership.write(names, after))
+        self._patiently(lambda: self._ownership.write(names, after), patience)
         names = self.require_owned()
         if _snapshots(names) != found:
             self._require_empty(_snapshots(names), fresh)
@@ -208,9 +211,9 @@ class SnapshotDirectory:
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return self._patiently(lambda: self._store.load(name))
 
-    def _patiently(self, call: Callable[[], _T]) -> _T:
+    def _patiently(self, call: Callable[[], _T], patience: float = _PATIENCE) -> _T:
         """``call()``, again where it fails for a while: a store may be out of reach, a disk full."""
-        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=_PATIENCE, sleep=self._world.sleep, world=self._world)
+        backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=patience, world=self._world)
         while True:
             try:
                 return call()
@@ -219,6 +222,7 @@ class SnapshotDirectory:
             except SnapshotError:
                 if not backoff.pause():
                     raise
+                self._heard()
 
     # ---- what a server leaves behind
 
