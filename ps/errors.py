@@ -1,12 +1,28 @@
-"""Every error that the project raises, in one closed table.
+"""Every error that the project raises, in one closed table, and whose trouble an error is.
 
 An error carries fields (worker, partition, column, step) beside its text, survives pickling (Spark pickles what a
 task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
+
+What follows from an error depends on its `Origin`: the user's ends the job, for it would come again at every attempt;
+any other ends one attempt, and Spark tries again. `sorted_error` tells which is which, for errors of others too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+
+class Origin(enum.Enum):
+    """Whose trouble an error is."""
+
+    USER = "code, data or settings: it comes again at every attempt"
+    NODE = "a machine's memory, disk, threads or descriptors: another attempt, perhaps elsewhere, may do better"
+    NETWORK = "a connection, or a peer that keeps silent: likewise"
+    JOB = "what became of the job or of this attempt: nothing new"
 
 
 class DistkerasError(Exception):
@@ -19,6 +35,8 @@ class DistkerasError(Exception):
         step: mini-batch within the epoch, counted from 0.
         remote_traceback: formatted traceback of the process where it happened, when that is another one.
     """
+
+    origin: ClassVar[Origin] = Origin.USER
 
     def __init__(
         self,
@@ -99,6 +117,12 @@ class WorkerError(DistkerasError, RuntimeError):
     """User or library code raised inside a task; the remote traceback says where."""
 
 
+class NodeError(DistkerasError, RuntimeError):
+    """A machine or its network failed a task: no memory, no room on a disk, too many threads or files."""
+
+    origin = Origin.NODE
+
+
 class NonFiniteError(DistkerasError, ArithmeticError):
     """A commit held NaN or infinity; it was refused before it touched the center."""
 
@@ -118,21 +142,31 @@ class RemoteProtocolError(ProtocolError):
 class AuthenticationError(DistkerasError, PermissionError):
     """The peer does not hold the job's key."""
 
+    origin = Origin.NETWORK
+
 
 class LeaseLostError(DistkerasError):
     """Another attempt holds this partition now; what this one sends is refused."""
+
+    origin = Origin.JOB
 
 
 class DeadlineError(DistkerasError, TimeoutError):
     """A wait came to its deadline; the text names what it waited for."""
 
+    origin = Origin.NETWORK
+
 
 class ServerLostError(DistkerasError, ConnectionError):
     """The parameter server cannot be reached any more."""
 
+    origin = Origin.NETWORK
+
 
 class JobStoppedError(DistkerasError):
     """The job was stopped (by the driver or by another worker's fault) while this worker was in it."""
+
+    origin = Origin.JOB
 
 
 class LedgerError(DistkerasError, RuntimeError):
@@ -175,4 +209,57 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     ColumnTypeError,
     DifferentJobError,
     OwnershipLostError,
+    NodeError,
 )
+
+#: What the system says of a machine in trouble.
+_NODE_ERRNOS = {
+    errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO, errno.EROFS,
+    errno.ESTALE,
+}  # fmt: skip
+#: The backends' own errors for want of memory, which are not to be imported here.
+_NODE_NAMES = {"ResourceExhaustedError", "OutOfMemoryError"}
+#: Likewise, and a Python function's error that a backend has put into words.
+_NODE_TEXTS = re.compile(
+    r"^RESOURCE_EXHAUSTED|can't allocate memory|can't start new thread|\bMemoryError:?"
+    r"|\bOSError: \[Errno (?P<errno>\d+)\]"
+)
+#: Causes of causes that are looked at.
+_CAUSES_MAX = 20
+
+
+def sorted_error(error: Exception) -> DistkerasError:
+    """What ``error``, raised in a task, amounts to: itself, if it is one of ours and the user's, the job's or typed
+    already; a `NodeError` where a machine or its network is behind it; else a `WorkerError`.
+    """
+    if isinstance(error, DistkerasError) and error.origin is not Origin.USER:
+        return error
+    trouble = next(filter(None, map(_trouble, _with_causes(error))), None)
+    if trouble is not None:
+        return NodeError(f"the machine must have what a task needs. Received: {trouble}")
+    return error if isinstance(error, DistkerasError) else WorkerError(f"{type(error).__name__}: {error}")
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__
+
+
+def _trouble(error: BaseException) -> str | None:
+    """One line of what a machine's or a network's ``error`` says; None of any other, and of those that are ours."""
+    if isinstance(error, DistkerasError):
+        return None
+    text = str(error)
+    found = _NODE_TEXTS.search(text)
+    if found is not None and (found["errno"] is None or int(found["errno"]) in _NODE_ERRNOS):
+        start, end = text.rfind("\n", 0, found.end()) + 1, text.find("\n", found.end())
+        return f"{type(error).__name__}: {text[start : end if end >= 0 else None].strip()}"
+    named = {kind.__name__ for kind in type(error).__mro__}
+    known = isinstance(error, (MemoryError, ConnectionError, TimeoutError)) or bool(named & _NODE_NAMES)
+    if known or (isinstance(error, OSError) and error.errno in _NODE_ERRNOS):
+        return f"{type(error).__name__}: {text.strip().partition(chr(10))[0]}"
+    return None

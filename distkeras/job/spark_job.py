@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import re
 import threading
 import time
 import uuid
@@ -22,7 +23,7 @@ from distkeras.job.progress import Progress
 from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.job.task import SUMMARY, Task
-from distkeras.ps.errors import DeadlineError, DistkerasError, WorkerError
+from distkeras.ps.errors import DeadlineError, DistkerasError, NodeError, WorkerError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
@@ -40,6 +41,12 @@ _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 #: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
 _STATUS_SECONDS = 0.1
+#: A `NodeError` as the last line of a task's traceback, which is all that Spark tells of it.
+_NODE_ERROR = re.compile(
+    rf"^{re.escape(NodeError.__module__)}\.NodeError: (?P<message>.*?)"
+    r"(?: \[worker/partition (?P<worker>\d+)(?:, step (?P<step>\d+))?\])?$",
+    re.MULTILINE,
+)
 
 
 class _TasksEnded(NamedTuple):
@@ -208,7 +215,7 @@ class SparkJob:
                 signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))
                 if isinstance(signal, _JobFailed):
                     return signal.error
-        return WorkerError(f"Spark must run every task to its end. Received: {failure}")
+        return _error_of_spark(failure)
 
     def _cancel(self, spark: threading.Thread) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS
@@ -256,6 +263,18 @@ class SparkJob:
                 clock = status.clock
                 self._signals.put(_StatusArrived(status))
                 self._over.wait(_STATUS_SECONDS)
+
+
+def _error_of_spark(failure: Exception) -> DistkerasError:
+    """What made Spark give up: the `NodeError` of a last attempt, which was no reason to end the job before that."""
+    text = str(failure)
+    last = _NODE_ERROR.search(text)
+    if last is None:
+        return WorkerError(f"Spark must run every task to its end. Received: {text}")
+    worker, step = (None if number is None else int(number) for number in (last["worker"], last["step"]))
+    return NodeError(
+        f"{last['message']}, after the last attempt that Spark makes", worker=worker, step=step, remote_traceback=text
+    )
 
 
 # A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.

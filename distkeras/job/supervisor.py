@@ -183,7 +183,7 @@ class Supervisor:
         code = self._process.exit_code
         try:
             self._process.restart()
-        except ServerLostError:
+        except (ServerLostError, OSError):  # it died again, or the system has no room for a process
             if self._process.settings.checkpoint is None or self._futile_restarts + 1 >= _MAX_FUTILE_RESTARTS:
                 raise
             self._futile_restarts += 1

@@ -23,16 +23,7 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.errors import (
-    ConfigurationError,
-    DeadlineError,
-    DistkerasError,
-    JobStoppedError,
-    LeaseLostError,
-    LedgerError,
-    ServerLostError,
-    WorkerError,
-)
+from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.protocol.requests import Loop
 from distkeras.ps.rules.base import MOST_STEPS_A_CALL
@@ -56,9 +47,6 @@ _SUMMARY = (
     ("window", "int", pa.int32()),
 )
 SUMMARY = ", ".join(f"{name} {kind}" for name, kind, _ in _SUMMARY)
-
-#: Errors of this attempt or of the job, not of the user's code or data: Spark may try again, or is told to end.
-_UNREPORTED = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
 
 
 @dataclass(frozen=True)
@@ -138,33 +126,32 @@ class _TaskAttempt:
         """Trains on the partition; returns the summary, one row.
 
         Raises:
-            DistkerasError: as the driver is told it, too, if the reason is the user's code or data.
+            DistkerasError: as the server is told it, too: the user's, which ends the job, or the machine's, which ends
+                this attempt; or what became of the job or the connection.
             Exception: what reading from Spark raised.
         """
         try:
             rows, batches = self._train()
-        except _UNREPORTED:
-            raise
-        except DistkerasError as error:
-            error.worker = self._client.worker if error.worker is None else error.worker
-            error.step = self._position.step if error.step is None else error.step
-            error.remote_traceback = traceback.format_exc()
-            self._client.report(error)
-            raise
         except Exception as error:
-            if self._records.broken:
+            if self._records.broken and not isinstance(error, DistkerasError):
                 raise
-            wrapped = WorkerError(
-                f"{type(error).__name__}: {error}",
-                worker=self._client.worker,
-                step=self._position.step,
-                remote_traceback=traceback.format_exc(),
-            )
-            self._client.report(wrapped)
-            raise wrapped from error
+            told = self._tell(error)
+            if told is error:
+                raise
+            raise told from error
         finally:
             self._client.close()
         return self._summary(rows, batches)
+
+    def _tell(self, error: Exception) -> DistkerasError:
+        """``error`` as it is to be raised, once the server is told what it has to know."""
+        told = sorted_error(error)
+        if told.origin in (Origin.USER, Origin.NODE):
+            told.worker = self._client.worker if told.worker is None else told.worker
+            told.step = self._position.step if told.step is None else told.step
+            told.remote_traceback = traceback.format_exc()
+            self._client.report(told)
+        return told
 
     def _train(self) -> tuple[int, int]:
         """Returns the partition's rows, and its batches an epoch (-1 where the job ended early)."""

@@ -6,6 +6,7 @@ chooses the backend, and a task must set it before.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -76,20 +77,37 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
     Raises:
         ConfigurationError: damaged bytes, an unknown class, or a lambda.
     """
-    import keras
+    from keras.src.saving import saving_lib  # the public function takes names of files only, which a kill would leave
 
-    with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
-        path = Path(directory, "model.keras")
-        path.write_bytes(data)
-        try:
-            return keras.saving.load_model(
-                path, custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
+    try:
+        with _scratch(data):
+            return saving_lib.load_model(
+                BytesIO(data), custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
             )
-        except _ARCHIVE_ERRORS as error:
-            raise ConfigurationError(
-                "`data` must be a .keras archive of built-in and registered objects. "
-                f"Received: {len(data)} bytes; Keras said: {error}"
-            ) from error
+    except _ARCHIVE_ERRORS as error:
+        raise ConfigurationError(
+            "`data` must be a .keras archive of built-in and registered objects. "
+            f"Received: {len(data)} bytes; Keras said: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _scratch(data: bytes) -> Iterator[None]:
+    """Where Keras unpacks what a layer has beside its weights, such as a vocabulary.
+
+    In a task that is Spark's own folder, which goes with the application: a killed process leaves its files.
+    """
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        has_assets = any(name.startswith("assets/") for name in archive.namelist())
+    if not (has_assets and folder and Path(folder).is_dir()):
+        yield
+        return
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def running_backend() -> str:

@@ -15,10 +15,10 @@ from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, not_finite
 from distkeras.ps.center.leases import NO_ATTEMPT
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError
+from distkeras.ps.errors import JobStoppedError, NonFiniteError, Origin, RemoteProtocolError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import codec_of
-from distkeras.ps.protocol.error_codes import fault_of
+from distkeras.ps.protocol.error_codes import error_of, fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
@@ -281,7 +281,12 @@ class Dispatcher:
         return self._ack()
 
     def _on_fault(self, peer: Peer, message: Fault) -> Message:
-        self.changed.fail(message)
+        error = error_of(message)
+        if error.origin is Origin.USER:
+            self.changed.fail(message)
+        else:  # Spark tries again where it may
+            worker, attempt = peer.lease or (message.worker, None)
+            report(log, "node", "an attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self._ack()
 
     # ---- the driver, likewise

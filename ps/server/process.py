@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -210,13 +211,18 @@ class ServerProcess:
 
     def _read_log(self, child: Child) -> None:
         for line in child.errors():
-            text = line.decode("utf-8", "replace")
-            record = record_from_json(text)
-            if record is None:
-                log.warning("the parameter server: %s", text.rstrip())
-                continue
-            self._events.add(record, "server")
-            handle(record)
+            try:
+                self._take_in(line.decode("utf-8", "replace"))
+            except Exception:  # noqa: BLE001 - a handler's or a filter's: without a reader the server would stand still
+                traceback.print_exc()
+
+    def _take_in(self, line: str) -> None:
+        record = record_from_json(line)
+        if record is None:
+            log.warning("the parameter server: %s", line.rstrip())
+            return
+        self._events.add(record, "server")
+        handle(record)
 
 
 def _environment() -> dict[str, str]:

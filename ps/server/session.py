@@ -89,7 +89,7 @@ class Session:
             self.channel.handshake(self._deadlines.handshake, lambda: self._admission.admit(self._pending))
             while self._serve_one():
                 pass
-        except (DistkerasError, OSError) as failure:
+        except (DistkerasError, OSError, MemoryError) as failure:  # the peer sends again what was not answered
             error = failure
         finally:
             self._end(error)
@@ -151,6 +151,9 @@ class Session:
         except (DistkerasError, OSError):
             raise
         except Exception as error:
+            center = self._dispatcher.center
+            if isinstance(error, MemoryError) and not (center and center.corrupt):
+                raise  # the connection ends, and the peer sends again what was not applied
             # A rule's mistake, or ours. Unanswered, the worker would only see a lost connection, and try again.
             raise LocalProtocolError(
                 f"a {type(message).__name__} must be answered. Received: {type(error).__name__}: {error}",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -39,6 +41,49 @@ def test_a_model_survives_the_trip_uncompiled() -> None:
     again = archive.from_bytes(archive.to_bytes(model))
     assert not again.compiled
     np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), rtol=1e-6)
+
+
+KILLED_WHILE_LOADING = """
+import os, signal, sys
+import keras, numpy as np
+from distkeras.keras_model import archive
+
+@keras.saving.register_keras_serializable("mine")
+class Fatal(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+    def load_own_variables(self, store):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+inputs = keras.Input((2,), dtype="int64")
+outputs = keras.layers.Embedding(9, 3)(inputs)
+if sys.argv[1:] == ["vocabulary"]:
+    lookup = keras.layers.IntegerLookup()
+    lookup.adapt(np.arange(5))
+    outputs = keras.layers.Embedding(9, 3)(lookup(inputs))
+data = archive.to_bytes(keras.Model(inputs, Fatal()(outputs)))
+print("made", flush=True)
+archive.from_bytes(data)
+"""
+
+
+@pytest.mark.parametrize("assets", [[], ["vocabulary"]], ids=["", "with a vocabulary"])
+def test_a_process_that_is_killed_while_it_loads_a_model_leaves_no_file(tmp_path: Path, assets: list[str]) -> None:
+    """But for what Keras unpacks: that is in Spark's own folder, which goes with the application."""
+    ours, sparks = tmp_path / "ours", tmp_path / "sparks"
+    ours.mkdir()
+    sparks.mkdir()
+    environment = os.environ | {"TMPDIR": str(ours), "SPARK_LOCAL_DIRS": f"{sparks},/elsewhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_LOADING, *assets],
+        capture_output=True,
+        env=environment,
+        timeout=patience(120),
+    )
+    assert (done.stdout, done.returncode) == (b"made\n", -signal.SIGKILL), done.stderr
+    assert list(ours.iterdir()) == []
+    assert bool(list(sparks.iterdir())) == bool(assets)
 
 
 class Halved(keras.Model):

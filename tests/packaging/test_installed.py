@@ -67,6 +67,27 @@ print("trained")
 """
 
 
+SERVE = """
+import os
+import numpy as np
+from distkeras.ps.rules import make
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.driver_client import DriverClient
+
+os.mkdir("elsewhere")
+os.chdir("elsewhere")
+for name in ("numpy", "json", "distkeras"):
+    with open(f"{name}.py", "w") as file:
+        file.write("raise SystemExit('from the current directory')")
+with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
+    driver = DriverClient(process.address)
+    driver.publish(np.zeros(3, np.float32))
+    print(driver.center().center.size, "elements served")
+    driver.close()
+"""
+
+
 @dataclass(frozen=True)
 class Installed:
     """``home`` is a part of the path of each of its modules."""
@@ -116,6 +137,11 @@ every_way = pytest.mark.parametrize("installed", ["wheel", "sdist", "editable", 
 @every_way
 def test_it_imports(installed: Installed, tmp_path: Path) -> None:
     assert int(installed.run(tmp_path, IMPORT).split()[-2]) > 15
+
+
+@every_way
+def test_its_server_starts_and_imports_nothing_from_the_current_directory(installed: Installed, tmp_path: Path) -> None:
+    assert "3 elements served" in installed.run(tmp_path, SERVE)
 
 
 @pytest.mark.slow

@@ -1,11 +1,25 @@
 from __future__ import annotations
 
+import errno
 import pickle
 
 import pytest
 
 from distkeras.ps import errors
-from distkeras.ps.errors import ERRORS, BadValueError, DistkerasError, ProtocolError
+from distkeras.ps.errors import (
+    ERRORS,
+    BadValueError,
+    ConfigurationError,
+    DeadlineError,
+    DistkerasError,
+    LeaseLostError,
+    NodeError,
+    Origin,
+    ProtocolError,
+    ServerLostError,
+    WorkerError,
+    sorted_error,
+)
 from distkeras.ps.protocol.error_codes import error_of, fault_of
 
 
@@ -48,3 +62,53 @@ def test_a_long_traceback_keeps_its_ends() -> None:
     assert len(fault.traceback) < 40_000
     assert fault.traceback.startswith("a")
     assert fault.traceback.endswith("z")
+
+
+class ResourceExhaustedError(Exception):
+    """TensorFlow's, by its name."""
+
+
+def raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EMFILE, "Too many open files"),
+        ConnectionResetError("somebody's"),
+        ResourceExhaustedError("OOM when allocating tensor"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("Graph error:\n\n{{function_node f}} OSError: [Errno 28] No space left on device\nTraceback"),
+        raised_from(ConfigurationError("the model cannot be opened"), OSError(errno.EDQUOT, "quota")),
+        raised_from(ValueError("no"), raised_from(KeyError("no"), MemoryError())),
+    ],
+)
+def test_a_machines_trouble_is_a_node_error(error: Exception) -> None:
+    told = sorted_error(error)
+    assert type(told) is NodeError
+    assert told.origin is Origin.NODE
+    assert "\n" not in told.message
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KeyError("x"), WorkerError),
+        (FileNotFoundError(errno.ENOENT, "no such file"), WorkerError),
+        (RuntimeError("OSError: [Errno 2] No such file"), WorkerError),
+        (BadValueError("null"), BadValueError),
+        (raised_from(BadValueError("null"), ValueError("null")), BadValueError),
+        (ServerLostError("gone"), ServerLostError),
+        (raised_from(DeadlineError("late"), MemoryError()), DeadlineError),
+        (LeaseLostError("taken"), LeaseLostError),
+    ],
+)
+def test_what_is_the_users_or_typed_stays_so(error: Exception, kind: type[DistkerasError]) -> None:
+    told = sorted_error(error)
+    assert type(told) is kind
+    assert told is error or kind is WorkerError

@@ -55,6 +55,28 @@ def test_a_server_process_tells_its_driver(
     assert "no record" in records["distkeras.ps.server.process"].getMessage()
 
 
+def test_a_filter_that_raises_does_not_stop_the_reading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unread, the pipe of the server's log would fill up, and the server stand still."""
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise ZeroDivisionError("a filter of the user's")
+
+    events = Events()
+    with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT), events=events) as process:
+        monkeypatch.setattr(logging.getLogger("distkeras.ps.server.dispatcher"), "filters", [refuse])
+        driver = DriverClient(process.address, PATIENT)
+        driver.publish(np.zeros(3, np.float32))
+        for attempt in (4, 5, 6):
+            client = WorkerClient(process.address, worker=0, attempt=attempt, size=3, deadlines=PATIENT)
+            client.join()
+            client.close()
+        driver.close()
+    assert [event.kind for event in events.all()] == ["takeover", "takeover"]
+    assert capsys.readouterr().err.count("Traceback") == 2
+
+
 def test_who_lost_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
     with Running(make("downpour"), size=3) as running:
         old, new = running.client(attempt=1, size=3), running.client(attempt=2, size=3)

@@ -1,0 +1,78 @@
+"""A machine that has no room for a task: the attempt ends, and the job only when Spark has no other left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import keras
+import pytest
+from pyspark.sql import SparkSession
+from support.spark_jobs import (
+    assert_nothing_left,
+    counting_model,
+    counting_rows,
+    counts,
+    once_at_step,
+    step_callback_layer,
+    total,
+)
+
+from distkeras import Trainer
+from distkeras.ps.errors import NodeError
+
+pytestmark = pytest.mark.timeout(120)
+
+ROWS, BATCH, EPOCHS = 41, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+def fill_a_disk() -> None:
+    Path("/dev/full").write_text("a metric")
+
+
+def fill_the_memory() -> None:
+    bytearray(1 << 62)
+
+
+# As what a notebook defines: they travel by value.
+fill_a_disk.__module__ = fill_the_memory.__module__ = "__main__"
+
+
+def trainer(action: Callable[[int], None]) -> Trainer:
+    return Trainer(
+        counting_model(ROWS, step_callback_layer(action)),
+        "downpour",
+        worker_optimizer=keras.optimizers.SGD(1.0),
+        loss=total,
+        num_workers=2,
+        batch_size=BATCH,
+        num_epoch=EPOCHS,
+    )
+
+
+@pytest.mark.parametrize("trouble", [fill_a_disk, fill_the_memory])
+def test_it_costs_an_attempt(spark: SparkSession, tmp_path: Path, trouble: Callable[[], None]) -> None:
+    job = trainer(once_at_step(tmp_path / "done", 4, trouble))
+    model = job.train(counting_rows(spark, ROWS))
+    assert (tmp_path / "done").exists()
+    assert counts(model) == [EPOCHS] * ROWS
+    (event,) = job.events.where("kind = 'node'").collect()
+    assert event["worker"] in (0, 1)
+    assert event["attempt"] is not None
+
+
+def test_at_the_last_attempt_it_is_named(spark: SparkSession) -> None:
+    def always(step: int) -> None:
+        if step == 3:
+            fill_a_disk()
+
+    with pytest.raises(NodeError, match=r"Errno 28.*last attempt") as caught:
+        trainer(always).train(counting_rows(spark, ROWS))
+    assert caught.value.worker in (0, 1)
+    assert caught.value.step == 3

@@ -1,0 +1,144 @@
+"""Speculative attempts, on executors of two hosts, of workers that compute for longer than a lease."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from support.patience import brief, patience
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+DRIVER = """
+import json, sys, time
+from dataclasses import replace
+from pathlib import Path
+import keras, pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from support.patience import PATIENT
+from support.spark_jobs import *
+from distkeras import Trainer
+
+master, directory, lease = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+rows, epochs = 12, 2
+spark = (
+    SparkSession.builder.master(master)
+    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    .config("spark.executor.memory", "512m").config("spark.executor.cores", "2").config("spark.cores.max", "4")
+    .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+    .config("spark.speculation", "true").config("spark.speculation.interval", "100ms")
+    .config("spark.speculation.task.duration.threshold", "1s")
+    .getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+counting_rows(spark, rows).repartition(2).write.parquet(str(directory / "rows"))
+attempts = directory / "attempts"
+attempts.mkdir()
+
+
+def marked(records):
+    context = TaskContext.get()
+    (attempts / f"{context.partitionId()}-{context.taskAttemptId()}").touch()
+    yield from records
+
+
+def longer_than_a_lease(step):
+    time.sleep(1.5 * lease)
+
+
+frame = spark.read.parquet(str(directory / "rows")).coalesce(2)
+trainer = Trainer(
+    counting_model(rows, step_callback_layer(longer_than_a_lease)), "downpour",
+    worker_optimizer=keras.optimizers.SGD(1.0), loss=total, num_workers=2, batch_size=4, num_epoch=epochs,
+    partitioned_already=True, deadlines=replace(PATIENT, lease=lease),
+)
+model = trainer.train(frame.mapInArrow(marked, frame.schema))
+history = trainer.history.toPandas()
+sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
+assert_nothing_left()
+print(json.dumps({
+    "counts": sorted(set(counts(model))), "exact": committed(trainer) == expected_ranges(sizes, epochs, 4),
+    "attempts": sorted(path.name for path in attempts.iterdir()),
+}))
+spark.stop()
+"""
+
+
+@contextlib.contextmanager
+def daemon(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """One of Spark's own processes; what it says comes on its standard error."""
+    process = subprocess.Popen(
+        [SPARK_CLASS, *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=directory,
+        env=os.environ | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_LOG_DIR": str(directory)},
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(patience(30))
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def said(process: subprocess.Popen[str], pattern: str) -> str:
+    """What comes after ``pattern`` in a line of the process."""
+    assert process.stderr is not None
+    deadline, heard = time.monotonic() + patience(60), ""
+    while time.monotonic() < deadline:
+        if select.select([process.stderr], [], [], 1.0)[0]:
+            heard += os.read(process.stderr.fileno(), 65536).decode()
+            found = re.search(rf"{pattern}(\S+)\s", heard)
+            if found:
+                return found[1]
+    raise AssertionError(f"never said {pattern!r}: {heard}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_the_first_attempt_keeps_its_partition_and_every_mini_batch_counts_once(tmp_path: Path) -> None:
+    """Spark speculates on another host only, which here is another loopback address."""
+    support = str(Path(__file__).parents[1])
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    with contextlib.ExitStack() as stack:
+        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        master = stack.enter_context(daemon(tmp_path, "org.apache.spark.deploy.master.Master", *own))
+        url = said(master, "Starting Spark master at ")
+        for host in ("127.0.0.1", "127.0.0.2"):
+            options = ("--host", host, "--cores", "2", "--memory", "1g", "--webui-port", "0", url)
+            worker = stack.enter_context(daemon(tmp_path, "org.apache.spark.deploy.worker.Worker", *options))
+            said(worker, "Successfully registered with master ")
+        done = subprocess.run(
+            [sys.executable, str(script), url, str(tmp_path), str(brief(2.0))],
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]),
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=patience(240),
+        )
+    assert done.returncode == 0, done.stderr[-8000:]
+    (told,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert told["counts"] == [2.0]
+    assert told["exact"]
+    assert len(told["attempts"]) > 2, "Spark has not speculated"
