@@ -105,6 +105,24 @@ def recipe_of(
     return Recipe(running_backend(), found, packed)
 
 
+def compiled_recipe(model: keras.Model, model_file: bytes) -> Recipe:
+    """The recipe for ``model`` as it is compiled.
+
+    Raises:
+        ConfigurationError: it is not compiled with a loss.
+    """
+    return recipe_of(
+        model,
+        model_file,
+        optimizer=None,
+        loss=None,
+        metrics=None,
+        loss_weights=None,
+        weighted_metrics=None,
+        objects=None,
+    )
+
+
 def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
     """What the model was compiled with, as it was given; Keras keeps it to save it with the model."""
     if not model.compiled:

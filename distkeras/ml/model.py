@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
 
+from distkeras.data.schema import data_spec, example, names_of
 from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import compiled_recipe
+from distkeras.ml.evaluation import EvaluationTask, evaluate, metric_states, require_additive
 from distkeras.ml.features import ASSEMBLED, assembled
 from distkeras.ml.heads import Head, heads_of
 from distkeras.ml.params import PredictionParams
@@ -125,18 +128,56 @@ class KerasModel(Model, PredictionParams, Saveable):
         return self._data
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        if self._packed is None:
-            self._packed = PackedModel(self._saved_bytes())
+        packed = self._packed_model()
         found = self.value("features_col")
         features = [found] if isinstance(found, str) else list(found)
-        ready, inputs = assembled(dataset, features, len(self._packed.inputs))
-        if len(inputs) != len(self._packed.inputs):
+        ready, inputs = assembled(dataset, features, len(packed.inputs))
+        if len(inputs) != len(packed.inputs):
             raise ConfigurationError(
-                f"`features_col` must name a column for each of the {len(self._packed.inputs)} inputs of the model. "
+                f"`features_col` must name a column for each of the {len(packed.inputs)} inputs of the model. "
                 f"Received: features_col={features}"
             )
-        out = predicted(ready, self._packed, inputs, self._columns(), self.value("prediction_batch_size"))
+        out = predicted(ready, packed, inputs, self._columns(), self.value("prediction_batch_size"))
         return out.drop(ASSEMBLED) if inputs == [ASSEMBLED] else out
+
+    def evaluate(self, dataset: DataFrame) -> dict[str, float]:
+        """Loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` gives them: in one pass, on executors.
+
+        The columns are ``label_col`` and ``sample_weight_col``, if that is set; the batches have
+        ``prediction_batch_size`` rows.
+
+        Args:
+            dataset: the data.
+
+        Raises:
+            ConfigurationError: a model that is not compiled with a loss, or a metric of your own class, whose state is
+                not known to add up over the executors.
+            MissingColumnError, ShapeError, BadValueError, EmptyDataError: of the data.
+        """
+        packed = self._packed_model()
+        recipe = compiled_recipe(self.keras_model, packed.data)
+        model = recipe.build(packed.data)
+        ready, inputs = assembled(dataset, names_of(self.value("features_col"), "features_col"), len(packed.inputs))
+        spec = data_spec(
+            model,
+            ready,
+            features=tuple(inputs),
+            labels=names_of(self.value("label_col"), "label_col"),
+            weight=self.value("sample_weight_col"),
+            batch_size=self.value("prediction_batch_size"),
+            epochs=1,
+            seed=0,
+            shuffle=False,
+            spool_bytes=0,
+        )
+        metric_states(model, example(spec))  # makes the metrics
+        require_additive(model)
+        return evaluate(ready, EvaluationTask(packed.archive(dataset.sparkSession), recipe, spec), model)
+
+    def _packed_model(self) -> PackedModel:
+        if self._packed is None:
+            self._packed = PackedModel(self._saved_bytes())
+        return self._packed
 
     def _columns(self) -> list[OutputColumn]:
         """The new columns: predictions, and for a classifier with one output its scores and probabilities."""

@@ -129,10 +129,19 @@ class KeywordParams(Params):
         return self.getOrDefault(found) if self.isDefined(found) else None
 
 
-class PredictionParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, KeywordParams):
-    """What estimator and model share: columns to predict from, and the new ones."""
+class PredictionParams(
+    HasFeaturesCol,
+    HasLabelCol,
+    HasWeightCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    KeywordParams,
+):
+    """What estimator and model share: the columns to read, and the new ones."""
 
     featuresCol = param("featuresCol", "columns to predict from", one_or_several, "a column name or several")
+    labelCol = param("labelCol", "column or columns of labels", one_or_several, "a column name or several")
     predictionCol = param(
         "predictionCol",
         "new column of predictions, or one for each output: the class of a classifier, else what the model returns",
@@ -163,6 +172,14 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasR
         """Sets ``featuresCol``."""
         return self._set(featuresCol=value)
 
+    def setLabelCol(self, value: str | list[str]) -> Any:
+        """Sets ``labelCol``."""
+        return self._set(labelCol=value)
+
+    def setWeightCol(self, value: str) -> Any:
+        """Sets ``weightCol``."""
+        return self._set(weightCol=value)
+
     def setPredictionCol(self, value: str | list[str]) -> Any:
         """Sets ``predictionCol``."""
         return self._set(predictionCol=value)
@@ -176,10 +193,9 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasR
         return self._set(rawPredictionCol=value)
 
 
-class TrainingParams(PredictionParams, HasLabelCol, HasWeightCol, HasSeed, HasValidationIndicatorCol):
+class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
     """What the estimator has beside the keywords of `Trainer`."""
 
-    labelCol = param("labelCol", "column or columns of labels", one_or_several, "a column name or several")
     validation_split = param(
         "validation_split",
         "share of the rows that are left out of training and validated on, chosen by their values",
@@ -192,14 +208,6 @@ class TrainingParams(PredictionParams, HasLabelCol, HasWeightCol, HasSeed, HasVa
     callbacks = param("callbacks", "of `Trainer.train`", list, "a list of callbacks")
     checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`")  # noqa: SLF001 - as Spark ML's own mixins
     resume = Param(Params._dummy(), "resume", "of `Trainer.train`", bool)  # noqa: SLF001 - as Spark ML's own mixins
-
-    def setLabelCol(self, value: str | list[str]) -> Any:
-        """Sets ``labelCol``."""
-        return self._set(labelCol=value)
-
-    def setWeightCol(self, value: str) -> Any:
-        """Sets ``weightCol``."""
-        return self._set(weightCol=value)
 
     def setSeed(self, value: int) -> Any:
         """Sets ``seed``."""

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from distkeras import AGN, KerasEstimator, KerasModel, Trainer, rules, schedules
 from distkeras.ml.params import SPARK_NAMES
-from distkeras.ps.errors import ConfigurationError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 from distkeras.ps.transport.deadlines import Deadlines
 
 ROWS = 120
@@ -199,6 +199,56 @@ class TestFit:
         assert first.uid == second.uid == made.uid
 
 
+class TestEvaluate:
+    @pytest.mark.parametrize("weight", [None, "weight"])
+    def test_what_keras_says(self, df: DataFrame, weight: str | None) -> None:
+        inputs = keras.Input((2,))
+        hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(2, "softmax")(hidden))
+        metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]
+        model.compile(loss=SPARSE, metrics=metrics, weighted_metrics=["accuracy"])
+        fitted = KerasModel(model, sample_weight_col=weight, prediction_batch_size=16)
+        rows = df.orderBy("id").select("a", "b", "label", "weight").toPandas()
+        expected = model.evaluate(
+            rows[["a", "b"]].to_numpy(np.float32),
+            rows["label"].to_numpy(),
+            sample_weight=rows["weight"].to_numpy(np.float32) if weight else None,
+            batch_size=16,
+            verbose=0,
+            return_dict=True,
+        )
+        found = fitted.evaluate(df.repartition(3))
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(value, rel=1e-5), name
+
+    def test_counts_of_several_thresholds_add_up(self, df: DataFrame) -> None:
+        model = classifier("sigmoid", 1)
+        model.compile(loss="binary_crossentropy", metrics=[keras.metrics.AUC(), keras.metrics.Precision()])
+        rows = df.orderBy("id").select("a", "b", "label").toPandas()
+        expected = model.evaluate(
+            rows[["a", "b"]].to_numpy(np.float32), rows["label"].to_numpy(), verbose=0, return_dict=True
+        )
+        found = KerasModel(model).evaluate(df.repartition(2))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+    def test_a_metric_of_ones_own_is_refused(self, df: DataFrame) -> None:
+        model = classifier()
+        model.compile(loss=SPARSE, metrics=[Latest()])
+        with pytest.raises(ConfigurationError, match="latest"):
+            KerasModel(model).evaluate(df)
+
+    def test_a_model_without_a_loss_is_refused(self, df: DataFrame) -> None:
+        with pytest.raises(ConfigurationError, match="loss"):
+            KerasModel(classifier()).evaluate(df)
+
+    def test_no_rows(self, df: DataFrame) -> None:
+        model = classifier()
+        model.compile(loss=SPARSE)
+        with pytest.raises(EmptyDataError):
+            KerasModel(model).evaluate(df.limit(0))
+
+
 class TestPipelines:
     def test_cross_validation_fits_several_at_once(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator(num_workers=1, num_epoch=1)
@@ -229,6 +279,21 @@ class TestPipelines:
         np.testing.assert_array_equal(
             column(loaded.transform(raw), "probability"), column(fitted.transform(raw), "probability")
         )
+
+
+@keras.saving.register_keras_serializable("tests")
+class Latest(keras.metrics.Metric):
+    """The last batch's mean: a state that does not add up."""
+
+    def __init__(self, name: str = "latest", **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.latest = self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.latest.assign(keras.ops.mean(y_pred))
+
+    def result(self) -> Any:
+        return self.latest
 
 
 @keras.saving.register_keras_serializable("tests")  # type: ignore[untyped-decorator]  # Keras has no types
