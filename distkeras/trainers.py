@@ -18,9 +18,10 @@ from distkeras.compat.refusals import RULES, RefusedClass, refusal
 from distkeras.data.columns import quoted
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.validate import require_integer
-from distkeras.trainer import Trainer
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import keras
     from pyspark.sql import DataFrame
 
@@ -42,16 +43,25 @@ __all__ = [
 ]
 
 
-class _RuleTrainer(TrainerAccessors):
-    """`Trainer` under the rule that the class names; ``arguments`` are dist-keras', `Trainer`'s and the rule's."""
+class Trainer(TrainerAccessors):
+    """The base of dist-keras' trainers; it was abstract. `distkeras.Trainer` is another class, which it extends.
+
+    Args:
+        keras_model: the model.
+        arguments: dist-keras', the rule's, and those of `distkeras.Trainer`.
+    """
 
     rule_name: ClassVar[str]
     #: Where dist-keras had another window than the rule's own.
     default_window: ClassVar[int | None] = None
 
+    def __new__(cls, *_arguments: Any, **_options: Any) -> Self:
+        """Refuses the classes that were abstract, whatever they are given."""
+        if not hasattr(cls, "rule_name"):
+            raise refusal(f"trainers.{cls.__name__}", f"it was abstract, and {RULES}")
+        return super().__new__(cls)
+
     def __init__(self, keras_model: keras.Model, **arguments: Any) -> None:
-        if not hasattr(type(self), "rule_name"):
-            raise refusal(type(self).__name__, f"it was abstract, and {RULES}")
         names = (field.name for field in dataclasses.fields(all_rules()[self.rule_name]))
         chosen = {name: arguments.pop(name) for name in names if name in arguments}
         if arguments.get("communication_window") is None and self.default_window is not None:
@@ -78,7 +88,7 @@ def _given(local: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-class DistributedTrainer(DistributedAccessors, _RuleTrainer):
+class DistributedTrainer(DistributedAccessors, Trainer):
     """The base of dist-keras' trainers with a parameter server; it was abstract."""
 
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
@@ -239,7 +249,7 @@ class EAMSGD(AsynchronousDistributedTrainer):
             )
 
 
-class AveragingTrainer(_RuleTrainer):
+class AveragingTrainer(Trainer):
     """`Trainer` under `rules.averaging.ModelAveraging`: the workers' mean, after every epoch by default."""
 
     rule_name = "averaging"
@@ -261,7 +271,7 @@ class AveragingTrainer(_RuleTrainer):
         super().__init__(**_given(locals()))
 
 
-class SingleTrainer(_RuleTrainer):
+class SingleTrainer(Trainer):
     """One worker on one executor: sequential training, exactly. The window only sets how often it reports."""
 
     rule_name = "downpour"

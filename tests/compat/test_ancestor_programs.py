@@ -116,6 +116,15 @@ class TestDigits:
         evaluator = AccuracyEvaluator(prediction_col="prediction_index", label_col="label")  # noqa: F405
         assert evaluator.evaluate(indexed) > 0.6
 
+    def test_a_predictor_is_read_back_as_it_was(self, trainer: Any, tmp_path: Path) -> None:
+        predictor = ModelPredictor(trainer.model, "matrix", "guess")  # noqa: F405
+        predictor.write().save(str(tmp_path / "predictor"))
+        again = ModelPredictor.load(str(tmp_path / "predictor"))  # noqa: F405
+        assert type(again) is ModelPredictor  # noqa: F405
+        assert {param.name: again.getOrDefault(param) for param in again.params} == {
+            param.name: predictor.getOrDefault(param) for param in predictor.params
+        }
+
     def test_updates_are_counted(self, trainer: Any) -> None:
         assert trainer.parameter_server.num_updates == trainer.num_updates() == trainer.commits.count() > 0
         trainer.parameter_server.stop()

@@ -79,6 +79,7 @@ POSITIONS: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
 ]
 #: What has no equivalent: module, name, arguments, and what the error tells to use.
 REFUSED = [
+    ("trainers", "Trainer", (None, "mse", "sgd"), r"distkeras\.Trainer"),
     ("trainers", "Experimental", (None, "sgd", "mse"), "Rule"),
     ("trainers", "DistributedTrainer", (None, "sgd", "mse"), "Rule"),
     ("trainers", "AsynchronousDistributedTrainer", (None, "sgd", "mse"), "Rule"),
