@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distkeras.compat import warn_porter
 from distkeras.compat.accessors import DistributedAccessors, Histories, TrainerAccessors, only_table
+from distkeras.compat.documents import documented
 from distkeras.compat.refusals import RULES, RefusedClass, refusal
 from distkeras.data.columns import quoted
 from distkeras.ps.rules import all_rules, make
@@ -54,6 +55,11 @@ class Trainer(TrainerAccessors):
     rule_name: ClassVar[str]
     #: Where dist-keras had another window than the rule's own.
     default_window: ClassVar[int | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "rule_name" in vars(cls):
+            cls.__doc__ = documented(cls.__doc__ or "", all_rules()[cls.rule_name])
 
     def __new__(cls, *_arguments: Any, **_options: Any) -> Self:
         """Refuses the classes that were abstract, whatever they are given."""

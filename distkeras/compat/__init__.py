@@ -6,6 +6,7 @@ Nothing else imports from here but the modules at dist-keras' old paths: ``distk
     refusals        what a name without an equivalent raises
     histories       the lists and arrays that its histories were
     accessors       what its trainers were asked and told
+    documents       what `help` says of its trainers
     transformers    its transformers that have another name or another result here
     predictors      its predictor: `predict`, and DenseVectors
     evaluators      the base class of its evaluators

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
+import re
 from typing import Any
 
 import keras
@@ -12,7 +14,9 @@ import pytest
 from pyspark.sql import Row
 from support.spark_jobs import wrong_model
 
+from distkeras import Trainer
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
+from distkeras.ps.rules import all_rules
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -119,6 +123,20 @@ def test_import_star_gives_every_old_name_and_nothing_else_than_public_names(mod
     assert expected <= set(namespace)
     strangers = {name for name, value in namespace.items() if inspect.ismodule(value)}
     assert not strangers
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in old("trainers", "__all__") if hasattr(old("trainers", name), "rule_name")]
+)
+def test_help_tells_every_argument(name: str) -> None:
+    kind = old("trainers", name)
+    text = inspect.getdoc(kind)
+    entries = re.findall(r"^    (\w[\w, ]*): \S", text, re.MULTILINE)
+    told = [name for entry in entries for name in entry.split(", ")]
+    taken = {*inspect.signature(kind).parameters, *inspect.signature(Trainer).parameters} - {"options", "model", "rule"}
+    hyper_parameters = {field.name for field in dataclasses.fields(all_rules()[kind.rule_name])} - {"window"}
+    assert taken | hyper_parameters <= set(told)
+    assert len(told) == len(set(told))
 
 
 class TestByPosition:
