@@ -155,11 +155,11 @@ PROTOCOL = (
         _OF_FRAMING,
     ),
     Mutant(
-        "a string may be longer than the fields",
+        "fields may have more than a message has",
         FRAMING,
-        "            if at + length > table:",
-        "            if at + length > len(fields) + table:",
-        "a text takes in the table of arrays",
+        "        if at != table:\n",
+        "        if at > table:\n",
+        "a peer hides bytes that nobody reads, or speaks of another message",
         _OF_FRAMING,
     ),
     Mutant(

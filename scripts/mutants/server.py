@@ -72,7 +72,7 @@ SERVER = (
         "            center.require_incarnation(message.worker, message.incarnation)\n            released",
         "            released",
         "a worker goes on as if the server had not forgotten its latest commits",
-        _RESTART,
+        _SERVER,
     ),
     Mutant(
         "a Leave of an older incarnation is accepted",
@@ -80,7 +80,7 @@ SERVER = (
         "            center.require_incarnation(message.worker, message.incarnation)\n            lease",
         "            lease",
         "a partition ends whose latest commits are forgotten",
-        _RESTART,
+        _SERVER,
     ),
     Mutant(
         "a worker leaves before the snapshot",

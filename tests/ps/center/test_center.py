@@ -130,6 +130,12 @@ class TestLease:
         with pytest.raises(LeaseLostError, match="attempt 3 holds the lease"):
             send(center, commit_of(attempt=7))
 
+    def test_a_lease_does_not_go_back_to_an_older_attempt_before_it_expires(self) -> None:
+        center = center_of()
+        joined(center, attempt=7)
+        center.leases.disconnected(0, 7)
+        assert center.join(0, 3) is None
+
     def test_a_late_goodbye_of_the_old_attempt_does_not_disturb_the_new_one(self) -> None:
         center = center_of()
         joined(center, attempt=3)

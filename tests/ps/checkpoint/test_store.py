@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     store.save("one", HEADER, ARRAYS)
     assert stat.S_IMODE((tmp_path / "above" / "folder").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "above" / "folder" / "one.dks").stat().st_mode) == 0o600
+
+
+def test_a_file_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its name is there for good when `save` returns: what a power cut leaves is whole."""
+    order: list[int | str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        order.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def moved(path: Path, to: Path) -> None:
+        order.append("moved")
+        replace(path, to)
+
+    store = Store(str(tmp_path))
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", moved)
+    store.save("one", HEADER, ARRAYS)
+    assert order == [(tmp_path / "one.dks").stat().st_ino, "moved", tmp_path.stat().st_ino]
 
 
 def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:

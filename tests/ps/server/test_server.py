@@ -31,7 +31,7 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.error_codes import error_of
-from distkeras.ps.protocol.messages import CenterReply, Fault, Pull
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Pull
 from distkeras.ps.protocol.requests import Compute, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
@@ -198,6 +198,16 @@ class TestTakeover:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize("message", [Pull(0, 0, 2), Leave(0, 0, 2)])
+    def test_what_belongs_to_another_incarnation_is_refused(self, message: Pull | Leave) -> None:
+        with Running(make("downpour")) as running:
+            client = running.client()
+            client.join()
+            with pytest.raises(RemoteProtocolError, match=r"`incarnation` must be 1\. Received: incarnation=2"):
+                client.request(message, (CenterReply, Ack))
+            assert running.driver.observe(-1, patience(5)).finished == 0
+            client.close()
+
     def test_another_key_is_refused(self) -> None:
         with Running(make("downpour")) as running:
             host, port = running.server.address
