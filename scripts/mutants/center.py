@@ -151,7 +151,7 @@ CENTER = (
         "for part in (*parts, commit.moving_statistics):",
         "for part in parts:",
         "one worker's NaN is everybody's, for good",
-        _SKIPPING,
+        ("tests/ps/center/test_checks.py",),
     ),
     Mutant(
         "infinity is a number",
@@ -159,7 +159,7 @@ CENTER = (
         "np.flatnonzero(~np.isfinite(part))",
         "np.flatnonzero(np.isnan(part))",
         "the center becomes infinite",
-        ("tests/ps/server/test_server.py", *_SKIPPING),
+        ("tests/ps/center/test_checks.py",),
     ),
     Mutant(
         "a history of any length",
@@ -167,7 +167,7 @@ CENTER = (
         "if commit.steps < 1 or rows not in (0, commit.steps):",
         "if commit.steps < 1:",
         "records belong to other mini-batches",
-        ("tests/ps/server/test_hostile.py", *_TESTS),
+        ("tests/ps/center/test_checks.py",),
     ),
     Mutant(
         "a vector is given away while it is sent",

@@ -92,11 +92,11 @@ CHECKPOINT = (
         _TESTS,
     ),
     Mutant(
-        "a directory is not claimed",
+        "a claim is not looked at once it is written",
         DIRECTORY,
-        "        self._patiently(lambda: self._ownership.write(names, after))\n        names = self.require_owned()\n",
-        "        self._patiently(lambda: self._ownership.write(names, after))\n",
-        "of two servers that begin at the same moment, both believe that they own it",
+        "        names = self.require_owned()\n        if _snapshots(names) != found:",
+        "        names = self._names()\n        if _snapshots(names) != found:",
+        "of two servers that begin at the same moment, both serve until one of them saves",
         _TESTS,
     ),
     Mutant(

@@ -20,7 +20,15 @@ class Parser(Protocol):
 
 def some_commit(*parts: np.ndarray, **fields: Any) -> Commit:
     """The first commit of worker 0: of one mini-batch, unless ``fields`` say more."""
-    first = {"worker": 0, "attempt": 0, "incarnation": 1, "sequence": 1, "epoch": 0, "first": 0, "last": 0}
+    first: dict[str, Any] = {
+        "worker": 0,
+        "attempt": 0,
+        "incarnation": 1,
+        "sequence": 1,
+        "epoch": 0,
+        "first": 0,
+        "last": 0,
+    }
     record = {"epoch_end": False, "wants_center": True, "learning_rate": 0.1, "scale": 1.0, "parts": parts}
     return Commit(**{**first, **record, **fields})
 

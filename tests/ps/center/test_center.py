@@ -144,6 +144,14 @@ class TestLease:
         center.leases.disconnected(0, 3)
         assert center.leases[0].connected
 
+    def test_a_successor_must_pull_before_it_commits(self) -> None:
+        center = center_of()
+        joined(center, attempt=3)
+        center.leases.disconnected(0, 3)
+        center.join(0, 7)
+        with pytest.raises(RemoteProtocolError, match="must pull before it commits"):
+            send(center, commit_of(attempt=7))
+
     def test_the_successor_is_told_where_to_continue(self) -> None:
         center = center_of()
         joined(center, attempt=1)
@@ -254,6 +262,14 @@ class TestMovingStatistics:
         send(center, commit_of(moving_statistics=np.array([4.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [4])
 
+    def test_one_worker_sets_them_each_time(self) -> None:
+        center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
+        joined(center)
+        for number, value in enumerate((4.0, 8.0)):
+            statistics = np.array([value], np.float32)
+            send(center, commit_of(sequence=number + 1, first=number, last=number, moving_statistics=statistics))
+            np.testing.assert_array_equal(center.moving_statistics, [value])
+
     def test_workers_share_by_their_latest_steps(self) -> None:
         center = center_of(moving_statistics=np.zeros(1, np.float32))
         joined(center, 0)
@@ -271,6 +287,23 @@ class TestMovingStatistics:
         send(center, commit_of(0, first=0, last=2, moving_statistics=np.array([4.0], np.float32)))
         send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [5])
+
+
+def test_the_staleness_of_an_overlapped_commit_counts_from_the_reply_before() -> None:
+    center = center_of()
+    joined(center)
+    for number, overlapped in enumerate((False, True, True)):
+        send(center, commit_of(sequence=number + 1, first=number, last=number, overlapped=overlapped))
+        center.release(0, 0)
+    assert center.log.commits()["staleness"].tolist() == [0, 1, 1]
+
+
+def test_a_worker_whose_commit_was_skipped_must_pull() -> None:
+    center = center_of()
+    joined(center)
+    assert center.skip(commit_of())
+    with pytest.raises(RemoteProtocolError, match="must pull before it commits"):
+        send(center, commit_of(sequence=2, first=1, last=1))
 
 
 def test_a_gradient_rule_needs_a_learning_rate() -> None:

@@ -65,6 +65,7 @@ def test_a_late_commit_is_refused(value: float) -> None:
         other.commit(record(0))
         with pytest.raises(LeaseLostError, match=OLDER):
             older.request(some_commit(np.full(SIZE, value, np.float32), attempt=1), (CenterReply, Ack))
+        assert running.driver.drain().total == 1  # the other one's
         newer.commit(record(0))
         assert staleness(running, worker=0) == [1]
 

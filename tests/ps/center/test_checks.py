@@ -1,0 +1,52 @@
+"""What a commit must be before anything is done with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.frames import some_commit
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.checks import check_shapes, not_finite
+from distkeras.ps.errors import ShapeError
+from distkeras.ps.rules import make
+
+ONES = np.ones(3, np.float32)
+STATISTICS = np.ones(2, np.float32)
+
+
+def center_of() -> Center:
+    return Center(make("downpour"), np.zeros(3, np.float32), workers=1, moving_statistics=np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["part", "statistics"])
+def test_no_number_may_be_other_than_finite(bad: float, where: str) -> None:
+    part, statistics = ONES.copy(), STATISTICS.copy()
+    (part if where == "part" else statistics)[1] = bad
+    error = not_finite(some_commit(part, moving_statistics=statistics), [part])
+    assert error is not None
+    assert f"Received: {bad} in element 1 (1 such)" in error.message
+    assert not_finite(some_commit(ONES, moving_statistics=STATISTICS), [ONES]) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parts": (ONES, ONES)},
+        {"parts": (np.ones(4, np.float32),)},
+        {"packed": (np.ones(3, np.uint8),)},
+        {"moving_statistics": ONES},
+        {"history": np.zeros((2, 3))},
+        {"history": np.zeros((1, 1))},
+        {"last": -1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_shapes(wrong: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"parts": (ONES,), "moving_statistics": STATISTICS, "history": np.zeros((1, 3))}
+    check_shapes(center_of(), some_commit(**right))
+    with pytest.raises(ShapeError):
+        check_shapes(center_of(), some_commit(**right | wrong))
