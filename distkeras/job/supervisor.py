@@ -178,12 +178,12 @@ class Supervisor:
             pass
 
     def _try_restart(self) -> bool:
-        """One restart; False if the server died again before it was told what it needs."""
+        """One restart; False if the server did not come up, or died again before it was told what it needs."""
         self._driver.close()
         code = self._process.exit_code
         try:
             self._process.restart()
-        except (ServerLostError, OSError):  # it died again, or the system has no room for a process
+        except (ServerLostError, OSError):  # it died again, could not read, or the system has no room for a process
             if self._process.settings.checkpoint is None or self._futile_restarts + 1 >= _MAX_FUTILE_RESTARTS:
                 raise
             self._futile_restarts += 1

@@ -11,7 +11,7 @@ from typing import Any
 from distkeras.ps.protocol.layout import Layout
 
 #: Parts of a configuration that follow from others, or differ from one process to the next.
-_LEFT_OUT = {"build_config", "build_input_shape", "compile_config", "module", "shared_object_id"}
+_LEFT_OUT = {"build_config", "build_input_shape", "compile_config", "module", "seed", "shared_object_id"}
 #: Where a configuration refers to layers by their names.
 _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 

@@ -7,6 +7,7 @@ import struct
 import typing
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -145,13 +146,16 @@ class CommitLog:
         return self.read(start, count).commits
 
     def extend(self, rows: LogRows) -> None:
-        """Takes back what `read` gave. The sums are `restore_totals`'s to set.
-
-        Raises:
-            OSError: there is no room for it.
-        """
+        """Takes back what `read` gave. The sums are `restore_totals`'s to set."""
         for block in rows.blocks():
-            self._file.append(block)
+            if not self._commits:
+                with suppress(OSError):  # which `_spill` tells
+                    self._file.append(block)
+                    continue
+            self._commits.extend(block.commits.tolist())
+            self._history.extend(np.split(block.history, np.cumsum(block.lengths)[:-1]))
+            self._bytes += block.history.nbytes
+            self._spill()
 
     def totals(self) -> dict[str, Any]:
         """What is known of all commits together, JSON-ready."""

@@ -123,7 +123,7 @@ class SnapshotDirectory:
             DifferentJobError: it is another job's.
             SnapshotError: there are some, and none can be read.
         """
-        return self._with_log(self._newest(_snapshots(self._names())))
+        return self._with_log(self._newest(_snapshots(self._patiently(self._names))))
 
     def take_over(self, *, fresh: bool = False, after: int = 0) -> Saved | None:
         """Claims the directory, and finds the latest snapshot in it, as `latest` does.
@@ -142,10 +142,12 @@ class SnapshotDirectory:
         found = _snapshots(names)
         if after:
             self._ownership.require_own(names, after)
+            if not names:
+                report(log, "snapshot", "the files of %r are gone: the job begins anew", self._store.uri)
         self._require_empty(found, fresh)
         newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
         self._patiently(lambda: self._ownership.write(names, after), patience)
-        names = self.require_owned()
+        names = self._patiently(self.require_owned, patience)
         if _snapshots(names) != found:
             self._require_empty(_snapshots(names), fresh)
             newest = self._newest(_snapshots(names))
@@ -307,7 +309,7 @@ class SnapshotDirectory:
 
     def _names(self) -> list[Name]:
         """All files there but for those of others, which are told of once."""
-        found = {text: parsed(text) for text in self._patiently(self._store.names)}
+        found = {text: parsed(text) for text in self._store.names()}
         strays = {text for text, name in found.items() if name is None} - self._strays
         if strays:
             self._strays |= strays

@@ -179,6 +179,38 @@ def test_a_server_that_dies_while_it_comes_back_comes_back(tmp_path: Path) -> No
         assert process.pid not in (first, *killed)
 
 
+def test_a_store_that_is_out_of_reach_for_a_moment_costs_a_restart_and_no_job(tmp_path: Path) -> None:
+    """The second server finds something else where the checkpoint was, and the third one finds it again."""
+    place, real, other = (tmp_path / name for name in ("place", "real", "other"))
+    real.mkdir()
+    other.write_text("")
+    place.symlink_to(real)
+    process = ServerProcess(
+        ServerSettings(make("downpour"), workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(place)))
+    )
+    with process, Supervisor(process, publish) as server:
+        until(lambda: list(real.glob("snapshot-*.dks")))
+        first = process.pid
+        os.kill(first, signal.SIGKILL)
+        assert process.exited(patience(10))
+        (tmp_path / "next").symlink_to(other)
+        (tmp_path / "next").replace(place)
+        seen: set[int] = set()
+
+        def put_back() -> None:
+            until(lambda: seen.add(process.pid) or len(seen - {first}) > 1)
+            (tmp_path / "next").symlink_to(real)
+            (tmp_path / "next").replace(place)
+
+        thread = threading.Thread(target=put_back)
+        thread.start()
+        try:
+            assert server.ask(center) == START.tolist()
+        finally:
+            thread.join()
+        assert process.resumed is not None
+
+
 def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) -> None:
     killed: list[int] = []
     over = threading.Event()
