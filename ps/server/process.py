@@ -27,7 +27,7 @@ from distkeras.ps.world.world import REAL, Thread, World
 log = logging.getLogger(__name__)
 
 #: Seconds for the process to come up, to end, to end with a last snapshot, and between two tries at a taken port.
-_START, _END, _END_SAVING, _AGAIN = 30.0, 10.0, 120.0, 0.2
+_START, _END, _END_SAVING, _AGAIN = 120.0, 10.0, 120.0, 0.2
 #: Servers of a job with a checkpoint that may die before they are up.
 _ATTEMPTS = 3
 

@@ -6,16 +6,14 @@ import contextlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
 import pytest
-from support.patience import brief, patience
+from support.patience import brief, patience, until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
@@ -76,36 +74,24 @@ spark.stop()
 
 
 @contextlib.contextmanager
-def daemon(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """One of Spark's own processes; what it says comes on its standard error."""
-    process = subprocess.Popen(
-        [SPARK_CLASS, *arguments],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        cwd=directory,
-        env=os.environ | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_LOG_DIR": str(directory)},
-    )
+def daemon(log: Path, *arguments: str) -> Iterator[None]:
+    """One of Spark's own processes; what it says goes to ``log``."""
+    directory = log.parent
+    environment = os.environ | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_LOG_DIR": str(directory)}
+    with log.open("wb") as file:
+        process = subprocess.Popen([SPARK_CLASS, *arguments], stderr=file, stdout=file, cwd=directory, env=environment)
     try:
-        yield process
+        yield
     finally:
         process.terminate()
         process.wait(patience(30))
-        assert process.stderr is not None
-        process.stderr.close()
 
 
-def said(process: subprocess.Popen[str], pattern: str) -> str:
-    """What comes after ``pattern`` in a line of the process."""
-    assert process.stderr is not None
-    deadline, heard = time.monotonic() + patience(60), ""
-    while time.monotonic() < deadline:
-        if select.select([process.stderr], [], [], 1.0)[0]:
-            heard += os.read(process.stderr.fileno(), 65536).decode()
-            found = re.search(rf"{pattern}(\S+)\s", heard)
-            if found:
-                return found[1]
-    raise AssertionError(f"never said {pattern!r}: {heard}")
+def said(log: Path, pattern: str) -> str:
+    """What follows ``pattern`` in a line of ``log``, once it is there."""
+    found: list[str] = []
+    until(lambda: found.extend(re.findall(rf"{pattern}(\S+)\s", log.read_text())) or found)
+    return found[0]
 
 
 @pytest.mark.slow
@@ -118,12 +104,12 @@ def test_the_first_attempt_keeps_its_partition_and_every_mini_batch_counts_once(
     script.write_text(DRIVER)
     with contextlib.ExitStack() as stack:
         own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        master = stack.enter_context(daemon(tmp_path, "org.apache.spark.deploy.master.Master", *own))
-        url = said(master, "Starting Spark master at ")
+        stack.enter_context(daemon(tmp_path / "master", "org.apache.spark.deploy.master.Master", *own))
+        url = said(tmp_path / "master", "Starting Spark master at ")
         for host in ("127.0.0.1", "127.0.0.2"):
             options = ("--host", host, "--cores", "2", "--memory", "1g", "--webui-port", "0", url)
-            worker = stack.enter_context(daemon(tmp_path, "org.apache.spark.deploy.worker.Worker", *options))
-            said(worker, "Successfully registered with master ")
+            stack.enter_context(daemon(tmp_path / host, "org.apache.spark.deploy.worker.Worker", *options))
+            said(tmp_path / host, "Successfully registered with master ")
         done = subprocess.run(
             [sys.executable, str(script), url, str(tmp_path), str(brief(2.0))],
             env=os.environ
