@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from distkeras.analysis.plots import COLORS as COLORS
 from distkeras.analysis.plots import DASHES
-from reproduction.claims import Spread
+from reproduction.spreads import Spread
 
 mpl.use("Agg")
 #: The README's column is about 830 pixels wide; what is drawn larger is scaled down and unreadable.
@@ -42,6 +42,16 @@ def spreads(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, labe
     """Means with bars of one standard deviation."""
     means, sds = [value.mean * factor for value in y], [value.sd * factor for value in y]
     axes.errorbar(x, means, np.nan_to_num(sds), label=label, capsize=2.5, **style(place))
+
+
+def until_infinite(axes: Any, x: Sequence[float], y: Sequence[Spread], place: int, label: str) -> None:
+    """Medians, as far as they are finite; where a line ends for that reason, it ends with a large cross."""
+    medians = [float(np.median(value.values)) for value in y]
+    finite = [number for number, value in enumerate(medians) if np.isfinite(value)]
+    axes.plot([x[number] for number in finite], [medians[number] for number in finite], label=label, **style(place))
+    if finite and len(finite) < len(x):
+        look = {**style(place), "marker": "x", "markersize": 11, "markeredgewidth": 2}
+        axes.plot(x[finite[-1]], medians[finite[-1]], **look)
 
 
 def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, label: str) -> None:

@@ -9,24 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from reproduction import draw
-from reproduction.claims import (
-    Check,
-    Claim,
-    Figure,
-    Job,
-    Results,
-    Scale,
-    Section,
-    Spread,
-    Table,
-    listed,
-    over_seeds,
-    points,
-)
+from reproduction.claims import Claim, Criteria, Job, Results, Scale, over_seeds
+from reproduction.parts import Check, Section, Table
 from reproduction.runs import Run, best_rate, train
+from reproduction.spreads import Spread, listed, points
 
 BUDGET, GAP_AT, FAILS, CLOSE = 3000, 8, 10.0, 1.0
 #: Of the rate, for runs that count for no criterion: where training works, the gaps say more.
@@ -64,7 +50,8 @@ def workers(scale: Scale) -> Sequence[int]:
     return scale.pick((8, 16, 24, 32), (4, 8, 12, 16, 20, 24, 28, 32))
 
 
-def _run(rule: str, n: int, gradients: int, timing: str = "homogeneous") -> Run:
+def prepared(rule: str, n: int, gradients: int, timing: str = "homogeneous") -> Run:
+    """A run as the paper prepares them: decay, warm-up, its own options for DC-ASGD."""
     options = OPTIONS.get(rule, ())
     return Run(rule, n, 0.0, gradients, timing, options, decay=True, warm_up=True, gap=timing == "homogeneous")
 
@@ -72,7 +59,7 @@ def _run(rule: str, n: int, gradients: int, timing: str = "homogeneous") -> Run:
 @cache
 def baseline_rate(gradients: int) -> float:
     """The rate tuned for a single worker with Nesterov's momentum: all rules run with it, as in the paper."""
-    return best_rate(_run("dana_zero", 1, gradients), RATES)
+    return best_rate(prepared("dana_zero", 1, gradients), RATES)
 
 
 def with_baseline_rate(run: Run, seed: int, factor: float = 1.0) -> dict[str, Any]:
@@ -84,11 +71,11 @@ def with_baseline_rate(run: Run, seed: int, factor: float = 1.0) -> dict[str, An
 def jobs(scale: Scale) -> dict[str, Job]:
     """What claim 6 needs."""
     gradients = scale.budget(BUDGET)
-    runs = {f"{rule}/{n}": _run(rule, n, gradients) for rule in NAMES for n in workers(scale)}
-    runs |= {f"het/{rule}": _run(rule, 32, gradients, "heterogeneous") for rule in HETEROGENEOUS}
-    runs["baseline"] = _run("dana_zero", 1, gradients)
+    runs = {f"{rule}/{n}": prepared(rule, n, gradients) for rule in NAMES for n in workers(scale)}
+    runs |= {f"het/{rule}": prepared(rule, 32, gradients, "heterogeneous") for rule in HETEROGENEOUS}
+    runs["baseline"] = prepared("dana_zero", 1, gradients)
     found: dict[str, Job] = {
-        f"quarter/{rule}/{seed}": partial(with_baseline_rate, _run(rule, GAP_AT, gradients), seed, QUARTER)
+        f"quarter/{rule}/{seed}": partial(with_baseline_rate, prepared(rule, GAP_AT, gradients), seed, QUARTER)
         for rule in NAMES
         for seed in scale.seeds
     }
@@ -239,22 +226,6 @@ class _MomentumFigures:
             ],
         )
 
-    def picture(self, folder: Path) -> str:
-        """Draws accuracy and gap over the number of workers; returns the file's name."""
-        of, counts, baseline = self.of, self.counts, self.baseline
-        figure, axes = draw.panels(2, 1, 3.9)
-        for place, (rule, title) in enumerate(NAMES.items()):
-            draw.spreads(axes[0, 0], counts, [of(rule, n) for n in counts], place, title, 100)
-            gaps = [float(np.median(of(rule, n, "gap").values)) for n in counts]
-            axes[0, 1].plot(counts, gaps, **draw.style(place))
-        axes[0, 0].axhline(100 * baseline.mean, color="black", linewidth=0.8)
-        draw.finish(axes[0, 0], "workers N", "final test accuracy (%)", "line: a single worker", legend=False)
-        axes[0, 1].set_yscale("log")
-        draw.finish(axes[0, 1], "workers N", "mean gap (RMS), median of seeds", "", legend=False)
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, ncols=4, loc="outside lower center", frameon=False, fontsize=8)
-        return draw.save(figure, folder, "momentum.png")
-
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
     """Claim 6, from its figures."""
@@ -269,9 +240,6 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         f"three quarters. Homogeneous gamma times. The single worker: {baseline.percent} %. YellowFin is not "
         f"implemented. Seeds {listed(scale.seeds)}."
     )
-    caption = (
-        "Left: final test accuracy over the number of workers. Right: the mean gap; also that of runs that failed."
-    )
     text = (
         "DANA-Slim's parameters are DANA-Zero's look-ahead: its gap is that of another frame, and not comparable. "
         + (f"At the full rate, {listed(failed)} learned next to nothing; so their gaps say little." if failed else "")
@@ -279,7 +247,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     return Section(
         setting,
         [*figures.gap_checks(), *figures.accuracy_checks()],
-        [figures.accuracy_table(), figures.gap_table(), text, Figure(figures.picture(folder), caption)],
+        [figures.accuracy_table(), figures.gap_table(), text],
     )
 
 
@@ -294,6 +262,5 @@ CLAIM = Claim(
     "fails; DANA's look-ahead keeps it near that of plain ASGD, and so scales further. Predicting linearly (LWP), a "
     "momentum for each worker (Multi-ASGD) and compensation (DC-ASGD) help less.",
     source="Hakimi et al. 2019, Figures 2, 4, 6, 11, Tables 2 and 6",
-    jobs=jobs,
-    section=section,
+    first=Criteria(jobs, section),
 )

@@ -7,22 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reproduction import draw
-from reproduction.claims import (
-    Check,
-    Claim,
-    Figure,
-    Job,
-    Results,
-    Scale,
-    Section,
-    Spread,
-    Table,
-    chosen,
-    listed,
-    points,
-)
+from reproduction.claims import Claim, Criteria, Job, Results, Scale
+from reproduction.parts import Check, Section, Table
 from reproduction.runs import Run, train, tuned
+from reproduction.spreads import Spread, chosen, listed, points
 
 BUDGET = 3000
 DC_WORKERS, DC_RATES, NEAR = (4, 8), (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.00625), 0.5
@@ -133,8 +121,7 @@ DELAY_COMPENSATION = Claim(
     says="Correcting a late gradient to first order for the way the parameters have gone makes asynchronous SGD more "
     "accurate than both ASGD and SSGD, and nearly as accurate as sequential SGD.",
     source="Zheng et al. 2017, Section 6, Table 1",
-    jobs=dc_jobs,
-    section=dc_section,
+    first=Criteria(dc_jobs, dc_section),
 )
 
 NAMES = {
@@ -209,8 +196,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         "environment, used in both. Slow workers: K/16 of them, ten times slower. Seeds "
         f"{listed(scale.seeds)}. Only CIFAR-10's table is compared."
     )
-    caption = "Training accuracy, mean over the seeds."
-    return Section(setting, _checks(results), [table, Figure(_curves(results, folder), caption)])
+    return Section(setting, _checks(results), [table])
 
 
 def _of(results: Results, rule: str, setting: Setting, key: str = "accuracy") -> Spread:
@@ -264,22 +250,11 @@ def _checks(results: Results) -> list[Check]:
     ]
 
 
-def _curves(results: Results, folder: Path) -> str:
-    figure, axes = draw.panels(2, 2, 2.8, sharey=True)
-    for ax, (n, environment) in zip(axes.flat, SETTINGS, strict=True):
-        for place, (rule, title) in enumerate(NAMES.items()):
-            curves = [one["curve"] for one in results[f"{rule}/{n}"][ENVIRONMENTS[environment]]]
-            draw.curve(ax, curves, place, title)
-        draw.finish(ax, "time (mean step times)", "training accuracy (%)", f"K = {n}, {environment}", ax is axes[0, 0])
-    return draw.save(figure, folder, "ordered.png")
-
-
 ORDERED = Claim(
     name="ormo",
     title="Ordered momentum is the best asynchronous momentum, and does not mind slow workers",
     says="OrMo ends more accurate than ASGD, naive ASGDm, shifted momentum and SMEGA² with 16 and with 64 workers; "
     "slow workers do not affect it, whereas naive ASGDm impedes convergence.",
     source="Shi et al. 2024, Section 4, Table 1, Figures 3 and 6",
-    jobs=jobs,
-    section=section,
+    first=Criteria(jobs, section),
 )

@@ -13,7 +13,9 @@ import numpy as np
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma, Memoryless, SlowWorkers, Timing
 from reproduction import draw
-from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Spread, Table, listed, over_seeds
+from reproduction.claims import Claim, Criteria, Job, Results, Scale, over_seeds
+from reproduction.parts import Check, Figure, Section, Table
+from reproduction.spreads import Spread, listed
 
 TIMINGS: dict[str, Timing] = {
     "homogeneous": Gamma(),
@@ -207,6 +209,5 @@ CLAIM = Claim(
     says="Whatever the workers' speeds, the mean staleness is one less than their number; it is geometrically "
     "distributed. Step times of equal machines rarely exceed their mean by a quarter, those of mixed machines often.",
     source="Hermans 2017, Section 2.1, Figures 2.1, 4.2, 4.5, Eq 2.14; Hakimi et al. 2019, Appendix A.4, Figure 3",
-    jobs=jobs,
-    section=section,
+    first=Criteria(jobs, section),
 )

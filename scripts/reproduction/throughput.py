@@ -12,20 +12,10 @@ import numpy as np
 
 from distkeras.ps.simulation.simulate import simulate
 from reproduction import draw
-from reproduction.claims import (
-    Check,
-    Claim,
-    Figure,
-    Job,
-    Results,
-    Scale,
-    Section,
-    Spread,
-    Table,
-    chosen,
-    listed,
-)
+from reproduction.claims import Claim, Criteria, Job, Results, Scale
+from reproduction.parts import Check, Figure, Section, Table
 from reproduction.runs import TIMINGS, Run, time_to, tuned
+from reproduction.spreads import Spread, chosen, listed
 
 WORKERS = (1, 4, 8, 16, 32, 64)
 #: Clusters whose throughput is averaged: one draw of the machines' speeds says little.
@@ -205,6 +195,5 @@ CLAIM = Claim(
     says="Asynchronous workers speed up linearly; a barrier costs a fifth with equal machines, and most of the time "
     "with mixed ones.",
     source="Hakimi et al. 2019, Appendix C, Figure 12, Table 1; Shi et al. 2024, Figure 5",
-    jobs=jobs,
-    section=section,
+    first=Criteria(jobs, section),
 )

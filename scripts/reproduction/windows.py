@@ -7,21 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import beale, draw
-from reproduction.claims import (
-    Check,
-    Claim,
-    Figure,
-    Job,
-    Results,
-    Scale,
-    Section,
-    Spread,
-    Table,
-    listed,
-    over_seeds,
-    points,
-)
+from reproduction.claims import Claim, Criteria, Job, Results, Scale, over_seeds
+from reproduction.parts import Check, Figure, Section, Table
 from reproduction.runs import Run, train
+from reproduction.spreads import Spread, listed, points
 
 WORKERS, WINDOWS = (10, 20, 40), (1, 10, 30)
 FEW, MANY, HIGHEST = WORKERS
@@ -241,8 +230,7 @@ DOWNPOUR_AGN_ADAG = Claim(
     "(AGN) cures that, and scaling by the distance that the center has moved (ADAG) cures what remains with many "
     "workers and frequent commits.",
     source="Hermans 2017, Chapters 3 and 4, Figures 1.5, 2.13, 3.2, 4.1, 4.4, Table 3.2",
-    jobs=jobs,
-    section=section,
+    first=Criteria(jobs, section),
 )
 
 DYNSGD_CASES = [("downpour", MANY, 1), ("dynsgd", MANY, 1), ("dynsgd", MANY, 10), ("agn", MANY, 10)]
@@ -317,6 +305,5 @@ DYNSGD = Claim(
     says="Dividing each commit by its staleness plus one lets as many workers converge as make DOWNPOUR diverge; with "
     "accumulated gradients that is no longer enough.",
     source="Hermans 2017, Section 2.3.2, Figures 2.14, 2.15, 3.6, Eq 2.13-2.14",
-    jobs=dynsgd_jobs,
-    section=dynsgd_section,
+    first=Criteria(dynsgd_jobs, dynsgd_section),
 )

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reproduction import beale, command, network
-from reproduction.claims import Spread
+from reproduction import beale, command, draw, network, running
+from reproduction.revised.cells import reached
 from reproduction.runs import Run, history, simulated
+from reproduction.spreads import Spread, every
 from support.patience import patience
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduction"
@@ -91,13 +94,101 @@ def test_a_spread_is_a_mean_and_a_sample_deviation() -> None:
     assert Spread.of([1.0, np.inf]).show() == "not finite"
 
 
+def test_an_interval_decides_or_does_not() -> None:
+    """Of four values with mean 1 and standard deviation 0.2: Student's quantile for 3 degrees of freedom is 3.182."""
+    spread = Spread.of(1 + 0.2 * np.sqrt(0.75) * np.array([-1, -1, 1, 1]))
+    assert spread.sd == pytest.approx(0.2)
+    assert spread.error == pytest.approx(3.182 * 0.2 / 2)
+    edges = (spread.mean - spread.error, spread.mean + spread.error)
+    assert [spread.above(edge + shift) for edge in edges for shift in (-0.01, 0.01)] == [True, None, None, False]
+    assert [spread.below(edge + shift) for edge in edges for shift in (-0.01, 0.01)] == [False, None, None, True]
+    assert Spread.of([10.0, 10.0, 10.0]).above(10.0) is None, "what is equal is not above"
+    assert Spread.of([1.0, np.inf]).above(0) is None
+    assert Spread.of([3.0]).above(0) is None, "a single value has no spread"
+    assert every([True, None]) is None
+    assert every([None, False]) is False
+    assert every([True, True]) is True
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    lead = Spread.of([0.81, 0.71, 0.61]) - Spread.of([0.80, 0.70, 0.60])
+    assert lead.above(0) is True
+    assert lead.interval(1) == "+1.0 [+1.0, +1.0]"
+
+
+def test_the_time_to_an_accuracy_lies_between_the_points_of_a_curve() -> None:
+    curve = [[10.0, 20.0, 30.0], [0.5, 0.7, 0.8]]
+    assert reached(curve, 0.75) == pytest.approx(25.0)
+    assert reached(curve, 0.4) == 10.0
+    assert reached(curve, 0.9) == np.inf
+
+
+def test_a_line_that_ends_early_ends_with_a_cross() -> None:
+    _, axes = draw.panels(1)
+    values = [Spread.of([1.0, 2.0, 3.0]), Spread.of([1.0, 2.0, np.inf]), Spread.of([1.0, np.inf, np.inf])]
+    draw.until_infinite(axes[0, 0], (8, 16, 32), values, 0, "a rule")
+    line, cross = axes[0, 0].get_lines()
+    np.testing.assert_array_equal(line.get_xdata(), [8, 16])
+    assert cross.get_marker() == "x"
+    np.testing.assert_array_equal(cross.get_xydata(), [[16, 2]])
+
+
+def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "unfinished"
+    seconds, shorter = (partial(beale.straggler, rule) for rule in ("downpour", "adag"))
+    (done,) = running.run_all({"one": seconds}, 1, path).values()
+    with path.open("a") as file:
+        file.write('["cut off he')
+    marked = path.read_text().replace(json.dumps(done[0]), '"kept"')
+    path.write_text(marked)
+    results = running.run_all({"one": seconds, "two": shorter, "again": shorter}, 1, path)
+    assert results["one"][0] == "kept", "it is not run again"
+    assert results["two"][0] == json.loads(json.dumps(beale.straggler("adag")))
+    assert len(running.kept(path)) == 2
+
+
+def test_a_claim_by_both_sets_of_criteria(tmp_path: Path) -> None:
+    options = ["--scale", "tiny", "--only", "dynsgd", "--out", str(tmp_path), "--processes", "1"]
+    assert command.main([*options, "--criteria", "first"]) == 0
+    assert "revised" not in (tmp_path / "README.md").read_text().partition("## What does not")[2]
+    assert command.main([*options, "--criteria", "revised"]) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert re.search(
+        r"^\d of 3 criteria as first written are met; \d of 1 revised ones are met( \(1 undecided\))?\.$", text, re.M
+    )
+    (row,) = re.findall(r"^\| 1 \| n = 20: with λ = 10 .* \|$", text, re.M)
+    first = re.search(r"^\| 2 \| n = 20: with λ = 10 .* \| (\S+) \|$", text, re.M)
+    assert first is not None
+    assert row.endswith(f"| 2: {first[1]} |"), "beside it stands what came of the first one"
+    assert not list(tmp_path.glob("*.unfinished"))
+    assert json.loads((tmp_path / "revised.json").read_text())["scale"] == "tiny"
+
+    # A claim whose figures are missing is told as such.
+    results = json.loads((tmp_path / "revised.json").read_text())
+    del results["dynsgd"]
+    (tmp_path / "revised.json").write_text(json.dumps(results))
+    assert command.main([*options, "--redraw"]) == 0
+    assert "Revised criteria: not run at the tiny scale" in (tmp_path / "README.md").read_text()
+
+
+def test_the_cost_of_a_scale_is_measured_on_a_part(tmp_path: Path) -> None:
+    options = ["--scale", "tiny", "--only", "throughput", "--out", str(tmp_path)]
+    assert command.main([*options, "--cost"]) == 0
+    found = json.loads((tmp_path / "cost.json").read_text())
+    assert found["jobs"] == 14, "twelve of one function, two of the other"
+    assert found["measured"] == 5, "of those, three and two"
+    assert found["hours"]["throughput"] * 3600 / 16 >= 0.9 * found["seconds"], "it is at least what was measured"
+    text = (tmp_path / "README.md").read_text()
+    assert "The tiny scale of the first criteria was not run. Measured on a part (5 of its 14 jobs" in text
+
+
 def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
-    options = ["--tiny", "--only", "staleness", "--out", str(tmp_path)]
+    options = ["--scale", "tiny", "--criteria", "first", "--only", "staleness", "--out", str(tmp_path)]
     command_line = [sys.executable, str(SCRIPT), *options, "--processes", "1"]
     done = subprocess.run(command_line, capture_output=True, text=True, timeout=patience(240))
     assert done.returncode == 0, done.stderr
     text, results = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "results.json").read_text())
-    assert "--tiny --only staleness" in text
+    assert "--scale tiny --criteria first --only staleness" in text
     pictures = re.findall(r"\]\(([\w-]+\.png)\)", text)
     assert len(pictures) == 2
     for picture in pictures:
@@ -114,8 +205,18 @@ def test_a_claim_from_end_to_end(tmp_path: Path) -> None:
     assert command.main([*options, "--redraw"]) == 0
     again = (tmp_path / "README.md").read_text()
     assert f"12.34 ± {sd:.2f} |\n" in again
-    assert "largest difference: 0 | yes" in text
+    assert "largest difference: 0 | yes |" in text
     assert "largest difference: 1 | **no**" in again
+
+
+@pytest.mark.slow
+def test_the_report_of_the_docs_is_what_their_figures_give(tmp_path: Path) -> None:
+    committed = SCRIPT.parents[1] / "docs" / "reproduction"
+    for path in committed.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    assert command.main(["--redraw", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "README.md").read_text() == (committed / "README.md").read_text()
+    assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in committed.glob("*.png")}
 
 
 def test_an_unknown_claim_is_refused(

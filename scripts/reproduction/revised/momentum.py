@@ -1,0 +1,321 @@
+"""Claim 6 with a learning rate for each number of workers: where training works, there is something to compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from reproduction import draw
+from reproduction.claims import Criteria, Job, Results, Scale
+from reproduction.momentum import (
+    BASELINE,
+    BUDGET,
+    CLOSE,
+    DANA,
+    FAILS,
+    GAP_AT,
+    HETEROGENEOUS,
+    NAMES,
+    NOTHING,
+    OTHERS,
+    PAPER,
+    PAPER_HETEROGENEOUS,
+    prepared,
+)
+from reproduction.parts import Check, Figure, Section, Table
+from reproduction.revised.cells import best, figures, scores
+from reproduction.runs import Run
+from reproduction.spreads import Spread, chosen, every, listed
+
+Grid = tuple[float, ...]
+#: By the number of workers; lower with more of them.
+RATES: dict[int, Grid] = {
+    8: (0.025, 0.0125, 0.005, 0.0025, 0.00125, 0.0006),
+    16: (0.0125, 0.005, 0.0025, 0.00125, 0.0006, 0.0003),
+    32: (0.005, 0.0025, 0.00125, 0.0006, 0.0003, 0.00015),
+}
+SINGLE_RATES: Grid = (0.05, 0.025, 0.0125)
+#: How the rate of a number of workers is chosen: one for all rules, or one for each.
+CHOICES = {"common": "one rate for all rules", "own": "each rule's own rate"}
+MANY = 16
+#: Times as many commits, for the runs that say what a longer training changes.
+LONGER = 4
+
+
+def _scores(rule: str, n: int, gradients: int, grid: Grid) -> dict[float, float]:
+    return scores(replace(prepared(rule, n, gradients), gap=False), grid)
+
+
+def common_rate(n: int, gradients: int, grid: Grid) -> float:
+    """The rate with which the best of the rules is best: with ``n`` workers, for all of them."""
+    found = [_scores(rule, n, gradients, grid) for rule in NAMES]
+    return best({rate: max(one[rate] for one in found) for rate in grid})
+
+
+def with_common_rate(run: Run, grid: Grid, seed: int) -> dict[str, float]:
+    """Figures at the rate that is chosen in the homogeneous environment."""
+    return figures(replace(run, rate=common_rate(run.workers, run.gradients, grid)), seed)
+
+
+def with_own_rate(run: Run, grid: Grid, seed: int) -> dict[str, float]:
+    """Figures at the rate that is best for the rule."""
+    return figures(replace(run, rate=best(scores(replace(run, gap=False), grid))), seed)
+
+
+def jobs(scale: Scale) -> dict[str, Job]:
+    """What the revised criteria of claim 6 need."""
+    gradients = scale.budget(BUDGET)
+    found: dict[str, Job] = {}
+    for n, grid in RATES.items():  # one number of workers after the other: what rates are chosen by is kept meanwhile
+        for rule in NAMES:
+            run = prepared(rule, n, gradients)
+            found |= {f"common/{rule}/{n}/{seed}": partial(with_common_rate, run, grid, seed) for seed in scale.many}
+            found |= {f"own/{rule}/{n}/{seed}": partial(with_own_rate, run, grid, seed) for seed in scale.few}
+    for rule in HETEROGENEOUS:
+        run = prepared(rule, 32, gradients, "heterogeneous")
+        found |= {f"het/{rule}/{seed}": partial(with_common_rate, run, RATES[32], seed) for seed in scale.many}
+    run = prepared("dana_zero", 1, gradients)
+    found |= {f"alone/{seed}": partial(with_own_rate, run, SINGLE_RATES, seed) for seed in scale.many}
+    pairs = {"alone": (run, SINGLE_RATES), "dana_slim": (prepared("dana_slim", MANY, gradients), RATES[MANY])}
+    for name, (run, grid) in pairs.items():
+        run = replace(run, gradients=LONGER * gradients)
+        found |= {f"longer/{name}/{seed}": partial(with_own_rate, run, grid, seed) for seed in scale.few}
+    return found
+
+
+class _MomentumByRate:
+    """Spreads of the runs, and what several criteria compare.
+
+    Args:
+        results: of the claim's jobs.
+        scale: how much was run.
+    """
+
+    def __init__(self, results: Results, scale: Scale) -> None:
+        self.results, self.scale, self.counts = results, scale, tuple(RATES)
+        self.alone = self._over("alone", scale.many)
+        self.long = {name: self._over(f"longer/{name}", scale.few) for name in ("alone", "dana_slim")}
+
+    def _over(self, name: str, seeds: tuple[int, ...], key: str = "accuracy") -> Spread:
+        return Spread.of([self.results[f"{name}/{seed}"][key] for seed in seeds])
+
+    def of(self, rule: str, n: int, key: str = "accuracy", choice: str = "common") -> Spread:
+        """In the homogeneous environment."""
+        return self._over(f"{choice}/{rule}/{n}", self.scale.many if choice == "common" else self.scale.few, key)
+
+    def het(self, rule: str) -> Spread:
+        """Accuracy of 32 workers in the heterogeneous environment."""
+        return self._over(f"het/{rule}", self.scale.many)
+
+    def rate(self, name: str) -> float:
+        """That of the jobs ``name/seed``."""
+        (rate,) = {float(one["rate"]) for job, one in self.results.items() if job.rpartition("/")[0] == name}
+        return rate
+
+    def ratio(self, rule: str, key: str) -> Spread:
+        """Of a rule's gap to ASGD's, seed by seed."""
+        return Spread.of(np.divide(self.of(rule, GAP_AT, key).values, self.of("asgd", GAP_AT, key).values))
+
+    def gap_checks(self) -> list[Check]:
+        """The criteria about the gap."""
+        nag, lwp, zero = (self.ratio(rule, "gap") for rule in ("nag_asgd", "lwp", "dana_zero"))
+        normalized = self.ratio("dana_zero", "normalized gap")
+        return [
+            Check(
+                f"mean gap at N = {GAP_AT}, rate chosen for that N: NAG-ASGD's above 3 times ASGD's, LWP's between 2 "
+                "times ASGD's and NAG-ASGD's, DANA-Zero's below 1.5 times ASGD's",
+                "NAG-ASGD “considerably larger”, LWP “only slightly lower”, DANA-Zero “similar” to ASGD (Figure 2(b))",
+                f"over ASGD's: NAG-ASGD {nag.show()}, LWP {lwp.show()}, DANA-Zero {zero.show()}",
+                every([nag.above(3), lwp.above(2), (nag - lwp).above(0), zero.below(1.5)]),
+                first=1,
+            ),
+            Check(
+                f"normalized gap at N = {GAP_AT} (median over the run), likewise: DANA-Zero's within a factor of 1.5 "
+                "of ASGD's",
+                "“roughly similar” (Figure 11(b))",
+                f"DANA-Zero's is {normalized.show()} times ASGD's",
+                every([normalized.above(1 / 1.5), normalized.below(1.5)]),
+                first=2,
+            ),
+        ]
+
+    def _lead_check(self, choice: str, paper: str) -> Check:
+        """DANA against the others, for every N from `MANY` on."""
+        verdicts, said = [], []
+        for n in (count for count in self.counts if count >= MANY):
+            leads = {
+                (rule, other): self.of(rule, n, choice=choice) - self.of(other, n, choice=choice)
+                for rule in DANA
+                for other in OTHERS
+            }
+            (rule, other), least = min(leads.items(), key=lambda item: item[1].mean)
+            said.append(f"N = {n}: {least.interval(1)} points ({NAMES[rule]} over {NAMES[other]})")
+            verdicts += [lead.above(0) for lead in leads.values()]
+        return Check(
+            f"from N = {MANY} on, {CHOICES[choice]}: DANA-Slim and DANA-DC both end above NAG-ASGD, Multi-ASGD, LWP "
+            "and DC-ASGD",
+            paper,
+            f"the least lead: {'; '.join(said)}",
+            every(verdicts),
+            first=4,
+        )
+
+    def accuracy_checks(self) -> list[Check]:
+        """The criteria about the accuracy."""
+        cases = (("nag_asgd", 16, 5), ("multi_asgd", 32, 6))
+        checks = [
+            self._lead_check("common", "“for any number of workers” (Figure 4)"),
+            self._lead_check("own", "not asked: one rate for all"),
+        ]
+        for rule, n, first in cases:
+            lost = self.alone - self.of(rule, n)
+            checks.append(
+                Check(
+                    f"{NAMES[rule]} ends at least {FAILS:g} points below the single worker at N = {n}, rate chosen for "
+                    "that N",
+                    f"{PAPER[n][rule]} against {BASELINE} % (Table 2)",
+                    f"behind by {lost.interval(1)} points",
+                    lost.above(FAILS / 100),
+                    first=first,
+                )
+            )
+        losses = {
+            "rate chosen for that N": self.alone - self.of("dana_slim", MANY),
+            f"likewise, and {LONGER} times as many commits": self.long["alone"] - self.long["dana_slim"],
+        }
+        for how, lost in losses.items():
+            checks.append(
+                Check(
+                    f"DANA-Slim ends within {CLOSE:g} point of the single worker at N = {MANY}, {how}",
+                    f"{PAPER[MANY]['dana_slim']} against {BASELINE} % (Table 2)",
+                    f"behind by {lost.interval(1)} points",
+                    lost.below(CLOSE / 100),
+                    first=7,
+                )
+            )
+        return [*checks, self._environment_check()]
+
+    def _environment_check(self) -> Check:
+        taken = [rule for rule in HETEROGENEOUS if max(self.het(rule).mean, self.of(rule, 32).mean) >= NOTHING]
+        gains = {rule: self.het(rule) - self.of(rule, 32) for rule in taken}
+        return Check(
+            f"N = 32, of the rules that are right on {NOTHING:.0%} in either environment: each is more accurate in the "
+            "heterogeneous environment than in the homogeneous one",
+            "the algorithms “scale better” there (Tables 2 and 6)",
+            f"{len(taken)} of {len(HETEROGENEOUS)} rules count; points: "
+            + "; ".join(f"{NAMES[rule]} {gain.interval(1)}" for rule, gain in gains.items()),
+            every([gain.above(0) for gain in gains.values()]) if gains else None,
+            first=8,
+        )
+
+    def accuracy_table(self, choice: str) -> Table:
+        """By rule and N; the paper's beside those with one rate for all."""
+        common = choice == "common"
+        rows = []
+        for rule, title in NAMES.items():
+            texts = []
+            for n in self.counts:
+                beside = PAPER.get(n, {}).get(rule) if common else None
+                own = "" if common else f" at {chosen(self.rate(f'own/{rule}/{n}'), RATES[n])}"
+                texts.append(self.of(rule, n, choice=choice).percent + _bracket(beside) + own)
+            if common:
+                texts.append(
+                    self.het(rule).percent + _bracket(PAPER_HETEROGENEOUS[rule]) if rule in HETEROGENEOUS else "–"
+                )
+            rows.append((title, *texts))
+        header = (
+            *(
+                f"N = {n}" + (f" (rate {chosen(self.rate(f'common/asgd/{n}'), RATES[n])})" if common else "")
+                for n in self.counts
+            ),
+        )
+        title = "Final test accuracy (%), one rate for all rules; in brackets the paper's (ResNet-20, CIFAR-10)"
+        return Table(
+            title if common else "Final test accuracy (%), each rule at the rate that is best for it",
+            ("rule", *header, *(("N = 32, heterogeneous",) if common else ())),
+            rows,
+        )
+
+    def gap_table(self) -> Table:
+        """Of one number of workers."""
+        return Table(
+            f"Mean gap at N = {GAP_AT}, rate {self.rate(f'common/asgd/{GAP_AT}'):g}",
+            ("rule", "gap (root mean square)", "over ASGD's", "normalized gap over ASGD's (median)"),
+            [
+                (
+                    title,
+                    self.of(rule, GAP_AT, "gap").show(5),
+                    self.ratio(rule, "gap").show(),
+                    self.ratio(rule, "normalized gap").show(),
+                )
+                for rule, title in NAMES.items()
+            ],
+        )
+
+    def picture(self, folder: Path) -> str:
+        """Draws accuracy, with both choices of the rate, and the gap over the number of workers."""
+        figure, axes = draw.panels(2, 2, 3.4)
+        (common, own), counts = axes[0], self.counts
+        for place, (rule, title) in enumerate(NAMES.items()):
+            beside = [n * 1.025 ** (place - 3.5) for n in counts]  # bars of one N beside each other
+            draw.spreads(common, beside, [self.of(rule, n) for n in counts], place, title, 100)
+            behind = [Spread.of(self.alone.mean - np.array(self.of(rule, n, choice="own").values)) for n in counts]
+            draw.spreads(own, beside, behind, place, title, 100)
+            for ax, key in zip(axes[1], ("gap", "normalized gap"), strict=True):
+                draw.until_infinite(ax, beside, [self.of(rule, n, key) for n in counts], place, title)
+        common.axhline(100 * self.alone.mean, color="black", linewidth=0.8)
+        common.set_ylim(0, 100)
+        title = f"{CHOICES['common']}; line: a single worker"
+        draw.finish(common, "workers N", "final test accuracy (%)", title, legend=False)
+        own.set_ylim(bottom=0)
+        draw.finish(own, "workers N", "points behind a single worker", CHOICES["own"], legend=False)
+        for ax, title in zip(axes[1], ("mean gap", "normalized gap"), strict=True):
+            ax.set_yscale("log")
+            draw.finish(ax, "workers N", f"{title} (RMS)", CHOICES["common"], legend=False)
+        for ax in axes.flat:
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(counts, [str(n) for n in counts])
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, ncols=4, loc="outside lower center", frameon=False, fontsize=8)
+        return draw.save(figure, folder, "momentum.png")
+
+
+def section(results: Results, scale: Scale, folder: Path) -> Section:
+    """Claim 6, from its figures."""
+    found = _MomentumByRate(results, scale)
+    single = chosen(found.rate("alone"), SINGLE_RATES)
+    setting = (
+        f"{scale.budget(BUDGET):,} commits a run; momentum, compensation, decay and warm-up as first. For each N one "
+        "rate for all rules: that with which the best of the eight is best on held-out rows with seed 0, whichever "
+        "rule that is; and beside it each rule with its own best rate, which the paper does not do. Rates: "
+        + "; ".join(f"{listed(grid)} (N = {n})" for n, grid in RATES.items())
+        + ". "
+        f"The single worker: {found.alone.percent} % with a rate of {single}, and {found.long['alone'].percent} % "
+        f"with {LONGER} times as many commits. Seeds {scale.many[0]} to "
+        f"{scale.many[-1]}; with rules' own rates, and with more commits, {scale.few[0]} to {scale.few[-1]}."
+    )
+    caption = (
+        "Above: final test accuracy over the number of workers, and how far it is behind a single worker; shifted "
+        "a little sideways, so that bars do not hide each other. Below: the mean gap and the normalized one. A cross "
+        "would mean that runs with more workers were no longer finite."
+    )
+    return Section(
+        setting,
+        [*found.gap_checks(), *found.accuracy_checks()],
+        [
+            found.accuracy_table("common"),
+            found.accuracy_table("own"),
+            found.gap_table(),
+            Figure(found.picture(folder), caption),
+        ],
+    )
+
+
+def _bracket(value: float | None) -> str:
+    return "" if value is None else f" ({value:.2f})"
+
+
+REVISED = Criteria(jobs, section)
