@@ -145,7 +145,9 @@ class Driver:
             deadlines=plan.deadlines,
             checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
         )
-        process = ServerProcess(settings, resume=self._resume, job={"rows": 1}, epochs=plan.epochs, world=world)
+        process = ServerProcess(
+            settings, resume=self._resume, job={"rows": 1}, epochs=plan.epochs, tls=plan.tls, world=world
+        )
         with process, Supervisor(process, self._publish, world=world) as supervisor:
             executors = self.executors = Executors(plan, self._watch, self._surroundings, self.process, process.address)
             executors.start_all()

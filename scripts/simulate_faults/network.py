@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import ssl
 from collections import deque
 from collections.abc import Callable
 
+from simulate_faults.encryption import Encryption
 from simulate_faults.scheduler import Process, Scheduler, Task
 
 #: Seconds after which the system gives up on a peer that does not answer: see `world.streams`.
@@ -48,7 +50,7 @@ class Link:
         self.vanished: float | None = None
         self.ends: list[VirtualStream] = []
         #: Until when what was sent may come late.
-        self.disturbed_until = 0.0
+        self.disturbed_until = -math.inf
 
     def cut(self) -> None:
         """Resets it for both."""
@@ -72,11 +74,14 @@ class Link:
             self.network.scheduler.later(_GIVEN_UP, self.cut)
 
     def half_cut(self, sender: VirtualStream, seconds: float) -> None:
-        """``sender`` sees the connection's end now; the other one later, after what was under way."""
+        """Who connected sees the connection's end now; the other one later, after what was under way."""
+        near = self.ends[0]
         if self.vanished is None and not self.reset:
-            self.stall(sender, seconds)
-            sender.broken = True
-            self.network.wake(sender)
+            self.stall(near, seconds)
+            near.broken = True
+            if near is not sender:
+                near.end()
+            self.network.wake(near)
 
     def stall(self, sender: VirtualStream, seconds: float) -> None:
         """What ``sender`` sends arrives so much later."""
@@ -94,8 +99,9 @@ class VirtualStream:
         self.shut = self.closed = self.broken = False
         self.peer: VirtualStream
         self._scheduler = link.network.scheduler
+        self.read, self.write = self._receive, self._send
 
-    def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
+    def _receive(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
         """See `Stream`."""
         scheduler = self._scheduler
         scheduler.pass_on()
@@ -156,7 +162,7 @@ class VirtualStream:
         self._scheduler.wake_all(self.incoming.writers)
         return count
 
-    def write(self, buffers: list[memoryview], timeout: float) -> int:
+    def _send(self, buffers: list[memoryview], timeout: float) -> int:
         """See `Stream`."""
         scheduler, network = self._scheduler, self.link.network
         scheduler.pass_on()
@@ -210,7 +216,10 @@ class VirtualStream:
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
         """See `Stream`."""
-        raise NotImplementedError
+        scheduler = self._scheduler
+        encryption = Encryption(context, server=server, read=self._receive, write=self._send, now=lambda: scheduler.now)
+        encryption.handshake(timeout)
+        self.read, self.write = encryption.read, encryption.write
 
     def enlarge(self) -> None:
         """See `Stream`."""

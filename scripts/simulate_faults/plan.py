@@ -11,7 +11,7 @@ from distkeras.ps.transport.deadlines import Deadlines
 #: Kinds of faults, with the range of what they are drawn with: seconds, or a share of a write.
 KINDS: dict[str, tuple[float, float]] = {
     "cut": (0.0, 1.0),
-    "half cut": (0.0, 20.0),
+    "half cut": (0.02, 4.0),
     "vanish": (0.0, 0.0),
     "stall": (0.1, 20.0),
     "part": (1.0, 20.0),
@@ -87,7 +87,7 @@ class Plan:
         workers, epochs: of the job.
         batches: mini-batches an epoch of each partition.
         rule, hyper_parameters, learning_rate: what the job trains with.
-        overlap, wire_format: likewise.
+        overlap, wire_format, tls: likewise.
         compute: seconds of a step; ``long`` of them take several leases.
         every, keep: of the checkpoint; ``every`` 0: there is none.
         latency, fragmenting, capacity, yielding, disk: of the surroundings.
@@ -104,6 +104,7 @@ class Plan:
     learning_rate: float | None = None
     overlap: bool = False
     wire_format: str = "float32"
+    tls: bool = False
     compute: float = 0.5
     long: float = 0.0
     every: int = 2
@@ -141,6 +142,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     if chance.random() < 0.4:
         drawn = _gathered(chance, kinds, workers) or drawn
     faults = _survivable([fault for fault in drawn if every or fault.kind not in NEED_CHECKPOINT])
+    tls = chance.random() < 0.05  # its records' sizes are left to chance: nothing may depend on them
     return Plan(
         seed=seed,
         workers=workers,
@@ -156,8 +158,9 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         every=every,
         keep=chance.choice((1, 2, 3)),
         latency=chance.choice((0.0005, 0.005, 0.1)),
-        fragmenting=chance.choice((0.0, 0.1, 0.5)),
-        capacity=chance.choice((64, 1024, 1 << 20, 1 << 20)),
+        tls=tls,
+        fragmenting=0.0 if tls else chance.choice((0.0, 0.1, 0.5)),
+        capacity=1 << 20 if tls else chance.choice((64, 1024, 1 << 20, 1 << 20)),
         yielding=chance.choice((0.0, 0.05, 0.3)),
         disk=chance.choice((0.0005, 0.01, 0.1)),
         faults=faults,
@@ -169,7 +172,9 @@ _TOGETHER = (
     ("stop and rival",),
     ("stop and rival", "kill worker"),
     ("half cut", "rival"),
+    ("rival", "half cut"),
     ("half cut", "half cut"),
+    ("half cut", "half cut", "half cut"),
     ("half cut", "stop worker"),
     ("vanish", "rival"),
     ("stall", "rival", "cut"),

@@ -42,7 +42,14 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for worker, count in enumerate(plan.batches):
         if count > 1:
             yield replace(plan, batches=(*plan.batches[:worker], count - 1, *plan.batches[worker + 1 :]))
-    plain = {"overlap": False, "wire_format": "float32", "long": 0.0, "fragmenting": 0.0, "capacity": 1 << 20}
+    plain = {
+        "overlap": False,
+        "tls": False,
+        "wire_format": "float32",
+        "long": 0.0,
+        "fragmenting": 0.0,
+        "capacity": 1 << 20,
+    }
     for name, value in (plain | {"yielding": 0.0, "keep": 3}).items():
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})  # type: ignore[arg-type]  # of the field's own type

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.errors import DistkerasError, OwnershipLostError, ServerLostError, SnapshotError
+from distkeras.ps.errors import DistkerasError, OwnershipLostError, ServerLostError, SnapshotError, WorkerError
 from distkeras.ps.server.start import StartReport, StartRequest, serve
 from simulate_faults.disk import Disk
 from simulate_faults.driver import Driver
@@ -161,7 +161,7 @@ class _Run:
 
     def _excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
-        if isinstance(error, OwnershipLostError) and winners:
+        if winners and isinstance(error, (OwnershipLostError, WorkerError)):  # the latter where tasks tell it first
             return
         kinds = {fault.kind for fault in self.struck}
         if not self.plan.every and kinds & {*NEED_CHECKPOINT}:
