@@ -48,7 +48,7 @@ class Encryption:
         deadline = self._now() + timeout
         while True:
             try:
-                return self._ssl.read(len(spaces[0]), spaces[0])  # type: ignore[arg-type, return-value]
+                return self._ssl.read(len(spaces[0]), spaces[0])  # type: ignore[return-value]  # with a buffer, how many bytes
             except ssl.SSLWantReadError:
                 self._more(deadline)
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):

@@ -11,6 +11,8 @@ from simulate_faults.plan import Fault
 from simulate_faults.scheduler import Process, Scheduler
 from simulate_faults.world import Surroundings
 
+#: Sends of a connection's handshake.
+_GREETING = 8
 #: Seconds that a slow disk is slow for.
 _SLOW_SECONDS = 20.0
 
@@ -39,6 +41,7 @@ class Striker:
             "vanish": lambda stream, _: stream.link.vanish(),
             "stall": lambda stream, amount: stream.link.stall(stream, amount),
             "part": lambda stream, amount: self._network.part(stream.process.host, stream.peer.process.host, amount),
+            "flip": self._spoil,
             "kill sender": lambda stream, _: self._kill_sender(stream),
             "clock jump": self._jump,
         }
@@ -81,6 +84,11 @@ class Striker:
     def _kill_sender(self, stream: VirtualStream) -> None:
         if stream.process not in [driver.process for driver in self._drivers]:
             self._scheduler.kill(stream.process)
+
+    def _spoil(self, stream: VirtualStream, share: float) -> None:
+        # Whoever meets a stranger at first is told so, and tries no further: that is meant.
+        if stream.link.sends > _GREETING:
+            stream.spoiled = min(share, 0.999)
 
     def _jump(self, stream: VirtualStream, seconds: float) -> None:
         skews, host = self._surroundings.skews, stream.process.host

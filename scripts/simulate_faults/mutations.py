@@ -15,6 +15,7 @@ from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Ownership
 from distkeras.ps.errors import RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader
+from distkeras.ps.protocol.sealing import Seal
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.holders import Holders
 from distkeras.ps.server.published_center import PublishedCenter
@@ -192,6 +193,34 @@ def _a_header_waits_for_what_may_follow() -> list[Patch]:
         return event
 
     return [(Reader, "received", greedy)]
+
+
+@_mutation
+def _tags_are_not_checked() -> list[Patch]:
+    """Whatever a frame has become on its way is taken."""
+    return [(Seal, "check", _nothing)]
+
+
+@_mutation
+def _a_claim_is_tried_once() -> list[Patch]:
+    """A server that finds no room for its claim gives up."""
+    return [(SnapshotDirectory, "_patiently", lambda self, call, patience=0.0: call())]
+
+
+@_mutation
+def _the_driver_asks_once() -> list[Patch]:
+    """A driver's connection that breaks while the server lives is not made again."""
+
+    def ask(self: Supervisor, call: Any) -> Any:
+        return call(self._driver)
+
+    return [(Supervisor, "ask", ask)]
+
+
+@_mutation
+def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
+    """Nobody kills a server that answers nobody."""
+    return [(Supervisor, "_end_silent", _nothing), (Supervisor, "_answers", lambda self: True)]
 
 
 @_mutation

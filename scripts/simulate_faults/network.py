@@ -46,6 +46,7 @@ class Link:
     def __init__(self, network: Network, number: int, scope: str) -> None:
         self.network, self.number, self.scope = network, number, scope
         self.reset = False
+        self.sends = 0
         #: When nothing came through any more; None: it does.
         self.vanished: float | None = None
         self.ends: list[VirtualStream] = []
@@ -97,6 +98,8 @@ class VirtualStream:
         self.link, self.process = link, process
         self.incoming, self.outgoing = incoming, outgoing
         self.shut = self.closed = self.broken = False
+        #: Which part of the next write a relay changes; None: none.
+        self.spoiled: float | None = None
         self.peer: VirtualStream
         self._scheduler = link.network.scheduler
         self.read, self.write = self._receive, self._send
@@ -179,8 +182,12 @@ class VirtualStream:
             if scheduler.now >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
             scheduler.wait(self.outgoing.writers, deadline - scheduler.now)
-        data = memoryview(b"".join(buffers))[:room]
+        data = memoryview(bytearray(b"".join(buffers)))[:room]
+        self.link.sends += 1
         share = network.on_send(self)
+        if self.spoiled is not None:
+            data[int(self.spoiled * len(data))] ^= 1
+            self.spoiled = None
         self._deliver(data if share is None else data[: int(share * len(data))])
         if share is not None:
             network.scheduler.later(self._latency(), self.link.cut)

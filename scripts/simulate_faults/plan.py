@@ -14,13 +14,14 @@ KINDS: dict[str, tuple[float, float]] = {
     "half cut": (0.02, 4.0),
     "vanish": (0.0, 0.0),
     "stall": (0.1, 20.0),
+    "flip": (0.0, 1.0),
     "part": (1.0, 20.0),
     "kill server": (0.0, 0.0),
     "kill worker": (0.0, 0.0),
     "kill sender": (0.0, 0.0),
     "power cut": (0.0, 0.0),
     "crash in disk": (1.0, 12.0),
-    "stop server": (0.5, 15.0),
+    "stop server": (0.5, 600.0),
     "stop worker": (1.0, 90.0),
     "stop driver": (0.5, 15.0),
     "rival": (0.0, 0.0),
@@ -34,6 +35,8 @@ KINDS: dict[str, tuple[float, float]] = {
 }
 #: Kinds that end a server.
 DEATHS = ("kill server", "kill sender", "power cut", "crash in disk", "kill driver")
+#: Kinds that stop a worker.
+_STOP_WORKERS = ("stop worker", "stop and rival")
 #: Kinds that need a checkpoint for the job to go on.
 NEED_CHECKPOINT = (*DEATHS, "second driver")
 
@@ -141,7 +144,9 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     drawn = [_fault(chance, enabled, focus, workers) for _ in range(count)]
     if chance.random() < 0.4:
         drawn = _gathered(chance, kinds, workers) or drawn
-    faults = _survivable([fault for fault in drawn if every or fault.kind not in NEED_CHECKPOINT])
+    faults = _survivable(
+        [fault for fault in drawn if every or fault.kind not in NEED_CHECKPOINT], standstills=every > 0
+    )
     tls = chance.random() < 0.05  # its records' sizes are left to chance: nothing may depend on them
     return Plan(
         seed=seed,
@@ -199,10 +204,18 @@ def _gathered(chance: random.Random, kinds: tuple[str, ...], workers: int) -> li
     return [fault for fault in faults if fault.kind in kinds]
 
 
-def _survivable(faults: list[Fault]) -> tuple[Fault, ...]:
-    """As many of ``faults`` as a job must survive: a server that dies five times in a row is given up."""
-    deaths = [fault for fault in faults if fault.kind in DEATHS]
-    return tuple(fault for fault in faults if fault.kind not in DEATHS or fault in deaths[:3])
+def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
+    """As many of ``faults`` as a job must survive: five deaths of a server in a row end it, or long stops."""
+    deaths, stopped, kept = 0, 0.0, []
+    for fault in faults:
+        still = fault.kind == "stop server" and fault.amount > 15.0  # it is killed then, if there is a checkpoint
+        deaths += fault.kind in DEATHS or still
+        stopped += fault.amount if fault.kind in _STOP_WORKERS else 0.0
+        if still and (deaths > 3 or not standstills):
+            continue
+        if (fault.kind not in DEATHS or deaths <= 3) and (fault.kind not in _STOP_WORKERS or stopped <= 90.0):
+            kept.append(fault)
+    return tuple(kept)
 
 
 _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (

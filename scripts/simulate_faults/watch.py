@@ -65,8 +65,11 @@ class Watch:
         if sequence > self.durable.get(worker, 0):
             self.durable[worker] = sequence
             if self._lives:
-                center, _ = self._lives[max(self._lives)]
-                self._require_has(center, worker)
+                self._require_has(self._owner(), worker)
+
+    def _owner(self) -> Center:
+        """That of the server with the highest claim."""
+        return max((center for center, _ in self._lives.values()), key=lambda center: center.incarnation)
 
     def _require_has(self, center: Center, worker: int) -> None:
         has = center.leases[worker].sequence if worker in center.leases else 0
@@ -111,6 +114,8 @@ class Watch:
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
         self._clocks[child.pid] = center.clock
         self.progressed = self._surroundings.scheduler.now
+        if center is not self._owner():
+            return  # it comes late, and will find the higher claim
         for worker in self.durable:
             self._require_has(center, worker)
         for worker in self.let_go:
