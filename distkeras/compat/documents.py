@@ -12,6 +12,7 @@ from distkeras.ps.rules import Rule
 _ENTRY = re.compile(r"^    (?=\w[\w, ]*: )", re.MULTILINE)
 _SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
+_DEFAULTS = "Where the signature has a default, that is the one."
 _OWN = "keras_model: a built `keras.Model`. It is not changed.\n"
 _PORT = "master_port: `port`.\n"
 
@@ -23,7 +24,8 @@ def documented(words: str, rule: type[Rule]) -> str:
     taken = {entry.partition(":")[0] for entry in own}
     rest = [entry for entry in options if entry.partition(":")[0] not in taken]
     entries = "".join(f"    {entry.rstrip()}\n" for entry in (_OWN, *own, *rest, _PORT))
-    return f"{inspect.cleandoc(words)}\n\nArgs:\n{entries}\nRaises:\n    ConfigurationError: an argument cannot work.\n"
+    head = f"{inspect.cleandoc(words)}\n\n{_DEFAULTS}"
+    return f"{head}\n\nArgs:\n{entries}\nRaises:\n    ConfigurationError: an argument cannot work.\n"
 
 
 def _arguments(kind: type) -> list[str]:
