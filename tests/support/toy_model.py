@@ -105,6 +105,7 @@ class ToyJob:
         block: int = 64 * 1024,
         occupied: Callable[[int], bool] = lambda worker: False,
         overlap: bool = False,
+        check_finite: bool = False,
     ) -> None:
         self._occupied = occupied
         start = np.array(theta0, dtype)
@@ -115,6 +116,7 @@ class ToyJob:
             workers=len(data),
             learning_rate=eta if rule.traits.gradient else None,
             measure_gap=measure_gap,
+            check_finite=check_finite,
             block=block,
         )
         self.replicas = [ToyReplica(start.size, eta, gradient, dtype) for _ in data]

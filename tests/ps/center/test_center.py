@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import numpy as np
 import pytest
+from support.center_commits import center_of, commit_of, joined, send
 from support.toy_model import ToyJob
 
-from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous
-from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, NonFiniteError, RemoteProtocolError
-from distkeras.ps.protocol.commit_record import NO_FLOATS
-from distkeras.ps.protocol.messages import Commit
-from distkeras.ps.rules import Chunk, Context, Rule, all_rules, make
-from distkeras.ps.rules.base import Scalars
-from distkeras.ps.rules.downpour import Downpour
-
-
-def center_of(name: str = "downpour", workers: int = 2, size: int = 3, **options: Any) -> Center:
-    return Center(make(name, **options.pop("hyper", {})), np.zeros(size, np.float32), workers=workers, **options)
-
-
-def commit_of(
-    worker: int = 0,
-    attempt: int = 0,
-    sequence: int = 1,
-    epoch: int = 0,
-    first: int = 0,
-    last: int = 0,
-    *,
-    value: float = 1.0,
-    size: int = 3,
-    **fields: Any,
-) -> Commit:
-    defaults: dict[str, Any] = {
-        "worker": worker,
-        "attempt": attempt,
-        "sequence": sequence,
-        "epoch": epoch,
-        "first": first,
-        "last": last,
-        "incarnation": 1,
-        "epoch_end": False,
-        "wants_center": True,
-        "learning_rate": 0.1,
-        "scale": 1.0,
-        "waited": 0.0,
-        "moving_statistics": NO_FLOATS,
-        "history": np.zeros((last - first + 1, 3)),
-    }
-    parts = (np.full(size, value, np.float32),)
-    return Commit(parts=parts, **defaults | fields)
-
-
-def send(center: Center, commit: Commit) -> bool:
-    return center.commit(commit, [center.pool.adopt(part) for part in commit.parts])
-
-
-def joined(center: Center, worker: int = 0, attempt: int = 0) -> PartitionLease:
-    member = center.join(worker, attempt)
-    center.release(worker, attempt)
-    return member
+from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.rules import Rule, make
 
 
 class TestLedger:
@@ -352,46 +299,10 @@ class TestWhatIsRecorded:
         job.run([1, 0, 2, 2, 1, 0])
         assert job.center.log.commits()["staleness"].tolist() == [0, 1, 2, 0, 1, 2]
 
-
-class Broken(Downpour):
-    """A rule whose arithmetic makes a NaN of finite numbers, at worker 1."""
-
-    name: ClassVar[str] = "broken"
-
-    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
-        return (float(context.worker != 1),)
-
-    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
-        np.divide(chunk.payload[0] * scalars[0], scalars[0], out=chunk.out)
-        return None
-
-
-class TestFinite:
-    def test_a_kernel_that_makes_a_nan_is_found_at_the_commit_that_it_does_it_at(self) -> None:
-        center = Center(Broken(), np.zeros(3, np.float32), workers=2, check_finite=True)
-        for worker in (0, 1):
-            joined(center, worker)
-        send(center, commit_of(0))
-        text = "rule 'broken' must keep the center finite. Received: invalid value encountered in divide, at clock 1"
-        with pytest.raises(NonFiniteError, match=text) as caught:
-            send(center, commit_of(1))
-        assert (caught.value.worker, caught.value.step) == (1, 0)
-        assert center.corrupt
-        assert center.clock == 1
-
-    @pytest.mark.parametrize("name", list(all_rules()))
-    def test_a_center_that_overflows_is_found_under_every_rule(self, name: str) -> None:
-        """Each number that comes is finite, and so is the center before it."""
-        largest, rule = 3e38, make(name)
-        gradient = rule.traits.gradient
-        vector = np.full(3, largest, np.float32)
-        center = Center(rule, vector, workers=2, learning_rate=1.0 if gradient else None, check_finite=True)
-        for worker in (0, 1):
-            center.join(worker, 0)
-        for worker in (0, 1):
-            center.release(worker, 0)
-
-        value = -largest if gradient else largest
-        with pytest.raises(NonFiniteError, match=f"rule '{name}' must keep the center finite"):  # noqa: PT012 - either
-            for worker in (0, 1):
-                send(center, commit_of(worker, value=value, wants_center=not rule.traits.pull_first))
+    def test_an_overlapped_commit_counts_its_workers_own_one_before_it(self) -> None:
+        center = center_of()
+        joined(center)
+        for number in range(3):
+            send(center, commit_of(sequence=number + 1, first=number, last=number, overlapped=number > 0))
+            center.release(0, 0).buffer.drop()
+        assert center.log.commits()["staleness"].tolist() == [0, 1, 1]

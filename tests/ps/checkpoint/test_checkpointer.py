@@ -21,6 +21,7 @@ from distkeras.ps.errors import (
     DifferentJobError,
     DistkerasError,
     LocalProtocolError,
+    NonFiniteError,
     OwnershipLostError,
     SnapshotError,
 )
@@ -31,7 +32,8 @@ from distkeras.ps.world.world import REAL, World
 
 
 def toy() -> ToyJob:
-    return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))] * 2, dtype=np.float32)
+    data = [np.ones((2, 5))] * 2
+    return ToyJob(make("downpour", window=1), np.zeros(5), data, dtype=np.float32, check_finite=True)
 
 
 class Saving:
@@ -58,14 +60,14 @@ class Saving:
         )
         self.checkpointer.start()
 
-    def commit(self, count: int) -> None:
+    def commit(self, count: int, value: float = 1.0) -> None:
         center = self.toy.center
         for _ in range(count):
             with self.changed:
                 lease = center.leases[0]
                 if lease.released is None:
                     center.release(0, 0)
-                part = np.ones(center.size, np.float32)
+                part = np.full(center.size, value, np.float32)
                 commit = Commit(
                     worker=0,
                     attempt=0,
@@ -116,6 +118,14 @@ def test_a_snapshot_every_so_many_commits_and_one_at_the_end(tmp_path: Path) -> 
         saving.wait(lambda: saving.checkpointer.durable[0] == 10)
         saving.commit(3)
     assert clocks(tmp_path) == [0, 10, 13]
+
+
+def test_a_center_that_arithmetic_has_spoiled_is_not_saved(tmp_path: Path) -> None:
+    with Saving(tmp_path, every=100) as saving:
+        saving.commit(3)
+        with pytest.raises(NonFiniteError):
+            saving.commit(2, value=3e38)
+    assert clocks(tmp_path) == [0]
 
 
 def test_the_last_few_are_kept_and_their_whole_log(tmp_path: Path) -> None:

@@ -240,6 +240,25 @@ class TestRefusals:
                 running.driver.observe(0, patience(5))
             client.close()
 
+    def test_finite_commits_whose_sum_is_not_end_the_job_with_an_error(self) -> None:
+        rule = make("downpour", window=1)
+        with Running(rule) as running:
+            values = [[np.full(1, -2e38)], [np.zeros(1), np.full(1, -2e38)]]
+            workers = [
+                toy_worker(running.address, rule, own, worker=worker, size=SIZE, eta=1.0, deadlines=PATIENT)
+                for worker, own in enumerate(values)
+            ]
+            first, second = (drive(*worker) for worker in workers)
+            next(second)
+            next(first)
+            with pytest.raises(NonFiniteError, match="rule 'downpour' must keep the center finite") as caught:
+                next(second)
+            assert (caught.value.worker, caught.value.step) == (1, 1)
+            with pytest.raises(NonFiniteError):
+                running.driver.observe(0, patience(5))
+            for client, _ in workers:
+                client.close()
+
     def test_large_finite_numbers_are_no_fault(self) -> None:
         rule = make("downpour")
         with Running(rule) as running:

@@ -1,0 +1,80 @@
+"""A NaN or infinity is found at the commit whose arithmetic makes it of finite numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from support.center_commits import commit_of, joined, send
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.errors import NonFiniteError
+from distkeras.ps.rules import Chunk, Context, all_rules, make
+from distkeras.ps.rules.base import Scalars
+from distkeras.ps.rules.downpour import Downpour
+
+
+class Broken(Downpour):
+    """A rule whose arithmetic makes a NaN of finite numbers, at worker 1."""
+
+    name: ClassVar[str] = "broken"
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return (float(context.worker != 1),)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        np.divide(chunk.payload[0] * scalars[0], scalars[0], out=chunk.out)
+        return None
+
+
+class Unbounded(Downpour):
+    """A rule whose factor is infinite, which numpy takes for a number like any other."""
+
+    name: ClassVar[str] = "unbounded"
+
+    def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
+        return (math.inf,)
+
+    def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
+        np.multiply(chunk.payload[0], scalars[0], out=chunk.out)
+        return None
+
+
+class TestFinite:
+    def test_a_factor_that_is_not_finite_is_found_before_anything_moves(self) -> None:
+        center = Center(Unbounded(), np.zeros(3, np.float32), workers=1, check_finite=True)
+        joined(center)
+        with pytest.raises(NonFiniteError, match=r"rule 'unbounded' must keep the center finite.*factors \(inf,\)"):
+            send(center, commit_of())
+        assert center.current.array.tolist() == [0.0, 0.0, 0.0]
+
+    def test_a_kernel_that_makes_a_nan_is_found_at_the_commit_that_it_does_it_at(self) -> None:
+        center = Center(Broken(), np.zeros(3, np.float32), workers=2, check_finite=True)
+        for worker in (0, 1):
+            joined(center, worker)
+        send(center, commit_of(0))
+        text = "rule 'broken' must keep the center finite. Received: invalid value encountered in divide, at clock 1"
+        with pytest.raises(NonFiniteError, match=text) as caught:
+            send(center, commit_of(1))
+        assert (caught.value.worker, caught.value.step) == (1, 0)
+        assert center.corrupt
+        assert center.clock == 1
+
+    @pytest.mark.parametrize("name", list(all_rules()))
+    def test_a_center_that_overflows_is_found_under_every_rule(self, name: str) -> None:
+        """Each number that comes is finite, and so is the center before it."""
+        largest, rule = 3e38, make(name)
+        gradient = rule.traits.gradient
+        vector = np.full(3, largest, np.float32)
+        center = Center(rule, vector, workers=2, learning_rate=1.0 if gradient else None, check_finite=True)
+        for worker in (0, 1):
+            center.join(worker, 0)
+        for worker in (0, 1):
+            center.release(worker, 0)
+
+        value = -largest if gradient else largest
+        with pytest.raises(NonFiniteError, match=f"rule '{name}' must keep the center finite"):  # noqa: PT012 - either
+            for worker in (0, 1):
+                send(center, commit_of(worker, value=value, wants_center=not rule.traits.pull_first))
