@@ -146,7 +146,8 @@ class CommitLog:
         return self.read(start, count).commits
 
     def extend(self, rows: LogRows) -> None:
-        """Takes back what `read` gave. The sums are `restore_totals`'s to set."""
+        """Takes back what `read` gave. All sums but `batches` are `restore_totals`'s to set."""
+        self.batches += int(rows.commits["steps"].sum())
         for block in rows.blocks():
             if not self._commits:
                 with suppress(OSError):  # which `_spill` tells
@@ -170,12 +171,11 @@ class CommitLog:
 
     def restore_totals(self, totals: Mapping[str, Any]) -> None:
         """Sets what `totals` gave, once the commits are there: those that could be read."""
+        self.missing = totals["batches"] - self.batches
         for name in ("batches", "samples", "skipped", "columns"):
             setattr(self, name, totals[name])
         self._losses.extend(totals["losses"])
         self._staleness.extend(totals["staleness"])
-        blocks = range(0, len(self), BLOCK_COMMITS)
-        self.missing = self.batches - sum(int(self.commits(first, BLOCK_COMMITS)["steps"].sum()) for first in blocks)
 
     def _recent(self, start: int, end: int) -> LogRows:
         """Those in memory."""

@@ -72,8 +72,12 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir(0o700, exist_ok=True)
+        missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(0o700 if folder == root else 0o777, exist_ok=True)
+            _sync(folder.parent)  # or a power cut takes it away with all that is in it
+        if not root.is_dir():
+            raise NotADirectoryError(f"{root} must be a directory. Received: a file")
 
     def names(self) -> list[str]:
         """Of all files there."""
@@ -95,11 +99,7 @@ class LocalFiles:
 
     def sync(self, name: str = "") -> None:
         """Has the system write it out."""
-        descriptor = os.open(self._root / name, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(self._root / name)
 
     def move(self, name: str, to: str) -> None:
         """Gives a file another name."""
@@ -174,3 +174,11 @@ class ArrowFiles:
             if isinstance(error, OSError):
                 raise
             raise OSError(str(error)) from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

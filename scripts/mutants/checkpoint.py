@@ -14,8 +14,8 @@ CHECKPOINT = (
     Mutant(
         "fsync removed",
         FILES,
-        "            os.fsync(descriptor)\n",
-        "            pass\n",
+        "        os.fsync(descriptor)\n",
+        "        pass\n",
         "after a power cut a snapshot that workers were let go for is not there",
         _STORE,
     ),
@@ -62,8 +62,8 @@ CHECKPOINT = (
     Mutant(
         "everybody may list snapshots",
         FILES,
-        "root.mkdir(0o700, exist_ok=True)",
-        "root.mkdir(0o755, exist_ok=True)",
+        "folder.mkdir(0o700 if",
+        "folder.mkdir(0o755 if",
         "other users of a machine see a job's progress",
         _STORE,
     ),
@@ -94,8 +94,8 @@ CHECKPOINT = (
     Mutant(
         "a claim is not looked at once it is written",
         DIRECTORY,
-        "        names = self.require_owned()\n        if _snapshots(names) != found:",
-        "        names = self._names()\n        if _snapshots(names) != found:",
+        "        names = self._patiently(self.require_owned, patience)\n",
+        "        names = self._names()\n",
         "of two servers that begin at the same moment, both serve until one of them saves",
         _TESTS,
     ),

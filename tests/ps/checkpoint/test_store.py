@@ -95,11 +95,14 @@ def test_a_file_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monk
         order.append("moved")
         replace(path, to)
 
-    store = Store(str(tmp_path))
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", moved)
+    above, folder = tmp_path / "above", tmp_path / "above" / "folder"
+    store = Store(str(folder))
+    assert order == [tmp_path.stat().st_ino, above.stat().st_ino]
+    order.clear()
     store.save("one", HEADER, ARRAYS)
-    assert order == [(tmp_path / "one.dks").stat().st_ino, "moved", tmp_path.stat().st_ino]
+    assert order == [(folder / "one.dks").stat().st_ino, "moved", folder.stat().st_ino]
 
 
 def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
