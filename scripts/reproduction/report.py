@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reproduction.claims import Claim, Scale
+from reproduction.claims import SCALES, Claim, Scale
 from reproduction.parts import VERDICTS, Check, Figure, Section, Table
 from reproduction.spreads import listed
 
@@ -158,14 +158,19 @@ def _cost(found: Findings) -> list[str]:
         for kind, seconds in found.seconds.items()
     ]
     if found.cost:
-        hours = found.cost["hours"]
+        hours, name = found.cost["hours"], found.cost["scale"]
         most = sorted(hours, key=hours.__getitem__, reverse=True)[:3]
         texts.append(
-            f"The {found.cost['scale']} scale of the first criteria was not run. Measured on a part "
-            f"({found.cost['measured']} of its {found.cost['jobs']} jobs, each over a sixteenth of its length), it "
-            f"would take {sum(hours.values()):.1f} hours of one core, most of them for "
-            f"{listed([f'{name} ({hours[name]:.1f})' for name in most])}."
+            f"The {name} scale of the first criteria was not run. Measured on a part ({found.cost['measured']} of its "
+            f"{found.cost['jobs']} jobs, each over a sixteenth of its length), it would take {sum(hours.values()):.1f} "
+            f"hours of one core, most of them for {listed([f'{claim} ({hours[claim]:.1f})' for claim in most])}."
         )
+        if "revised" in found.seconds and found.scales["revised"].name != name:
+            longer = SCALES[name].length / found.scales["revised"].length
+            texts.append(
+                f"That of the revised criteria has runs {longer:g} times as long as the {found.scales['revised'].name} "
+                f"one: about {longer * sum(found.seconds['revised'].values()) / 3600:.1f} hours."
+            )
     return ["## What it takes", " ".join(texts)] if texts else []
 
 
