@@ -8,7 +8,6 @@ STORE, DIRECTORY, SNAPSHOT = "ps/checkpoint/store.py", "ps/checkpoint/directory.
 CHECKPOINTER, OWNERSHIP, FILES = "ps/checkpoint/checkpointer.py", "ps/checkpoint/ownership.py", "ps/world/files.py"
 _STORE = ("tests/ps/checkpoint/test_store.py",)
 _TESTS = ("tests/ps/checkpoint",)
-_RESTART = ("tests/ps/checkpoint", "tests/ps/server/test_restart.py")
 
 CHECKPOINT = (
     Mutant(
@@ -121,7 +120,7 @@ CHECKPOINT = (
         "        if fresh and snapshots:",
         "        if fresh and not snapshots:",
         "a new job mixes its snapshots with an old one's",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "a damaged snapshot ends the search",
@@ -185,7 +184,7 @@ CHECKPOINT = (
         "            self.durable, self.failure, self._covered = durable, None, mark\n",
         "            self.durable, self.failure, self._covered = _sequences(self._center), None, self.mark()\n",
         "workers are let go although their last commit is in no snapshot",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "sequence numbers are not saved",
@@ -193,7 +192,7 @@ CHECKPOINT = (
         '"finished", "sequence", "epoch"',
         '"finished", "epoch"',
         "after a restart a commit counts twice",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "the rule's counters are not saved",
@@ -201,7 +200,7 @@ CHECKPOINT = (
         '    center.counters = dict(header["counters"])\n',
         "",
         "OrMo and SMEGA² go on from another place",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "the rule's vectors are not saved",
@@ -209,7 +208,7 @@ CHECKPOINT = (
         '        vector[...] = arrays[f"model/{number}"]\n',
         "        pass\n",
         "a server's momentum begins anew",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "what the rule keeps for a worker goes on while it is written",
@@ -217,7 +216,7 @@ CHECKPOINT = (
         'f"worker/{worker}/{number}": vector.copy()',
         'f"worker/{worker}/{number}": vector',
         "a snapshot is of two moments",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "an unfinished round is not saved",
@@ -225,7 +224,7 @@ CHECKPOINT = (
         '    if "round" in arrays:\n',
         '    if "rounds" in arrays:\n',
         "contributions are lost that the ledger has",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "attempts of an earlier driver hold their leases",
@@ -233,7 +232,7 @@ CHECKPOINT = (
         'values["attempt"] if same_attempts else NO_ATTEMPT',
         'values["attempt"]',
         "a resumed job's tasks wait for tasks that are dead",
-        _RESTART,
+        _TESTS,
     ),
     Mutant(
         "a disk that is full stops the records",

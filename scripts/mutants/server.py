@@ -6,7 +6,8 @@ from mutants.mutant import Mutant
 
 DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/holders.py", "ps/server/waiting.py"
 _SUPERSEDED, _JOINING = ("tests/ps/server/test_superseded.py",), ("tests/ps/server/test_joining.py",)
-_SERVER, _RESTART = ("tests/ps/server/test_server.py",), ("tests/ps/server/test_restart.py",)
+_SERVER = ("tests/ps/server/test_server.py",)
+_RESTART = "tests/ps/server/test_restart.py"
 _ADMISSION = ("tests/ps/server/test_admission.py",)
 
 SERVER = (
@@ -88,7 +89,7 @@ SERVER = (
         "            self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, message.worker)\n",
         "",
         "its last commits die with the server, and nobody is left to repeat them",
-        _RESTART,
+        (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
     ),
     Mutant(
         "a partition has ended before the snapshot says so",
@@ -96,7 +97,7 @@ SERVER = (
         "                self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)\n",
         "                pass\n",
         "a successor returns, and the end that it was told of is forgotten",
-        _RESTART,
+        (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
     ),
     Mutant(
         "everything is durable",
@@ -104,7 +105,7 @@ SERVER = (
         "return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)",
         "return sequence",
         "workers are told of snapshots that are not there",
-        _RESTART,
+        (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
     ),
     Mutant(
         "a commit counts after the job has failed",

@@ -6,7 +6,8 @@ from mutants.mutant import Mutant
 
 CLIENT, WORKER_CLIENT, STREAMS = "ps/transport/client.py", "ps/transport/worker_client.py", "ps/world/streams.py"
 LOOP = "ps/worker/loop.py"
-_SERVER, _RESTART = ("tests/ps/server/test_server.py",), ("tests/ps/server/test_restart.py",)
+_SERVER = ("tests/ps/server/test_server.py",)
+_RESTART = ("tests/ps/server/test_restart.py::test_a_server_that_dies_before_its_first_snapshot_begins_anew",)
 _IMPOSTOR, _CHANNEL = ("tests/ps/transport/test_impostor.py",), ("tests/ps/transport/test_channel.py",)
 _LOOP = ("tests/ps/rules/test_golden_steps.py", "tests/ps/worker", "tests/ps/simulation/test_simulate.py")
 
@@ -17,7 +18,7 @@ TRANSPORT = (
         "answer.finished or not answer.held):",
         "answer.finished):",
         "a worker whose partition another attempt held in between goes on as if none had",
-        ("tests/ps/server/test_superseded.py", *_SERVER),
+        ("tests/ps/server/test_joining.py",),
     ),
     Mutant(
         "the client does not notice another incarnation",

@@ -218,6 +218,14 @@ def test_a_string_that_takes_the_room_of_the_next_ones_length_is_refused() -> No
         feed(Reader(Limits()), header + fields)
 
 
+def test_fields_that_are_left_over_are_refused() -> None:
+    frame = joined(encode(Ack(1, 2, 3, 4)))
+    fields = frame[HEADER.size :] + bytes(3)
+    header = HEADER.pack(MAGIC, VERSION, ACK, 0, len(fields), 0)
+    with pytest.raises(RemoteProtocolError, match=f"Ack has {len(fields) - 3} bytes of fields"):
+        feed(Reader(Limits()), header + fields)
+
+
 def test_half_a_surrogate_pair_travels_as_its_escape() -> None:
     (fault,) = feed(Reader(Limits()), joined(encode(Fault(0, "file \udcff"))))
     assert fault.message == "file \\udcff"

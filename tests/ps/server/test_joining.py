@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
+import numpy as np
 import pytest
 from support.patience import PATIENT, brief
 from support.running_server import Running
 
+from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.messages import FetchModel, Hello, ModelFile, Parked, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
+from distkeras.ps.transport.worker_client import RestartFromCenter
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -59,3 +62,21 @@ def test_a_holder_that_is_silent_for_a_lease_loses_it() -> None:
         with contextlib.closing(holder), contextlib.closing(rival):
             holder.join()
             assert not rival.join().finished
+
+
+def test_a_holder_that_comes_back_after_another_attempt_begins_again() -> None:
+    """Its window began from what that one has moved on from; and its own commits may be among those."""
+    deadlines = dataclasses.replace(PATIENT, lease=brief(0.5))
+    with Running(make("downpour"), workers=1, size=3, deadlines=deadlines) as running:
+        holder, rival = (running.client(attempt=attempt, size=3, deadlines=PATIENT) for attempt in (1, 2))
+        with contextlib.closing(holder), contextlib.closing(rival):
+            holder.join()
+            holder.pull()
+            assert holder.channel is not None
+            holder.channel.hang_up()
+            rival.join()
+            rival.close()
+            record = CommitRecord(0, 0, 0, False, True, 0.1, 1.0, (np.ones(3, np.float32),))
+            with pytest.raises(RestartFromCenter) as caught:
+                holder.commit(record)
+            assert not caught.value.welcome.held
