@@ -97,7 +97,7 @@ SERVER = (
         "                self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)\n",
         "                pass\n",
         "a successor returns, and the end that it was told of is forgotten",
-        (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
+        (f"{_RESTART}::test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are",),
     ),
     Mutant(
         "everything is durable",
@@ -105,7 +105,7 @@ SERVER = (
         "return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)",
         "return sequence",
         "workers are told of snapshots that are not there",
-        (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
+        (f"{_RESTART}::test_a_reply_tells_which_commit_outlives_the_server",),
     ),
     Mutant(
         "a commit counts after the job has failed",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
 from support.toy_model import toy_client
 
@@ -24,10 +25,12 @@ from distkeras.ps.errors import (
     OwnershipLostError,
     ServerLostError,
 )
+from distkeras.ps.protocol.messages import CenterReply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.driver import run_worker
 
 SIZE = 501
@@ -240,6 +243,17 @@ def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path: Pat
         client.close()
 
 
+def test_a_reply_tells_which_commit_outlives_the_server(tmp_path: Path) -> None:
+    with Job(tmp_path, workers=1, every=1000) as job:
+        at_snapshot(tmp_path)
+        client = WorkerClient(job.process.address, worker=0, attempt=0, size=SIZE, deadlines=PATIENT)
+        client.join()
+        client.pull()
+        reply = client.request(some_commit(np.ones(SIZE, np.float32)), CenterReply)
+        assert (reply.sequence, reply.durable) == (1, 0)
+        client.close()
+
+
 def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     with Job(folder, workers=1, every=1000) as job:
@@ -247,8 +261,10 @@ def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path:
         folder.rename(tmp_path / "away")  # as good as a full disk: nothing can be written
         thread = job.start(0)
         until(lambda: job.driver.observe(-1, 1.0).finished == 1)
-        thread.join(brief(0.5))
-        assert thread.is_alive()
+        successor = job.start(0, attempt=1)  # for it, too, the partition has ended only when a snapshot says so
+        for waiting in (thread, successor):
+            waiting.join(brief(0.5))
+            assert waiting.is_alive()
         (tmp_path / "away").rename(folder)
         job.join()
         check_exact(job, workers=1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import SIZE, Running
 from support.sockets import socket_of
@@ -311,6 +312,17 @@ class TestFaults:
             running.driver.stop("enough")
             with pytest.raises(JobStoppedError, match="enough"):
                 client.pull()
+            client.close()
+
+    def test_nothing_is_applied_after_it(self) -> None:
+        with Running(make("downpour")) as running:
+            client = running.client()
+            client.join()
+            client.pull()
+            running.driver.stop("enough")
+            with pytest.raises(JobStoppedError, match="enough"):
+                client.request(some_commit(np.ones(SIZE, np.float32)), CenterReply)
+            assert running.driver.center().clock == 0
             client.close()
 
     def test_too_few_workers_for_a_round_is_an_error_that_names_them(self) -> None:
