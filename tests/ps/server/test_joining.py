@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
-from support.patience import PATIENT, brief
+from support.patience import PATIENT, brief, patience, until
 from support.running_server import Running
 
 from distkeras.ps.protocol.commit_record import CommitRecord
@@ -80,3 +81,22 @@ def test_a_holder_that_comes_back_after_another_attempt_begins_again() -> None:
             with pytest.raises(RestartFromCenter) as caught:
                 holder.commit(record)
             assert not caught.value.welcome.held
+
+
+def test_a_holder_that_is_owed_an_answer_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends no heartbeats meanwhile, for its connection is in use."""
+    lease = brief(0.5)
+    monkeypatch.setattr(dispatcher, "_PARKED", 4 * lease)
+    deadlines = dataclasses.replace(PATIENT, lease=lease)
+    with Running(make("averaging"), workers=2, size=3, deadlines=deadlines) as running:
+        holder, rival, other = (running.client(worker, attempt, size=3) for worker, attempt in ((0, 1), (0, 2), (1, 3)))
+        with contextlib.closing(holder), contextlib.closing(rival), contextlib.closing(other):
+            holder.join()
+            thread = threading.Thread(target=holder.pull, daemon=True)  # all workers must be there
+            thread.start()
+            until(lambda: any(session.asking for session in running.server.sessions))
+            hello = Hello(worker=0, attempt=2, size=3, moving_statistics=0, metrics="loss")
+            assert isinstance(rival.request(hello, (Welcome, Parked)), Parked)
+            other.join()
+            thread.join(patience(10))
+            assert not thread.is_alive()

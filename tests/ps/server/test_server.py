@@ -305,6 +305,16 @@ class TestFaults:
             bad.close()
             good.close()
 
+    def test_the_first_fault_is_the_one_that_is_told(self) -> None:
+        with Running(make("downpour")) as running:
+            clients = [running.client(worker) for worker in range(2)]
+            for client, text in zip(clients, ("first", "second"), strict=True):
+                client.report(BadValueError(text))
+            with pytest.raises(BadValueError, match="first"):
+                running.driver.observe(0, patience(5))
+            for client in clients:
+                client.close()
+
     def test_stop_ends_every_worker(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client()
