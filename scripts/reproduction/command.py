@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python scripts/reproduction", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    scales = "tiny: a smoke test, its figures mean nothing; quick: minutes; middle: an hour; full: many hours"
+    scales = "tiny: a smoke test, its figures mean nothing; quick: minutes; middle: half an hour; full: hours"
     parser.add_argument("--scale", choices=SCALES, default="quick", help=f"{scales} (default: %(default)s)")
     parser.add_argument("--criteria", nargs="+", choices=SETS, default=list(SETS), metavar="SET", help="first, revised")
     names = [claim.name for claim in CLAIMS]
