@@ -236,7 +236,7 @@ def sorted_error(error: Exception) -> DistkerasError:
         return error
     trouble = next(filter(None, map(_trouble, _with_causes(error))), None)
     if trouble is not None:
-        return NodeError(f"the machine must have what a task needs. Received: {trouble}")
+        return NodeError(f"the machine and its network must have what a task needs. Received: {trouble}")
     return error if isinstance(error, DistkerasError) else WorkerError(f"{type(error).__name__}: {error}")
 
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Seconds that one job may take at most, faults and all; then it is interrupted, and counts as hanging.
 LIMIT = 1200.0
+#: Seconds that a server may stand still; "stop server" is shorter, and "freeze server" longer.
+STANDSTILL = 15.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class JobRunner:
         self._jobs += 1
         folder = self._disk.folder / f"job-{self._jobs}"
         before = set(threading.enumerate())
-        trainer = spec.trainer(deadlines=Deadlines(lease=30.0))
+        trainer = spec.trainer(deadlines=Deadlines(lease=30.0, standstill=STANDSTILL))
         try:
             with watched(), disturbing():
                 model = trainer.train(spec.frame(self._spark), checkpoint=Checkpoint(str(folder), every=25))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import signal
 import threading
 import time
@@ -100,7 +101,9 @@ class Injector:
         """Returns what was done; None where there is no target now."""
         verb, _, noun = fault.kind.partition(" ")
         match verb:
-            case "kill" | "stop":
+            case "fork":
+                return self._fork(fault.lasts)
+            case "kill" | "stop" | "freeze":
                 find = {"worker": targets.workers, "executor": targets.executors, "server": targets.servers}[noun]
                 process = _picked(find(), fault)
                 if process is None:
@@ -117,6 +120,20 @@ class Injector:
                 ports = targets.listening(server) if server is not None else []
                 visits = garbage.throw(ports[0], fault.seed) if ports else 0
                 return f"{visits} visitors" if visits else None
+
+    def _fork(self, seconds: float) -> str:
+        """A child of the driver that has all its descriptors, as multiprocessing makes them; it may outlive the job."""
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+
+        def end() -> None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+        self._later(seconds, end)
+        return f"process {child} for {seconds:.1f} s"
 
     def _kill(self, process: psutil.Process) -> str | None:
         try:

@@ -14,6 +14,8 @@ KINDS: dict[str, tuple[float, float]] = {
     "stop worker": (1.0, 20.0),
     "stop executor": (1.0, 15.0),
     "stop server": (0.5, 5.0),
+    "freeze server": (30.0, 60.0),
+    "fork driver": (1.0, 30.0),
     "cut connections": (0.0, 0.0),
     "fill disk": (2.0, 12.0),
     "throw garbage": (0.0, 0.0),
