@@ -8,10 +8,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from execute_notebooks import DIGEST, NOTEBOOKS, digest_of, execute
 from support.patience import patience
-
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 #: Bytes of all outputs of one notebook, pictures included: what a reader would load and a repository keep.
 LARGEST = 300_000
@@ -21,13 +19,45 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells that load and transform print: it is the same in every run."""
+    return [
+        output.text
+        for cell in code_cells(notebook)
+        if "printSchema" in cell.source or ".show(" in cell.source
+        for output in cell.outputs
+        if output.output_type == "stream"
+    ]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_kept_without_outputs(path: Path) -> None:
+def test_the_outputs_are_those_of_its_code(path: Path) -> None:
+    """Of one run, from the first cell to the last, of the code as it stands."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    for cell in notebook.cells:
-        assert not cell.get("outputs"), f"strip the outputs of {path.name}"
-        assert cell.get("execution_count") is None, f"strip the execution counts of {path.name}"
+    cells = code_cells(notebook)
+    stale = "run `python scripts/execute_notebooks.py`"
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), stale
+    assert notebook.metadata.get(DIGEST) == digest_of(notebook), stale
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 1
+    assert printed(notebook)
+    assert len(json.dumps(outputs)) < LARGEST
+
+
+def test_a_digest_sees_code_and_nothing_else() -> None:
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    before = digest_of(notebook)
+    code_cells(notebook)[0].outputs = []
+    notebook.cells[0].source += "?"
+    assert digest_of(notebook) == before
+    code_cells(notebook)[-1].source += "#"
+    assert digest_of(notebook) != before
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -43,12 +73,6 @@ def test_notebook_takes_from_the_package_what_is_there(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=int(patience(240)), kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    )
-    client.execute()  # raises with the cell's traceback
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error"]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert len(json.dumps(outputs)) < LARGEST
+    again = execute(path, tmp_path, patience(240))  # raises with the cell's traceback
+    assert printed(again) == printed(nbformat.read(path, as_version=4))
+    assert not [output for cell in code_cells(again) for output in cell.outputs if output.output_type == "error"]
