@@ -3,6 +3,7 @@
 The public names below load on first use (PEP 562), so that ``import distkeras.ps`` needs neither Spark nor Keras. Each
 folder imports only from those above it, and from ``ps``::
 
+    cluster      what Spark says of its slots and its Python, and what it raises, as typed errors
     data         columns of a DataFrame to mini-batches, in a reproducible order
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
     settings     what a trainer is told, checked once

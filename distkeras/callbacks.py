@@ -73,7 +73,7 @@ class CallbackContext:
 
     Attributes:
         status: the server's latest news: `clock`, `batches`, `samples`, `loss`, `staleness`, `joined`, `finished`, and
-            `epochs`, which is the mean of the epochs that each partition has ended.
+            `epochs`, which is the mean of the epochs that each partition has passed.
         seconds: since the job began.
         final: the job is over, and no more commits come.
     """

@@ -54,6 +54,7 @@ class TrainSettings:
     bad_numbers: str = "raise"
     max_skipped: int = 100
     progress: bool | None = None
+    log_every: float | None = 30.0
     host: str | None = None
     tls: bool = False
     stall_after: float | None = 300.0
@@ -68,8 +69,9 @@ class TrainSettings:
             checked[name] = require_integer(name, getattr(self, name), least)
         if self.num_workers is not None:
             checked["num_workers"] = require_integer("num_workers", self.num_workers)
-        if self.stall_after is not None:
-            checked["stall_after"] = require_number("stall_after", self.stall_after)
+        for name in ("stall_after", "log_every"):
+            if getattr(self, name) is not None:
+                checked[name] = require_number(name, getattr(self, name))
         for name in ("shuffle", "partitioned_already", "tls"):
             checked[name] = require_boolean(name, getattr(self, name))
         if self.progress is not None:

@@ -10,6 +10,8 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, CenterWeights, TrainingSetup
+from distkeras.cluster.failures import short_errors
+from distkeras.cluster.session import default_workers, driver_host, has_console_bar
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_dataframe
@@ -17,9 +19,8 @@ from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
-from distkeras.job.callback_runner import begin_callbacks
-from distkeras.job.cluster import default_workers, driver_host
-from distkeras.job.plan import EndedJob, JobPlan, require_finite, require_fit, require_optimizer
+from distkeras.job.callback_runner import begin_callbacks, require_callbacks
+from distkeras.job.plan import EndedJob, JobPlan, require_finite, require_fit, require_optimizer, require_slots
 from distkeras.job.progress import Progress
 from distkeras.job.spark_job import SparkJob
 from distkeras.job.stalls import StallDetector
@@ -103,6 +104,8 @@ class Trainer(JobResults):
         communication_share: of a worker's time, that "auto" lets communication take; with `overlap`, it chooses the
             smallest window that hides an exchange. Default: 0.1.
         progress: show a progress bar. Default: on a terminal and in a notebook.
+        log_every: seconds from one log line about the progress (level INFO) to the next, where no bar is shown; None:
+            no lines.
         host: address of the driver that executors can reach. Default: loopback for a local master, else Spark's
             ``spark.driver.host``.
         port: of the parameter server; 0 for one that is free.
@@ -119,6 +122,7 @@ class Trainer(JobResults):
         ConfigurationError: an argument cannot work.
     """
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - one keyword an option, each in the signature for `help` and for type checkers
         self,
         model: keras.Model,
@@ -150,6 +154,7 @@ class Trainer(JobResults):
         communication_window: int | str | None = None,
         communication_share: float | None = None,
         progress: bool | None = None,
+        log_every: float | None = 30.0,
         host: str | None = None,
         port: int = 0,
         tls: bool = False,
@@ -181,6 +186,7 @@ class Trainer(JobResults):
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = server_settings(self.rule, self.settings, arguments)
 
+    @short_errors
     def train(
         self,
         df: DataFrame,
@@ -237,6 +243,7 @@ class Trainer(JobResults):
     ) -> JobPlan:
         """Settles everything that can be settled without a server; what cannot work fails here."""
         require_dataframe("df", df)
+        callbacks = require_callbacks(callbacks)
         settings, replica = self.settings, self._build_replica()
         rewindable = checkpoint is not None or self.worker_settings.overlap
         spec = replace(self._spec(replica.model, df, settings.sample_weight_col), rewindable=rewindable)
@@ -246,7 +253,14 @@ class Trainer(JobResults):
             rows = weighted(df, settings.label_col[0], settings.class_weight, settings.sample_weight_col)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
         require_fit(replica, spec)
-        workers = settings.num_workers or default_workers(df)
+        workers = settings.num_workers or default_workers(df.sparkSession)
+        server = replace(
+            self.server_settings,
+            workers=workers,
+            host=settings.host or driver_host(df.sparkSession),
+            checkpoint=checkpoint,
+        )
+        require_slots(server, df.sparkSession)
         self._begin_job(df)
         begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._build_replica, self._read_rows))
         return JobPlan(
@@ -255,12 +269,7 @@ class Trainer(JobResults):
             model_file=self._model_file,
             recipe=self._recipe,
             replica=replica,
-            server=replace(
-                self.server_settings,
-                workers=workers,
-                host=settings.host or driver_host(df),
-                checkpoint=checkpoint,
-            ),
+            server=server,
             worker=replace(self.worker_settings, workers=workers),
             callbacks=callbacks,
             resume=resume,
@@ -279,7 +288,7 @@ class Trainer(JobResults):
         with (
             process,
             Supervisor(process, plan.publisher(), self._events) as server,
-            Progress(self.settings.progress) as progress,
+            self._progress(plan) as progress,
         ):
             self.resumed = Resumed.from_point(process.resumed)
             stall_after = self.settings.stall_after
@@ -329,6 +338,16 @@ class Trainer(JobResults):
             server.try_to_ask(lambda driver: self._collect(driver, replica))
         except DistkerasError as error:
             self._events.report(log, "lost", "what the job had learned is not to be had: %s", error.message)
+
+    def _progress(self, plan: JobPlan) -> Progress:
+        settings = self.settings
+        return Progress(
+            settings.num_epoch,
+            plan.worker.workers,
+            settings.progress,
+            every=settings.log_every,
+            below=has_console_bar(plan.df.sparkSession),
+        )
 
     def _collect(self, driver: DriverClient, replica: KerasReplica) -> CenterWeights:
         """The center and the records, also of a job that failed: what was learned is not lost."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import errno
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -25,6 +26,11 @@ class Origin(enum.Enum):
     JOB = "what became of the job or of this attempt: nothing new"
 
 
+from distkeras.ps.tracebacks import VARIABLE, headline, shown_in_full, users_frames
+
+_EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABLE}=full shows it"
+
+
 class DistkerasError(Exception):
     """Base of all errors here; never raised itself.
 
@@ -33,7 +39,12 @@ class DistkerasError(Exception):
         worker: id of the worker, which is the id of its partition.
         column: DataFrame column concerned.
         step: mini-batch within the epoch, counted from 0.
-        remote_traceback: formatted traceback of the process where it happened, when that is another one.
+        remote_traceback: formatted traceback of the process where it happened, when that is another one. The error's
+            text shows the lines of the user's own code among it, and all of it with ``DISTKERAS_TRACEBACK=full`` in
+            the environment.
+
+    Attributes:
+        full_traceback: formatted traceback of this process, where a shorter one is shown.
     """
 
     origin: ClassVar[Origin] = Origin.USER
@@ -55,6 +66,7 @@ class DistkerasError(Exception):
         self.column = column
         self.step = step
         self.remote_traceback = remote_traceback
+        self.full_traceback: str | None = None
 
     @property
     def partition(self) -> int | None:
@@ -72,9 +84,12 @@ class DistkerasError(Exception):
             if value is not None
         ]
         text = self.message + (f" [{', '.join(fields)}]" if fields else "")
-        if self.remote_traceback:
-            text += f"\n\nRemote traceback:\n{self.remote_traceback}"
-        return text
+        if not self.remote_traceback:
+            return text
+        if shown_in_full():
+            return f"{text}\n\nRemote traceback:\n{self.remote_traceback}"
+        frames = users_frames(self.remote_traceback)
+        return f"{text}\n{frames}\n({_EVERYTHING})" if frames else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {k: getattr(self, k) for k in ("worker", "column", "step", "remote_traceback")}
@@ -237,7 +252,11 @@ def sorted_error(error: Exception) -> DistkerasError:
     trouble = next(filter(None, map(_trouble, _with_causes(error))), None)
     if trouble is not None:
         return NodeError(f"the machine and its network must have what a task needs. Received: {trouble}")
-    return error if isinstance(error, DistkerasError) else WorkerError(f"{type(error).__name__}: {error}")
+    if isinstance(error, ModuleNotFoundError):
+        return ConfigurationError(
+            f"the executors' Python must have what model and trainer need. Received: {error}, with {sys.executable!r}"
+        )
+    return error if isinstance(error, DistkerasError) else WorkerError(headline(f"{type(error).__name__}: {error}"))
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:

@@ -6,7 +6,6 @@ An expression cannot raise a Python error. `raise_in_job` makes the JVM raise on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from distkeras.cluster.failures import named_error
 from distkeras.data.columns import quoted
 from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import (
-    ERRORS,
     BadValueError,
     ConfigurationError,
     DistkerasError,
@@ -167,12 +166,6 @@ def class_of_scores(scores: NumericColumn, threshold: float | None, default_inde
     )
 
 
-_ERROR_TEXT = re.compile(
-    rf"{re.escape(DistkerasError.__module__)}\.({'|'.join(e.__qualname__ for e in ERRORS)}): (.*?)"
-    r"(?: \[(?:worker/partition (\d+))?(?:, )?(?:column '([^']*)')?(?:, )?(?:step (\d+))?\])?"
-    r"(?: SQLSTATE: \w+)?\s*(?:\n|$)"
-)
-
 #: How Spark ML puts it.
 _SPARK_TEXTS = (
     ("Nothing has been added to this summarizer", EmptyDataError, "there must be a row. Received: none"),
@@ -188,12 +181,10 @@ def typed_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         told = str(error)
-        named = _ERROR_TEXT.search(told)
+        named = named_error(error)
         if named is not None:
-            kind = next(kind for kind in ERRORS if kind.__qualname__ == named[1])
-            worker, step = (None if number is None else int(number) for number in (named[3], named[5]))
-            raise kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=told) from error
+            raise named from None
         for text, kind, message in _SPARK_TEXTS:
             if text in told:
-                raise kind(message, remote_traceback=told) from error
+                raise kind(message, remote_traceback=told) from None
         raise

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.cluster.failures import short_errors
 from distkeras.data.batches import Batch
 from distkeras.data.dataframe import require_dataframe
 from distkeras.data.local import collect
@@ -66,6 +67,7 @@ class KerasGradient:
         BadValueError: a NaN or infinity in ``x``.
     """
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - the arguments of `compile` and of a job, by their keywords
         self,
         model: keras.Model,
@@ -116,6 +118,7 @@ class KerasGradient:
             ) from error
 
     @classmethod
+    @short_errors
     def from_dataframe(  # noqa: PLR0913 - as for the class
         cls,
         model: keras.Model,

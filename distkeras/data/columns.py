@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from distkeras.cluster.session import drivers_python
 from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
 
@@ -84,15 +85,20 @@ def map_in_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:
-    """``df.mapInArrow(function, schema)`` for columns of any name: PySpark itself names them to the JVM unquoted."""
+    """``df.mapInArrow(function, schema)`` for columns of any name, on the driver's Python where that is there.
+
+    PySpark itself names columns to the JVM unquoted.
+    """
     names = df.columns
     if not any("." in name or "`" in name for name in names):
-        return df.mapInArrow(function, schema)
+        with drivers_python(df):
+            return df.mapInArrow(function, schema)
 
     def with_names(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
 
-    return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(with_names, schema)
+    with drivers_python(df):
+        return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(with_names, schema)
 
 
 def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:

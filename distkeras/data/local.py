@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distkeras.cluster.failures import typed_error
+from distkeras.cluster.session import tasks_python
 from distkeras.data.batches import Batch
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
@@ -28,8 +30,15 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
 
     Raises:
         BadValueError, ShapeError, MissingColumnError: as `source.BatchSource`.
+        WorkerError: Spark cannot compute the rows.
     """
-    table = partitioned(df, spec, 1).limit(most).toArrow()
+    from pyspark.errors import PySparkException
+
+    ready = partitioned(df, spec, 1).limit(most)
+    try:
+        table = ready.toArrow()
+    except PySparkException as error:
+        raise typed_error(error, tasks_python(df.sparkSession)) from None
     with BatchSource(iter(table.to_batches()), spec, worker=0) as source:
         batches = list(source)
     if not batches:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: The column that `partitioned` adds: a hash of the row's values, from which a worker knows the rows again.
 ROW_HASH = "distkeras_row_hash"
+_LEAST_HASH = -(2**63)
 
 
 def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_already: bool = False) -> DataFrame:
@@ -71,6 +72,10 @@ class RowChecksum:
 
     def __init__(self, block_rows: int) -> None:
         self._block_rows = block_rows
+        #: The share of the partition that was read: hashes are as good as uniform, and rows come in their order. 0
+        #: where they do not, or have none.
+        self.share = 0.0
+        self._in_order, self._last = True, _LEAST_HASH
         self._at_block_ends = array("L", [0])
         self._latest = self._rows = 0
 
@@ -80,6 +85,7 @@ class RowChecksum:
         if place < 0:
             return
         hashes = np.ascontiguousarray(record.column(place).to_numpy())
+        self._find_share(hashes)
         first = 0
         while first < len(hashes):
             end = min(len(hashes), first + self._block_rows - self._rows % self._block_rows)
@@ -88,6 +94,13 @@ class RowChecksum:
             if self._rows % self._block_rows == 0:
                 self._at_block_ends.append(self._latest)
             first = end
+
+    def _find_share(self, hashes: np.ndarray) -> None:
+        if not len(hashes) or not self._in_order:
+            return
+        self._in_order = bool(hashes[0] >= self._last and (hashes[1:] >= hashes[:-1]).all())
+        self._last = int(hashes[-1])
+        self.share = (self._last - _LEAST_HASH) / -(2 * _LEAST_HASH) if self._in_order else 0.0
 
     def before(self, row: int) -> int:
         """The checksum of the rows before ``row``: the end of a block, or of all so far. 0 where rows have no hash."""

@@ -88,6 +88,7 @@ class BatchSource:
         #: Rows read so far; those of the partition once the first epoch is over.
         self.rows = 0
         self._arrow = arrow
+        self._ended = False
         self._spec = spec
         self._columns = tuple(zip(spec.columns, _class_limits(spec), strict=True))
         self._worker = worker
@@ -137,6 +138,15 @@ class BatchSource:
         self._prefetcher.close(_CLOSE_SECONDS)
         while self._read_record() is not None:
             pass
+
+    def passed(self, batch: Batch) -> float:
+        """The share of its epoch that is over with ``batch``, as far as can be told; 0 where it cannot.
+
+        In the first epoch that is an estimate, from the rows that came and where they stand in the order of hashes.
+        """
+        rows = self.rows if self._ended else self.rows / self._checksum.share if self._checksum.share else 0.0
+        done = (batch.index + 1) * self._spec.batch_size
+        return 1.0 if batch.last else min(1.0, done / rows) if rows else 0.0
 
     @property
     def batches_per_epoch(self) -> int:
@@ -209,6 +219,7 @@ class BatchSource:
         """The columns of the next record batch, checked and spooled; None at the end."""
         record = next(self._arrow, None)
         if record is None:
+            self._ended = True
             return None
         place = {
             "worker": self._worker,

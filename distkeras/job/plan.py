@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
+from distkeras.cluster.session import known_slots
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
 from distkeras.job.task import Task
 from distkeras.keras_model.identity import layout_identity, model_identity
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.rules import Rule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -22,7 +24,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from distkeras.job.spark_job import SparkJob
 
@@ -167,6 +169,24 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
         raise ConfigurationError(
             f"`worker_optimizer` must be SGD without momentum or weight decay: rule {rule.name!r} {why}. "
             f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
+        )
+
+
+def require_slots(server: ServerSettings, session: SparkSession) -> None:
+    """Whether Spark can run all workers at once where the rule or the bound needs them, as far as that is known.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    slots = known_slots(session)
+    if slots is None or slots >= server.workers:
+        return
+    if scheduler_for(server.rule, server.workers, server.staleness_bound).gather:
+        needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
+        raise ConfigurationError(
+            f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once "
+            f"(spark.master={session.conf.get('spark.master')}): {needs} needs all workers at the same time. "
+            f"Received: num_workers={server.workers}"
         )
 
 

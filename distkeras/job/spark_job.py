@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import re
 import threading
 import time
 import uuid
@@ -13,24 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from distkeras.callbacks import Callback
+from distkeras.cluster.failures import typed_error
+from distkeras.cluster.session import context_of, tasks_python
 from distkeras.data.columns import map_in_arrow
 from distkeras.job.callback_runner import CallbackRunner
 from distkeras.job.progress import Progress
 from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.job.task import SUMMARY, Task
-from distkeras.ps.errors import DeadlineError, DistkerasError, NodeError, WorkerError
+from distkeras.ps.errors import DeadlineError, DistkerasError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-
     from distkeras.keras_model.replica import KerasReplica
 
 log = logging.getLogger(__name__)
@@ -41,12 +39,6 @@ _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 #: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
 _STATUS_SECONDS = 0.1
-#: A `NodeError` as the last line of a task's traceback, which is all that Spark tells of it.
-_NODE_ERROR = re.compile(
-    rf"^{re.escape(NodeError.__module__)}\.NodeError: (?P<message>.*?)"
-    r"(?: \[worker/partition (?P<worker>\d+)(?:, step (?P<step>\d+))?\])?$",
-    re.MULTILINE,
-)
 
 
 class _TasksEnded(NamedTuple):
@@ -177,6 +169,7 @@ class SparkJob:
             try:
                 signal = self._signals.get(timeout=_POLL_SECONDS)
             except queue.Empty:
+                self._progress.tick()
                 self._supervisor.watch()
                 continue
             match signal:
@@ -186,11 +179,12 @@ class SparkJob:
                 case _StopRequested(reason):
                     self._end_early(reason)
                 case _TasksEnded(rows):
+                    self._progress.update(self._supervisor.ask(lambda driver: driver.observe(-1, 0.0)))
                     return rows
                 case _JobFailed(error) | _CallbackFailed(error):
                     raise error
                 case _SparkFailed(error):
-                    raise self._cause_of(error) from error
+                    raise self._cause_of(error) from None
 
     def _end_early(self, reason: str) -> None:
         if self.stopped is None:
@@ -215,7 +209,7 @@ class SparkJob:
                 signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))
                 if isinstance(signal, _JobFailed):
                     return signal.error
-        return _error_of_spark(failure)
+        return typed_error(failure, tasks_python(self._df.sparkSession))
 
     def _cancel(self, spark: threading.Thread) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS
@@ -243,6 +237,7 @@ class SparkJob:
 
     def _watch_server(self) -> None:
         clock, checked = -1, time.monotonic()
+        told: tuple[int, int, int] | None = None
         while not self._over.is_set():
             try:
                 status = self._observer.observe(clock, _POLL_SECONDS)
@@ -259,22 +254,11 @@ class SparkJob:
                 self._signals.put(_JobFailed(error))
                 return
             self._supervisor.heard()
-            if status.clock > clock:
-                clock = status.clock
+            news = (status.clock, status.joined, status.finished)
+            if status.clock >= clock and news != told:
+                clock, told = status.clock, news
                 self._signals.put(_StatusArrived(status))
                 self._over.wait(_STATUS_SECONDS)
-
-
-def _error_of_spark(failure: Exception) -> DistkerasError:
-    """What made Spark give up: the `NodeError` of a last attempt, which was no reason to end the job before that."""
-    text = str(failure)
-    last = _NODE_ERROR.search(text)
-    if last is None:
-        return WorkerError(f"Spark must run every task to its end. Received: {text}")
-    worker, step = (None if number is None else int(number) for number in (last["worker"], last["step"]))
-    return NodeError(
-        f"{last['message']}, after the last attempt that Spark makes", worker=worker, step=step, remote_traceback=text
-    )
 
 
 # A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.
@@ -283,7 +267,7 @@ def _error_of_spark(failure: Exception) -> DistkerasError:
 
 @contextlib.contextmanager
 def _tagged(session: SparkSession, tag: str) -> Iterator[None]:
-    context = _context(session)
+    context = context_of(session)
     (context.addJobTag if context else session.addTag)(tag)
     try:
         yield
@@ -292,12 +276,5 @@ def _tagged(session: SparkSession, tag: str) -> Iterator[None]:
 
 
 def _cancel_tagged(session: SparkSession, tag: str) -> None:
-    context = _context(session)
+    context = context_of(session)
     (context.cancelJobsWithTag if context else session.interruptTag)(tag)
-
-
-def _context(session: SparkSession) -> SparkContext | None:
-    try:
-        return session.sparkContext
-    except PySparkException:  # Spark Connect
-        return None

@@ -17,6 +17,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from distkeras.cluster.failures import shortened
 from distkeras.data.batches import Batch
 from distkeras.data.ordering import RowChecksum
 from distkeras.data.source import BatchSource
@@ -86,7 +87,11 @@ class Task:
             )
         gpus = context.resources().get("gpu")
         _prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
-        yield _TaskAttempt(self, worker, attempt, records).run()
+        try:
+            summary = _TaskAttempt(self, worker, attempt, records).run()
+        except DistkerasError as error:  # the driver has been told all of it; Spark logs what it gets, several times
+            raise shortened(error) from error.__cause__
+        yield summary
 
 
 class _TaskAttempt:
@@ -202,12 +207,18 @@ class _TaskAttempt:
         return work(
             settings.rule,
             replica,
-            self._position.following(source),
+            self._following(source),
             lambda: self._client.payload(settings.rule.traits.parts),
             moving_statistics=task.moving_statistics,
             overlap=settings.overlap,
             windows=self._auto_window,
         )
+
+    def _following(self, source: BatchSource) -> Iterator[Batch]:
+        """The mini-batches of ``source``, kept up with for error texts and for what commits tell."""
+        for batch in self._position.following(source):
+            self._client.passed = source.passed(batch)
+            yield batch
 
     def _source_from(self, stack: ExitStack, welcome: Welcome) -> BatchSource:
         start = (welcome.epoch, welcome.batch)

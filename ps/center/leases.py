@@ -40,6 +40,8 @@ class PartitionLease:
     steps: int = 0
     #: Whether its last commit was left out for its NaN or infinity.
     skipped: bool = False
+    #: The share of ``epoch`` that it has passed, as far as its worker can tell.
+    passed: float = 0.0
     #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
     active_at: float = 0.0
     #: What the worker was sent before its window, where that is kept; and what it pulled within it (pull-first rules).
@@ -71,6 +73,7 @@ class PartitionLease:
         """The partition stands behind ``commit``; it was applied at ``now``, seconds since the epoch."""
         self.sequence, self.checksum = commit.sequence, commit.checksum
         self.epoch, self.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
+        self.passed = commit.passed if 0.0 < commit.passed <= 1.0 and not commit.epoch_end else 0.0
         self.skipped, self.active_at, self.previous_released = False, now, self.released
 
     def keep_sent(self, version: Buffer, *, within_window: bool) -> None:

@@ -32,7 +32,7 @@ from distkeras.ps.protocol.messages import MESSAGES, Message
 from distkeras.ps.protocol.sealing import TAG_BYTES, Seal
 
 MAGIC = b"DKPS"
-VERSION = 6
+VERSION = 7
 #: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
 READ_AHEAD = 256
 

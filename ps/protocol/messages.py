@@ -82,8 +82,9 @@ class Pull(Message):
 class Commit(CommitRecord, Message):
     """A `CommitRecord`, and who sends it.
 
-    ``waited`` is how long it waited for the reply to its previous exchange, in seconds. Where the wire format is not
-    float32, ``packed`` are the parts, and ``parts`` is empty.
+    ``waited`` is how long it waited for the reply to its previous exchange, in seconds; ``passed`` the share of its
+    epoch that the partition has passed, as far as the worker can tell. Where the wire format is not float32, ``packed``
+    are the parts, and ``parts`` is empty.
     """
 
     worker: int
@@ -91,6 +92,7 @@ class Commit(CommitRecord, Message):
     incarnation: int
     sequence: int
     waited: float = 0.0
+    passed: float = 0.0
     packed: tuple[Bytes, ...] = ()
 
     @classmethod
@@ -103,12 +105,14 @@ class Commit(CommitRecord, Message):
         incarnation: int,
         sequence: int,
         waited: float = 0.0,
+        passed: float = 0.0,
         packed: tuple[np.ndarray, ...] = (),
     ) -> Commit:
         """The commit that sends ``record``; ``packed`` takes the place of its parts."""
-        commit = object.__new__(cls)  # a frozen dataclass would set eighteen fields one by one
+        commit = object.__new__(cls)  # a frozen dataclass would set nineteen fields one by one
         vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
-        vars(commit).update(sequence=sequence, waited=waited, packed=packed, parts=() if packed else record.parts)
+        vars(commit).update(sequence=sequence, waited=waited, passed=passed)
+        vars(commit).update(packed=packed, parts=() if packed else record.parts)
         return commit
 
     @property
@@ -252,7 +256,8 @@ class Observe(Message):
 class Status(Message):
     """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
 
-    ``epochs`` is the mean over the partitions of the epochs that each has ended.
+    ``epochs`` is the mean over the partitions of the epochs that each has passed; of the one that it is in, as great a
+    share as its worker can tell.
     """
 
     clock: int

@@ -65,7 +65,7 @@ def status(center: Center | None) -> Status:
         samples=center.log.samples,
         loss=center.log.loss,
         staleness=center.log.staleness,
-        epochs=sum(lease.epoch for lease in leases) / max(1, center.workers - empty),
+        epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
     )
 
 

@@ -133,6 +133,8 @@ class WorkerClient(Client):
         self._sender: Posting[Reply] | None = None
         self._posted = False
         self._waited = 0.0
+        #: The share of its epoch that the partition has passed, for commits to tell.
+        self.passed = 0.0
         self._skipped = False
         self._heartbeats: Heartbeats | None = None
 
@@ -238,6 +240,7 @@ class WorkerClient(Client):
             incarnation=self.incarnation,
             sequence=sequence,
             waited=self._waited,
+            passed=self.passed,
             packed=packed,
         )
 

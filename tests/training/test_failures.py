@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import textwrap
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from support.spark_jobs import (
     wrong_model,
 )
 
-from distkeras import Trainer
+from distkeras import TimeBudget, Trainer
 from distkeras.job.progress import Progress
 from distkeras.ps.errors import (
     BadValueError,
@@ -136,6 +138,56 @@ class TestBeforeAnyWork:
     def test_what_is_no_dataframe(self, spark: SparkSession, make: Any, way: str) -> None:
         with pytest.raises(ConfigurationError, match=f"^`df` must be .*{way}"):
             train(make(frame(spark, GOOD)))
+
+    @pytest.mark.parametrize(
+        ("callbacks", "text"),
+        [
+            ([keras.callbacks.EarlyStopping()], r"for EarlyStopping there is `distkeras\.EarlyStopping`"),
+            ([keras.callbacks.ModelCheckpoint("m.keras")], r"ModelCheckpoint there is `train\(checkpoint="),
+            ([keras.callbacks.TensorBoard("logs")], r"TensorBoard there is `trainer\.history`"),
+            ([keras.callbacks.LearningRateScheduler(lambda e: 0.1)], r"schedule in `worker_optimizer`"),
+            ([keras.callbacks.ReduceLROnPlateau()], r"for this one there is none"),
+            ([TimeBudget], r"made ones: not the class"),
+            (TimeBudget(3), r"a list of"),
+            (["progress"], r"Received: 'progress'"),
+        ],
+    )
+    def test_what_is_no_callback(self, spark: SparkSession, callbacks: Any, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"^`callbacks` must be .*{text}"):
+            Trainer(wrong_model(), "downpour", loss=SPARSE).train(frame(spark, GOOD), callbacks=callbacks)
+
+    @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
+    def test_fewer_slots_than_workers_that_a_rule_needs_at_once(
+        self, spark: SparkSession, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 2.*local\[2,2\].*num_workers=3"):
+            train(frame(spark, GOOD), num_workers=3, **options)
+
+
+class TestWhatIsShown:
+    def lines(self, error: BaseException) -> list[str]:
+        return "".join(traceback.format_exception(error)).splitlines()
+
+    def test_a_bad_row(self, spark: SparkSession) -> None:
+        with pytest.raises(BadValueError) as caught:
+            train(frame(spark, [*GOOD, (None, 0)]), num_workers=1)
+        shown = self.lines(caught.value)
+        assert len(shown) <= 15
+        assert shown[-1].startswith("distkeras.ps.errors.BadValueError: values must not be null.")
+        assert "_flatten" in caught.value.remote_traceback
+
+    def test_a_python_without_distkeras(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """As where the interpreter of `PYSPARK_PYTHON` has nothing installed."""
+        bare = tmp_path / "bare-python"
+        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+        bare.chmod(0o755)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+        text = r"^the executors' Python must .*No module named.*bare-python"
+        with pytest.raises(ConfigurationError, match=text) as caught:
+            train(frame(spark, GOOD), num_workers=1)
+        assert len(self.lines(caught.value)) <= 15
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])

@@ -1,0 +1,126 @@
+"""What a Spark session says of its cluster, under Spark Connect too, and which Python its tasks run on.
+
+Importing this module loads neither pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+#: What PySpark runs tasks on where nobody says.
+_DEFAULT_PYTHON = "python3"
+_LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
+#: Guards `SparkContext.pythonExec` while it is another one.
+_python_lock = threading.Lock()
+
+
+def context_of(session: SparkSession) -> SparkContext | None:
+    """The session's Spark context; None under Spark Connect, which has none."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return session.sparkContext
+    except PySparkException:
+        return None
+
+
+def default_workers(session: SparkSession) -> int:
+    """Spark's default parallelism.
+
+    Raises:
+        ConfigurationError: Spark Connect hides it.
+    """
+    context = context_of(session)
+    if context is None:
+        raise ConfigurationError("`num_workers` must be given under Spark Connect. Received: None")
+    return context.defaultParallelism
+
+
+def driver_host(session: SparkSession) -> str:
+    """The driver's address for executors: loopback for a local master."""
+    if _LOCAL.fullmatch(_setting(session, "spark.master", "local")):
+        return "127.0.0.1"
+    return _setting(session, "spark.driver.host", "127.0.0.1")
+
+
+def known_slots(session: SparkSession) -> int | None:
+    """How many tasks Spark can run at once: on a local master, or with a fixed number of executors; else None."""
+    master, cores = _setting(session, "spark.master", ""), 0
+    if (local := _LOCAL.fullmatch(master)) is not None:
+        cores = _local_cores(session, local[1])
+    elif (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
+        cores = int(cluster[1]) * int(cluster[2])
+    elif _setting(session, "spark.dynamicAllocation.enabled", "false") == "false":
+        instances = _setting(session, "spark.executor.instances", "")
+        each = _setting(session, "spark.executor.cores", "")
+        if instances.isdecimal() and each.isdecimal():
+            return int(instances) * (int(each) // _task_cores(session))
+    return cores // _task_cores(session) or None
+
+
+def has_console_bar(session: SparkSession) -> bool:
+    """Whether Spark shows its own progress on the console: so it does in shells, and where plain Python starts it."""
+    return _setting(session, "spark.ui.showConsoleProgress", "false") == "true"
+
+
+@contextmanager
+def drivers_python(df: DataFrame) -> Iterator[None]:
+    """Has tasks run on this interpreter, where they run on this machine and nobody has chosen another one.
+
+    PySpark takes the first ``python3`` of the path otherwise, which is another one wherever a virtual environment is
+    not activated. It counts for the functions that Spark is handed within the context, in a session that runs already,
+    too; all other functions stay where they were.
+    """
+    context = context_of(df.sparkSession)
+    if context is None or not str(context.master).startswith("local") or _python_chosen(context):
+        yield
+        return
+    with _python_lock:
+        before, context.pythonExec = context.pythonExec, sys.executable
+        try:
+            yield
+        finally:
+            context.pythonExec = before
+
+
+def tasks_python(session: SparkSession) -> str:
+    """The interpreter that PySpark names to executors, in words; Spark Connect does not tell."""
+    context = context_of(session)
+    if context is None:
+        return "the Python of the Spark Connect server"
+    return repr(context.pythonExec if _python_chosen(context) else sys.executable)
+
+
+def _python_chosen(context: SparkContext) -> bool:
+    return context.pythonExec != _DEFAULT_PYTHON or "PYSPARK_PYTHON" in os.environ or not sys.executable
+
+
+def _setting(session: SparkSession, name: str, default: str) -> str:
+    return str(session.conf.get(name, default))
+
+
+def _task_cores(session: SparkSession) -> int:
+    return int(_setting(session, "spark.task.cpus", "1"))
+
+
+def _local_cores(session: SparkSession, number: str | None) -> int:
+    """The cores of ``local[number]``; 0 where they are not known."""
+    if number != "*":
+        return int(number or 1)
+    context = context_of(session)
+    if context is None or context.getConf().contains("spark.default.parallelism"):
+        return 0
+    return context.defaultParallelism  # of a local master: the cores that the JVM sees

@@ -1,0 +1,93 @@
+"""What a session tells, and the Python that its tasks run on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from distkeras.cluster import session as sessions
+from distkeras.cluster.session import known_slots
+from distkeras.data.columns import map_in_arrow
+
+
+def interpreters(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in records:
+        yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
+
+
+def pythons(spark: SparkSession) -> list[str]:
+    return [row["python"] for row in map_in_arrow(spark.range(1), interpreters, "python string").collect()]
+
+
+class TestDriversPython:
+    @pytest.fixture(autouse=True)
+    def no_python_on_the_path(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where no virtual environment is active; this session was told of one."""
+        monkeypatch.delenv("PYSPARK_PYTHON")
+        monkeypatch.setattr(sessions, "_DEFAULT_PYTHON", "no-such-python", raising=False)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", "no-such-python")
+
+    def test_tasks_run_on_it_where_nobody_says(self, spark: SparkSession) -> None:
+        assert pythons(spark) == [sys.executable]
+        assert spark.sparkContext.pythonExec == "no-such-python"  # other functions stay where they were
+
+    @pytest.mark.parametrize("chosen", ["PYSPARK_PYTHON", "pythonExec"])
+    def test_who_has_chosen_is_left_alone(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, chosen: str
+    ) -> None:
+        if chosen == "PYSPARK_PYTHON":
+            monkeypatch.setenv(chosen, "no-such-python")
+        else:
+            monkeypatch.setattr(spark.sparkContext, chosen, "another-python")
+        with pytest.raises(Exception, match=r"Cannot run program .*-python"):
+            pythons(spark)
+
+    def test_a_cluster_is_left_alone(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spark.sparkContext, "master", "spark://somewhere:7077")
+        with pytest.raises(Exception, match="Cannot run program"):
+            pythons(spark)
+
+
+def session(master: str, parallelism: int = 0, **settings: Any) -> Any:
+    """All that is asked of a session for its slots."""
+    values = {"spark.master": master, **{name.replace("_", "."): value for name, value in settings.items()}}
+    context = SimpleNamespace(
+        defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(contains=values.__contains__)
+    )
+    return SimpleNamespace(conf=SimpleNamespace(get=values.get), sparkContext=context)
+
+
+EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_cores": "5"}
+
+
+@pytest.mark.parametrize(
+    ("found", "slots"),
+    [
+        (session("local"), 1),
+        (session("local[4]"), 4),
+        (session("local[4,2]"), 4),
+        (session("local[ 4, 2 ]"), 4),
+        (session("local[*]", 6), 6),
+        (session("local[*,3]", 6), 6),
+        (session("local[*]", 6, spark_default_parallelism="6"), None),
+        (session("local[4]", spark_task_cpus="2"), 2),
+        (session("local-cluster[2,3,1024]"), 6),
+        (session("yarn"), None),
+        (session("yarn", **EXECUTORS), 15),
+        (session("yarn", **EXECUTORS, spark_task_cpus="2"), 6),
+        (session("yarn", **EXECUTORS, spark_dynamicAllocation_enabled="true"), None),
+        (session("k8s://https://host:443", spark_executor_cores="5"), None),
+    ],
+)
+def test_slots(found: Any, slots: int | None) -> None:
+    assert known_slots(found) == slots
+
+
+def test_slots_of_a_real_session(spark: SparkSession) -> None:
+    assert known_slots(spark) == 2
