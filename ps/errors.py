@@ -16,6 +16,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from distkeras.ps.tracebacks import VARIABLE, headline, shown_in_full, users_frames
+
+_EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABLE}=full shows it"
+
 
 class Origin(enum.Enum):
     """Whose trouble an error is."""
@@ -24,11 +28,6 @@ class Origin(enum.Enum):
     NODE = "a machine's memory, disk, threads or descriptors: another attempt, perhaps elsewhere, may do better"
     NETWORK = "a connection, or a peer that keeps silent: likewise"
     JOB = "what became of the job or of this attempt: nothing new"
-
-
-from distkeras.ps.tracebacks import VARIABLE, headline, shown_in_full, users_frames
-
-_EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABLE}=full shows it"
 
 
 class DistkerasError(Exception):

@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from distkeras import Checkpoint, EnsembleTrainer, Trainer
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.rules import all_rules, from_text, make
+from distkeras.ps.tracebacks import VARIABLE, headline
 
 if TYPE_CHECKING:
     import keras
@@ -257,12 +259,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parser().parse_with_file(sys.argv[1:] if argv is None else argv)
         debug = bool(arguments.debug)
+        if debug:
+            os.environ[VARIABLE] = "full"
+        # Libraries that log at INFO are not asked to.
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+        logging.getLogger("distkeras").setLevel(logging.INFO)
         run(arguments)
     except (DistkerasError, ImportError, OSError, PySparkException) as error:
         if debug:
             raise
-        told = str(error).partition("\n\nRemote traceback:")[0]
-        print(f"train.py: {type(error).__name__}: {' '.join(told.split())}", file=sys.stderr)
+        print(f"train.py: {type(error).__name__}: {headline(str(error))}", file=sys.stderr)
         return 2
     return 0
 

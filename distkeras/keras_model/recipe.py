@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model.archive import CustomObjects, custom_objects, ensure_backend, from_bytes, running_backend
+from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, unpack
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.tracebacks import headline
+from distkeras.ps.validate import invalid
 
 if TYPE_CHECKING:
     import keras
-
-
-@dataclass(frozen=True)
-class _Config:
-    """A Keras object as its configuration: objects that have been used hold tensors, and do not travel."""
-
-    config: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,13 +40,13 @@ class Recipe:
 
         with keras.saving.custom_object_scope(self.objects) if self.objects else nullcontext():
             model = from_bytes(model_file, self.objects)
-            arguments = {name: _unpack(value) for name, value in self.arguments.items()}
+            arguments = {name: unpack(name, value) for name, value in self.arguments.items()}
             try:
                 model.compile(**arguments)
             except (TypeError, ValueError, KeyError) as error:
                 raise ConfigurationError(
                     "optimizer, loss and metrics must be what Keras compiles a model with. "
-                    f"Received: {arguments}; Keras said: {error}"
+                    f"Received: {arguments}; Keras said: {headline(str(error))}"
                 ) from error
         return model
 
@@ -84,6 +79,8 @@ def recipe_of(
     Raises:
         ConfigurationError: no loss, neither given nor compiled in, or an argument that has no configuration.
     """
+    import keras
+
     given = {
         "optimizer": optimizer,
         "loss": loss,
@@ -100,8 +97,10 @@ def recipe_of(
             f"model={model.name!r}, compiled={model.compiled}"
         )
     found = custom_objects(model_file)
-    found.update(objects or {})
-    packed = {name: _pack(value, name) for name, value in arguments.items() if value is not None}
+    own = (kind for value in arguments.values() for kind in classes_in(value))
+    found.update((keras.saving.get_registered_name(kind), kind) for kind in own)
+    found.update(_require_objects(objects))
+    packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
     return Recipe(running_backend(), found, packed)
 
 
@@ -123,6 +122,14 @@ def compiled_recipe(model: keras.Model, model_file: bytes) -> Recipe:
     )
 
 
+def _require_objects(objects: Any) -> Mapping[str, Any]:
+    if objects is None:
+        return {}
+    if not isinstance(objects, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in objects.items()):
+        raise invalid("custom_objects", objects, "a dictionary: name to class or function")
+    return objects
+
+
 def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
     """What the model was compiled with, as it was given; Keras keeps it to save it with the model."""
     if not model.compiled:
@@ -134,37 +141,9 @@ def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
     return arguments
 
 
-def _pack(value: Any, name: str) -> Any:
-    import keras
-
-    if isinstance(value, Mapping):
-        return {key: _pack(part, name) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_pack(part, name) for part in value]
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    if hasattr(value, "get_config"):
-        return _Config(keras.saving.serialize_keras_object(value))
-    if callable(value):
-        return value
-    raise ConfigurationError(f"`{name}` must be a name, a function or a Keras object. Received: {name}={value!r}")
-
-
-def _unpack(value: Any) -> Any:
-    import keras
-
-    if isinstance(value, _Config):
-        return keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes take it apart
-    if isinstance(value, Mapping):
-        return {key: _unpack(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_unpack(part) for part in value]
-    return value
-
-
 def _told(value: Any) -> Any:
     """An argument of ``compile`` as JSON has it."""
-    if isinstance(value, _Config):
+    if isinstance(value, PackedObject):
         return _told(value.config)
     if isinstance(value, Mapping):
         return {str(key): _told(part) for key, part in value.items() if key not in ("module", "shared_object_id")}

@@ -64,7 +64,7 @@ class TestOptimizer:
             rebuild(network(), loss="mse", optimizer=bad)
 
     def test_one_that_is_none(self) -> None:
-        with pytest.raises(ConfigurationError, match="`optimizer` must be a name, a function or a Keras object"):
+        with pytest.raises(ConfigurationError, match="`worker_optimizer` must be an optimizer of Keras 3"):
             rebuild(network(), loss="mse", optimizer=object())
 
 

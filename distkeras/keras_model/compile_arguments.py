@@ -1,0 +1,116 @@
+"""The arguments of ``compile`` on their way to a worker, and what is wrong with them by name."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.tracebacks import headline
+
+#: What callers name the arguments, where they name them otherwise.
+_KEYWORDS = {"optimizer": "worker_optimizer"}
+#: Metrics whose class Keras settles when it sees labels.
+_SETTLED_LATER = ("accuracy", "acc", "crossentropy", "ce")
+_KERAS_ERRORS = (TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class PackedObject:
+    """A Keras object as its configuration: objects that have been used hold tensors, and do not travel."""
+
+    config: dict[str, Any]
+
+
+def pack(name: str, value: Any) -> Any:
+    """Argument ``name`` of ``compile`` with `PackedObject`s in the place of Keras objects; functions stay.
+
+    Raises:
+        ConfigurationError: a class, an object without configuration, or something that is none of Keras'.
+    """
+    import keras
+
+    keyword = _KEYWORDS.get(name, name)
+    if isinstance(value, Mapping):
+        return {key: pack(name, part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [pack(name, part) for part in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, type):
+        raise ConfigurationError(f"`{keyword}` must be made: `{value.__name__}()`. Received: the class {value!r}")
+    if hasattr(value, "get_config"):
+        try:
+            return PackedObject(keras.saving.serialize_keras_object(value))
+        except _KERAS_ERRORS as error:
+            raise ConfigurationError(
+                f"`{keyword}` must be described by its `get_config`. Received: {value!r}; "
+                f"Keras said: {headline(str(error))}"
+            ) from error
+    if callable(value) and name != "optimizer":
+        return value
+    expected = (
+        "an optimizer of Keras 3, or the name of one" if name == "optimizer" else "a name, a function or an object"
+    )
+    raise ConfigurationError(f"`{keyword}` must be {expected}. Received: {keyword}={value!r} of {type(value)}")
+
+
+def classes_in(value: Any) -> Iterator[type]:
+    """The user's own classes among the objects of an argument, which travel by value like functions."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from classes_in(part)
+    elif hasattr(value, "get_config") and type(value).__module__.partition(".")[0] != "keras":
+        yield type(value)
+
+
+def unpack(name: str, value: Any) -> Any:
+    """What `pack` was given.
+
+    Raises:
+        ConfigurationError: a class that is not registered, or a name that Keras does not know.
+    """
+    if isinstance(value, Mapping):
+        return {key: unpack(name, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [unpack(name, part) for part in value]
+    if isinstance(value, str):
+        _require_known(name, value)
+    return _rebuilt(name, value) if isinstance(value, PackedObject) else value
+
+
+def _rebuilt(name: str, value: PackedObject) -> Any:
+    import keras
+
+    try:
+        return keras.saving.deserialize_keras_object(copy.deepcopy(value.config))  # some classes take it apart
+    except _KERAS_ERRORS as error:
+        raise ConfigurationError(
+            f"`{_KEYWORDS.get(name, name)}` must be of Keras' classes and of registered ones: decorate your own with "
+            "`@keras.saving.register_keras_serializable()`, or name them in `custom_objects`. "
+            f"Received: {value.config.get('class_name')}; Keras said: {headline(str(error))}"
+        ) from error
+
+
+def _require_known(name: str, text: str) -> None:
+    import keras
+
+    kinds = {"optimizer": keras.optimizers, "loss": keras.losses, "metrics": keras.metrics}
+    kinds["weighted_metrics"] = keras.metrics
+    if name not in kinds or (kinds[name] is keras.metrics and text in _SETTLED_LATER):
+        return
+    try:
+        kinds[name].get(text)
+    except _KERAS_ERRORS:
+        known = {public.lower(): public for public in dir(kinds[name]) if not public.startswith("_")}
+        near = difflib.get_close_matches(text.lower(), known, 1)
+        told = f" (or is it {known[near[0]]!r}?)" if near else ""
+        keyword = _KEYWORDS.get(name, name)
+        raise ConfigurationError(
+            f"`{keyword}` must be a name that Keras knows, or a registered one{told}. Received: {text!r}"
+        ) from None
