@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,8 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
         output_col: one new column for each output, in the model's order. Default ``"prediction"``.
         batch_size: rows a call of the model; default 1024.
         output_type: of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
+        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows. They
+            travel to the workers, and are not saved: whoever loads the predictor registers them.
 
     Raises:
         ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
@@ -84,13 +86,14 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
         output_col: str | Sequence[str] | None = None,
         batch_size: int | None = None,
         output_type: str | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
         self._set_given(features_col=features_col, output_col=output_col, batch_size=batch_size)
         self._set_given(output_type=output_type)
         if keras_model is not None and not isinstance(keras_model, PackedModel):
-            keras_model = PackedModel(archive.to_bytes(keras_model))
+            keras_model = PackedModel(archive.to_bytes(keras_model), custom_objects)
         self._model = keras_model
 
     @property
@@ -139,10 +142,19 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
 
 
 class PackedModel:
-    """A model as bytes, with what the driver must know about it."""
+    """A model as bytes, with what the driver must know about it.
 
-    def __init__(self, data: bytes) -> None:
+    Args:
+        data: a ``.keras`` archive.
+        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
+
+    Raises:
+        ConfigurationError: it cannot be loaded, or has no fixed inputs.
+    """
+
+    def __init__(self, data: bytes, custom_objects: Mapping[str, Any] | None = None) -> None:
         self.objects = archive.custom_objects(data)
+        self.objects.update(archive.require_objects(custom_objects))
         # Loading it here finds on the driver what would fail on every executor, and drops the optimizer's state.
         model = archive.from_bytes(data, self.objects)
         self.data = archive.to_bytes(model)

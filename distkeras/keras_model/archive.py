@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.tracebacks import headline
+from distkeras.ps.validate import invalid
 
 if TYPE_CHECKING:
     import keras
@@ -61,7 +63,8 @@ def to_bytes(model: keras.Model) -> bytes:
             model.save(path)
         except _ARCHIVE_ERRORS as error:
             raise ConfigurationError(
-                f"`model` must be one that Keras can save. Received: model={model.name!r}; Keras said: {error}"
+                f"`model` must be one that Keras can save. Received: model={model.name!r}; "
+                f"Keras said: {headline(str(error))}"
             ) from error
         return path.read_bytes()
 
@@ -85,9 +88,14 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
                 BytesIO(data), custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
             )
     except _ARCHIVE_ERRORS as error:
+        expected = "`data` must be a .keras archive"
+        if zipfile.is_zipfile(BytesIO(data)):
+            expected = (
+                "`model` must consist of Keras' classes and of registered ones: decorate your own with "
+                "`@keras.saving.register_keras_serializable()`, or name them in `custom_objects`"
+            )
         raise ConfigurationError(
-            "`data` must be a .keras archive of built-in and registered objects. "
-            f"Received: {len(data)} bytes; Keras said: {error}"
+            f"{expected}. Received: {len(data)} bytes; Keras said: {headline(str(error))}"
         ) from error
 
 
@@ -196,6 +204,19 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
             named = set(_all_strings(json.loads(archive.read("config.json"))))
         found = {name: value for name, value in found.items() if name in named}
     return CustomObjects(found)
+
+
+def require_objects(objects: Any) -> Mapping[str, Any]:
+    """The argument ``custom_objects`` of whoever has one; none is an empty one.
+
+    Raises:
+        ConfigurationError: not a dictionary of names to classes and functions.
+    """
+    if objects is None:
+        return {}
+    if not isinstance(objects, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in objects.items()):
+        raise invalid("custom_objects", objects, "a dictionary: name to class or function")
+    return objects
 
 
 def _layers(model: keras.Model) -> Iterator[keras.Layer]:

@@ -7,11 +7,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model.archive import CustomObjects, custom_objects, ensure_backend, from_bytes, running_backend
+from distkeras.keras_model.archive import (
+    CustomObjects,
+    custom_objects,
+    ensure_backend,
+    from_bytes,
+    require_objects,
+    running_backend,
+)
 from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, unpack
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.tracebacks import headline
-from distkeras.ps.validate import invalid
 
 if TYPE_CHECKING:
     import keras
@@ -99,7 +105,7 @@ def recipe_of(
     found = custom_objects(model_file)
     own = (kind for value in arguments.values() for kind in classes_in(value))
     found.update((keras.saving.get_registered_name(kind), kind) for kind in own)
-    found.update(_require_objects(objects))
+    found.update(require_objects(objects))
     packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
     return Recipe(running_backend(), found, packed)
 
@@ -120,14 +126,6 @@ def compiled_recipe(model: keras.Model, model_file: bytes) -> Recipe:
         weighted_metrics=None,
         objects=None,
     )
-
-
-def _require_objects(objects: Any) -> Mapping[str, Any]:
-    if objects is None:
-        return {}
-    if not isinstance(objects, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in objects.items()):
-        raise invalid("custom_objects", objects, "a dictionary: name to class or function")
-    return objects
 
 
 def _compiled_arguments(model: keras.Model) -> dict[str, Any]:

@@ -280,3 +280,19 @@ def test_a_pipeline_survives_the_trip_to_disk(
     np.testing.assert_array_equal(values(out, "y"), model.predict_on_batch(X).argmax(axis=1))
     with pytest.raises(ConfigurationError, match="`keras_model` must be set"):
         ModelPredictor().write().save(str(tmp_path / "empty"))
+
+
+def test_custom_objects_need_not_be_registered(spark: SparkSession) -> None:
+    class Tripled(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return 3.0 * x
+
+    model = keras.Sequential([keras.Input((2,)), Tripled()])
+    with pytest.raises(ConfigurationError, match=r"`model` must consist of .* name them in `custom_objects`"):
+        ModelPredictor(model)
+    with pytest.raises(ConfigurationError, match="`custom_objects` must be a dictionary"):
+        ModelPredictor(model, custom_objects=[Tripled])  # type: ignore[arg-type]
+    predictor = ModelPredictor(model, custom_objects={"Tripled": Tripled})
+    assert predictor.keras_model(np.ones((1, 2))).numpy().tolist() == [[3.0, 3.0]]
+    rows = spark.createDataFrame([([1.0, 2.0],)], "features array<float>")
+    assert predictor.transform(rows).first()["prediction"] == [3.0, 6.0]
