@@ -339,29 +339,6 @@ def test_other_rows_than_the_predecessor_saw_are_found_by_their_hashes(start: tu
     assert (caught.value.worker, caught.value.step) == (5, start[1])
 
 
-class TestPassed:
-    """How far an epoch is, before anybody knows how many rows there are."""
-
-    def shares(self, hashes: np.ndarray | None, epochs: int = 1) -> list[float]:
-        rows = records(400, 100, **({} if hashes is None else {ROW_HASH: pa.array(hashes)}))
-        with BatchSource(iter(rows), replace(SPEC, shuffle=False, epochs=epochs), worker=0, depth=1) as source:
-            return [source.passed(batch) for batch in source]
-
-    def test_hashes_in_order_tell_it(self) -> None:
-        hashes = np.sort(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 400))
-        found = self.shares(hashes)
-        assert np.abs(np.array(found) - np.arange(1, 101) / 100).max() < 0.1
-        assert found[-1] == 1.0
-
-    @pytest.mark.parametrize("order", ["none", "another"])
-    def test_without_their_order_the_first_epoch_does_not_tell(self, order: str) -> None:
-        hashes = None if order == "none" else np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 400)
-        found = self.shares(hashes, epochs=2)
-        assert found[0] == 0.0
-        assert found[99] == 1.0
-        assert found[100:] == [pytest.approx(number / 100) for number in range(1, 101)]
-
-
 def test_rows_that_were_not_kept_cannot_be_gone_back_to() -> None:
     with (
         BatchSource(iter(records(10)), SPEC, worker=0) as source,

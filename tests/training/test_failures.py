@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import textwrap
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,32 +160,6 @@ class TestBeforeAnyWork:
     ) -> None:
         with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 2.*local\[2,2\].*num_workers=3"):
             train(frame(spark, GOOD), num_workers=3, **options)
-
-
-class TestWhatIsShown:
-    def lines(self, error: BaseException) -> list[str]:
-        return "".join(traceback.format_exception(error)).splitlines()
-
-    def test_a_bad_row(self, spark: SparkSession) -> None:
-        with pytest.raises(BadValueError) as caught:
-            train(frame(spark, [*GOOD, (None, 0)]), num_workers=1)
-        shown = self.lines(caught.value)
-        assert len(shown) <= 15
-        assert shown[-1].startswith("distkeras.ps.errors.BadValueError: values must not be null.")
-        assert "_flatten" in caught.value.remote_traceback
-
-    def test_a_python_without_distkeras(
-        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        """As where the interpreter of `PYSPARK_PYTHON` has nothing installed."""
-        bare = tmp_path / "bare-python"
-        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-        bare.chmod(0o755)
-        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
-        text = r"^the executors' Python must .*No module named.*bare-python"
-        with pytest.raises(ConfigurationError, match=text) as caught:
-            train(frame(spark, GOOD), num_workers=1)
-        assert len(self.lines(caught.value)) <= 15
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])
