@@ -179,22 +179,31 @@ class Checkpointer:
             OwnershipLostError: this server's snapshots do not count any more.
         """
         try:
-            try:
-                if self._covered < 0:
-                    self._directory.sweep()
-                self._save(closing)
-            except OwnershipLostError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the next try may go well; who waits for it has a deadline
-                if self.failure is None:
-                    what = error if isinstance(error, SnapshotError) else traceback.format_exc()
-                    report(log, "snapshot", "a snapshot failed, and is tried again: %s", what)
-                self.failure = error
-                self._directory.require_owned()  # that may be the reason
-                return False
-            if idle:
-                self._directory.require_owned()
-        except SnapshotError:
+            if self._covered < 0:
+                self._directory.sweep()
+            self._save(closing)
+        except OwnershipLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the next try may go well; who waits for it has a deadline
+            if self.failure is None:
+                what = error if isinstance(error, SnapshotError) else traceback.format_exc()
+                report(log, "snapshot", "a snapshot failed, and is tried again: %s", what)
+            self.failure = error
+            self._looked()  # that may be the reason
+            return False
+        return not idle or self._looked()
+
+    def _looked(self) -> bool:
+        """Looks for a higher claim; False where that failed.
+
+        Raises:
+            OwnershipLostError: there is one.
+        """
+        try:
+            self._directory.require_owned()
+        except OwnershipLostError:
+            raise
+        except Exception:  # noqa: BLE001 - likewise
             return False
         return True
 

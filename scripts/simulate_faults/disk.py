@@ -31,6 +31,8 @@ class Disk:
         #: Seconds that an operation takes; and until when there is no room.
         self.seconds = 0.001
         self.full_until = 0.0
+        #: Operations of checkpointers that find no memory.
+        self.starving = 0
         self._entries: dict[str, _File] = {}
         self._synced: dict[str, _File] = {}
 
@@ -59,6 +61,9 @@ class Disk:
         self.scheduler.require_alive()
         self.on_operation()
         self.scheduler.wait(None, self.seconds)
+        if self.starving and self.scheduler.current.name == "ps-checkpointer":
+            self.starving -= 1
+            raise MemoryError
         if writes and self.scheduler.now < self.full_until:
             raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -51,6 +51,7 @@ class Striker:
             "crash in disk": lambda fault: self._crash_in(int(fault.amount)),
             "disk full": lambda fault: self._fill_disk(fault.amount),
             "disk slow": lambda fault: self._slow_disk(fault.amount),
+            "no memory": lambda fault: self._starve(int(fault.amount)),
             "slow start": lambda fault: self._slow_start(fault.amount),
             "kill driver": lambda fault: self._kill_driver(fault.amount),
             "second driver": lambda fault: self._expect_driver(fault.amount),
@@ -114,6 +115,9 @@ class Striker:
 
         self._disk.seconds = seconds
         self._scheduler.later(_SLOW_SECONDS, mend)
+
+    def _starve(self, operations: int) -> None:
+        self._disk.starving += operations
 
     def _slow_start(self, seconds: float) -> None:
         self._surroundings.startup = seconds

@@ -13,14 +13,16 @@ from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Ownership
-from distkeras.ps.errors import RemoteProtocolError, ServerLostError
+from distkeras.ps.errors import RemoteProtocolError, ServerLostError, SnapshotError
 from distkeras.ps.protocol.framing import Reader
 from distkeras.ps.protocol.sealing import Seal
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.holders import Holders
+from distkeras.ps.server.lifeline import GOODBYE
 from distkeras.ps.server.published_center import PublishedCenter
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from simulate_faults.disk import VirtualFiles
+from simulate_faults.world import VirtualChild
 
 #: What is replaced: an object, the name of its attribute, and what stands there instead.
 Patch = tuple[Any, str, Any]
@@ -193,6 +195,34 @@ def _a_header_waits_for_what_may_follow() -> list[Patch]:
         return event
 
     return [(Reader, "received", greedy)]
+
+
+@_mutation
+def _one_exception_ends_the_checkpointer() -> list[Patch]:
+    """What nobody has thought of ends its thread."""
+
+    def tried(self: Checkpointer, closing: bool, idle: bool) -> bool:
+        try:
+            self._save(closing)
+        except SnapshotError as error:
+            self.failure = error
+            return False
+        return True
+
+    return [(Checkpointer, "_tried", tried)]
+
+
+@_mutation
+def _a_server_outlives_its_driver() -> list[Patch]:
+    """Nobody tells a server that its driver is gone."""
+
+    def until_goodbye(self: VirtualChild, server: Any) -> int:
+        self.server = server
+        while GOODBYE not in self.lines:
+            self.world.sleep(1.0)
+        return 0
+
+    return [(VirtualChild, "wait_until_over", until_goodbye)]
 
 
 @_mutation

@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "stop and rival": (1.0, 90.0),
     "disk full": (1.0, 20.0),
     "disk slow": (0.02, 2.0),
+    "no memory": (1.0, 6.0),
     "clock jump": (-4000.0, 4000.0),
     "slow start": (1.0, 12.0),
     "kill driver": (0.0, 8.0),
@@ -124,6 +125,11 @@ class Plan:
     def sums(self) -> bool:
         """Whether the center counts how often each mini-batch was applied."""
         return self.rule in ("downpour", "asgd")
+
+    @property
+    def shows(self) -> bool:
+        """Whether it shows which ones were, once their round is over."""
+        return self.sums or self.rule == "ssgd"
 
 
 def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:

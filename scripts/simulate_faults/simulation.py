@@ -13,11 +13,13 @@ from simulate_faults.disk import Disk
 from simulate_faults.driver import Driver
 from simulate_faults.faults import Striker
 from simulate_faults.network import Network, VirtualStream
-from simulate_faults.plan import NEED_CHECKPOINT, Fault, Plan
+from simulate_faults.plan import KINDS, NEED_CHECKPOINT, Fault, Plan
 from simulate_faults.scheduler import Finding, Process, Scheduler, Task
 from simulate_faults.watch import Watch
 from simulate_faults.world import Surroundings, VirtualChild
 
+#: Seconds that a server may outlive its driver: to take a last snapshot, and what it stood still.
+_END_SECONDS = 130.0 + KINDS["stop server"][1]
 #: Drivers of a run, one after the other or side by side.
 _MOST_DRIVERS = 8
 
@@ -104,6 +106,7 @@ class _Run:
         self._start_driver()
         while self._expected or any(driver.process.alive for driver in self.drivers):
             self.scheduler.wait(self._news, None)
+        self._check_nothing_is_left()
         ended = [driver for driver in self.drivers if driver.process.exit_code == 0]
         winners = [driver for driver in ended if driver.error is None]
         for driver in winners:
@@ -111,6 +114,15 @@ class _Run:
         for driver in ended:
             if driver.error is not None:
                 self._excuse(driver.error, winners)
+
+    def _check_nothing_is_left(self) -> None:
+        """Servers end with their drivers, within what they are given for a last snapshot."""
+        deadline = self.scheduler.now + _END_SECONDS
+        for child in self.surroundings.servers:
+            while child.process.alive:
+                if self.scheduler.now >= deadline:
+                    raise Finding("left behind", f"a server must end with its driver. Received: {child.process.name}")
+                self.scheduler.wait(child.process.waiters, deadline - self.scheduler.now)
 
     def _start_driver(self) -> None:
         process = Process(f"driver{len(self.drivers)}", f"driver{len(self.drivers)}")
@@ -155,9 +167,12 @@ class _Run:
             due = [(epoch, batch) for epoch in range(self.plan.epochs) for batch in range(count)]
             if covered != due:
                 raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
-        whole = np.ones(self.watch.size) if sum(self.plan.batches) else np.zeros(1)
+        rows = sum(self.plan.batches)
+        whole = np.ones(self.watch.size) if rows else np.zeros(1)
         if self.plan.sums and not np.array_equal(driver.center, whole):
             raise Finding("result", f"each mini-batch must count once. Received: {driver.center.tolist()}")
+        if self.plan.shows and rows > 0 and not driver.center.all():
+            raise Finding("result", f"each mini-batch must count. Received: {driver.center.tolist()}")
 
     def _excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
@@ -172,6 +187,8 @@ class _Run:
     def _step(self) -> None:
         self.watch.step()
         patience = 300.0 + 3 * self.plan.deadlines.lease + self.disk.full_until
+        if self.plan.long:  # a window of long steps, and once more where a server's end makes it vain
+            patience += 18 * self.plan.deadlines.lease
         if self.scheduler.now - self.watch.progressed > patience:
             raise Finding(
                 "no progress", f"a commit must come within {patience:.0f} s. Received: none; {self.scheduler.people()}"

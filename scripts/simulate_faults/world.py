@@ -123,7 +123,8 @@ class VirtualChild:
         self.world = VirtualWorld(surroundings, self.process, "server")
         #: What the server's process serves, once it is up.
         self.server: Any = None
-        self._lines: list[bytes] = []
+        #: Its input, as far as it is not read.
+        self.lines: list[bytes] = []
         self._told: list[bytes] = []
         self._news: list[Task] = []
         driver.at_end.append(lambda: self._scheduler.wake_all(self._news))
@@ -138,11 +139,11 @@ class VirtualChild:
 
     def input_line(self) -> bytes | None:
         """The next line of its input; None after the goodbye, or when its driver is gone."""
-        while not self._lines:
+        while not self.lines:
             if not self.driver.alive:
                 return None
             self._scheduler.wait(self._news, None)
-        line = self._lines.pop(0)
+        line = self.lines.pop(0)
         return None if line == GOODBYE else line
 
     def tell(self, line: bytes) -> None:
@@ -170,7 +171,7 @@ class VirtualChild:
         self._scheduler.pass_on()
         if not self.process.alive:
             raise BrokenPipeError
-        self._lines.append(line)
+        self.lines.append(line)
         self._scheduler.wake_all(self._news)
 
     def line(self, timeout: float) -> bytes:
@@ -191,7 +192,7 @@ class VirtualChild:
     def end_input(self, goodbye: bytes) -> None:
         """See `Child`."""
         if self.process.alive and not self._scheduler.silent:
-            self._lines.append(goodbye)
+            self.lines.append(goodbye)
             self._scheduler.wake_all(self._news)
 
     def wait(self, timeout: float) -> bool:

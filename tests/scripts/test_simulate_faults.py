@@ -25,7 +25,10 @@ SOON = {
     "restart-from-an-older-snapshot": 100,
     "a-later-attempt-need-not-wait": 100,
     "no-heartbeats": 100,
-    "no-owner": 100,
+    "no-owner": 400,
+    "an-old-sessions-end-disconnects-its-successor": 200,
+    "one-exception-ends-the-checkpointer": 100,
+    "a-server-outlives-its-driver": 100,
     "a-gap-in-the-mini-batches-is-taken": 100,
 }
 

@@ -1,16 +1,22 @@
-"""A disk without room, in a time that the test turns."""
+"""A disk without room, in a time that the test turns; and a machine without memory."""
 
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support.patience import patience, until
+from support.toy_model import ToyJob
 
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.errors import SnapshotError
+from distkeras.ps.rules import make
 from distkeras.ps.world.files import LocalFiles
 from distkeras.ps.world.world import World
 
@@ -57,3 +63,25 @@ def test_a_first_one_says_so_soon(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="No space left"):
         SnapshotDirectory(str(tmp_path), world=world).take_over(fresh=True)
     assert world.seconds < 15.0
+
+
+def test_one_exception_after_another_does_not_end_the_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starving, names = [4], LocalFiles.names
+
+    def starved(files: LocalFiles) -> list[str]:
+        if starving[0] and threading.current_thread().name == "ps-checkpointer":
+            starving[0] -= 1
+            raise MemoryError
+        return names(files)
+
+    monkeypatch.setattr(LocalFiles, "names", starved)
+    toy = ToyJob(make("downpour"), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
+    directory = SnapshotDirectory(str(tmp_path))
+    directory.take_over()
+    checkpointer = Checkpointer(Checkpoint(str(tmp_path)), directory, toy.center, threading.Condition())
+    checkpointer.start()
+    until(lambda: checkpointer.covers(0))
+    checkpointer.close(patience(20))
+    assert starving == [0]
