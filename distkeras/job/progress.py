@@ -49,6 +49,7 @@ class Progress:
         self._every, self._clock = None if shown else every, clock
         self._began: tuple[float, Status] | None = None
         self._status: Status | None = None
+        self._logged: Status | None = None
         self._line_due = -math.inf
         self._bar: tqdm = tqdm(
             total=epochs,
@@ -67,7 +68,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._every is not None and self._began is not None and kind is None:
+        if self._every is not None and self._began is not None and kind is None and self._status is not self._logged:
             self._log()
         self._bar.close()
 
@@ -90,6 +91,7 @@ class Progress:
 
     def _log(self) -> None:
         assert self._status is not None, "there has been news"
+        self._logged = self._status
         log.info("training: %s", self._text(self._status))
 
     def _text(self, status: Status) -> str:

@@ -143,6 +143,7 @@ class TestLog:
             clock.now += 1.0
             progress.tick()
             assert len(self.lines(caplog)) == 2
+            progress.update(status(0.5, 128))
         assert self.lines(caplog)[-1] == (
             "training: epoch 0.50 of 4, 2 samples/s, loss 0.1234, staleness 1.3, 2 workers, 0:03:30 left"
         )
