@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from distkeras.ps.errors import (
     BadValueError,
+    ColumnTypeError,
     ConfigurationError,
     DistkerasError,
     EmptyDataError,
@@ -134,12 +135,12 @@ def test_labels_that_are_not_one_hot_are_refused(spark: SparkSession) -> None:
     "evaluator",
     [AccuracyEvaluator(prediction_col="index"), LossEvaluator("mse", "index"), LossEvaluator(prediction_col="scores")],
 )
-def test_no_rows_and_missing_columns(rows: DataFrame, evaluator: AccuracyEvaluator | LossEvaluator) -> None:
+def test_no_rows_missing_columns_and_text(rows: DataFrame, evaluator: AccuracyEvaluator | LossEvaluator) -> None:
     with pytest.raises(EmptyDataError):
         evaluator.evaluate(rows.limit(0))
     with pytest.raises(MissingColumnError):
         evaluator.evaluate(rows.drop("label"))
-    with pytest.raises(MissingColumnError):
+    with pytest.raises(ColumnTypeError):
         evaluator.evaluate(rows, {evaluator.prediction_col: "word"})
 
 
