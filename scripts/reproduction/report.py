@@ -27,8 +27,9 @@ HONESTY = {
     "between seeds. They were written after the first figures had been seen, and rates were tried with seeds 0 "
     "and 1; the seeds of the middle scale, which they are held against, had been in no run. Five or six of them "
     "left most criteria of momentum and ormo undecided, and some of elastic, throughput and daso; ten were run of "
-    "these then, with wider grids for momentum, and the same criteria. Each is about a difference taken seed by "
-    "seed (runs with one seed begin alike and draw the same mini-batches), and holds if the 95 % interval of its "
+    "these then, with wider grids for momentum (and, after its first figures, for efficiency), and the same "
+    "criteria. Each is about a difference taken seed by seed (runs with one seed begin alike and draw the same "
+    "mini-batches), and holds if the 95 % interval of its "
     "mean, by Student's t distribution, lies on the right side of the limit; it fails if it lies on the other, "
     "and is undecided if the limit is within. Such a difference is written as mean [lower, upper].",
 }
