@@ -6,8 +6,10 @@ from mutants.mutant import Mutant
 
 STORE, DIRECTORY, SNAPSHOT = "ps/checkpoint/store.py", "ps/checkpoint/directory.py", "ps/checkpoint/snapshot.py"
 CHECKPOINTER, OWNERSHIP, FILES = "ps/checkpoint/checkpointer.py", "ps/checkpoint/ownership.py", "ps/world/files.py"
+_RESTART = ("tests/ps/server/test_restart.py",)
 _STORE = ("tests/ps/checkpoint/test_store.py",)
-_TESTS = ("tests/ps/checkpoint",)
+_OWNERSHIP = ("tests/ps/checkpoint/test_ownership.py",)
+_TESTS = ("tests/ps/checkpoint/test_checkpointer.py",)
 
 CHECKPOINT = (
     Mutant(
@@ -97,6 +99,7 @@ CHECKPOINT = (
         "        names = self._names()\n",
         "of two servers that begin at the same moment, both serve until one of them saves",
         _TESTS,
+        equivalent="the first snapshot is taken at once, and its writer looks; nothing counts before",
     ),
     Mutant(
         "snapshots that come while a directory is claimed are overlooked",
@@ -104,7 +107,7 @@ CHECKPOINT = (
         "        if _snapshots(names) != found:\n",
         "        if False:\n",
         "what the server before acknowledged last is lost",
-        _TESTS,
+        _OWNERSHIP,
     ),
     Mutant(
         "another job's snapshots",
@@ -152,7 +155,7 @@ CHECKPOINT = (
         'if name.kind == "log" and str(name) not in needed]',
         'if name.kind == "log" and str(name) not in files.names]',
         "the snapshot before the latest has lost its records",
-        _TESTS,
+        ("tests/ps/checkpoint/test_pruning.py",),
     ),
     Mutant(
         "a stray file is taken for a snapshot",
@@ -165,8 +168,8 @@ CHECKPOINT = (
     Mutant(
         "an exception ends the saver for good",
         CHECKPOINTER,
-        "            except Exception as error:  # noqa",
-        "            except SnapshotError as error:  # noqa",
+        "        except Exception as error:  # noqa",
+        "        except SnapshotError as error:  # noqa",
         "nothing is saved any more, and nobody is told",
         _TESTS,
     ),
@@ -184,7 +187,7 @@ CHECKPOINT = (
         "            self.durable, self.failure, self._covered = durable, None, mark\n",
         "            self.durable, self.failure, self._covered = _sequences(self._center), None, self.mark()\n",
         "workers are let go although their last commit is in no snapshot",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "sequence numbers are not saved",
@@ -192,7 +195,7 @@ CHECKPOINT = (
         '"finished", "sequence", "epoch"',
         '"finished", "epoch"',
         "after a restart a commit counts twice",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "the rule's counters are not saved",
@@ -200,7 +203,7 @@ CHECKPOINT = (
         '    center.counters = dict(header["counters"])\n',
         "",
         "OrMo and SMEGA² go on from another place",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "the rule's vectors are not saved",
@@ -208,7 +211,7 @@ CHECKPOINT = (
         '        vector[...] = arrays[f"model/{number}"]\n',
         "        pass\n",
         "a server's momentum begins anew",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "what the rule keeps for a worker goes on while it is written",
@@ -216,7 +219,7 @@ CHECKPOINT = (
         'f"worker/{worker}/{number}": vector.copy()',
         'f"worker/{worker}/{number}": vector',
         "a snapshot is of two moments",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "an unfinished round is not saved",
@@ -224,7 +227,7 @@ CHECKPOINT = (
         '    if "round" in arrays:\n',
         '    if "rounds" in arrays:\n',
         "contributions are lost that the ledger has",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "attempts of an earlier driver hold their leases",
@@ -232,7 +235,7 @@ CHECKPOINT = (
         'values["attempt"] if same_attempts else NO_ATTEMPT',
         'values["attempt"]',
         "a resumed job's tasks wait for tasks that are dead",
-        _TESTS,
+        _RESTART,
     ),
     Mutant(
         "a disk that is full stops the records",

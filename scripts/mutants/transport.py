@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 CLIENT, WORKER_CLIENT, STREAMS = "ps/transport/client.py", "ps/transport/worker_client.py", "ps/world/streams.py"
 LOOP = "ps/worker/loop.py"
 _SERVER = ("tests/ps/server/test_server.py",)
-_RESTART = ("tests/ps/server/test_restart.py::test_a_server_that_dies_before_its_first_snapshot_begins_anew",)
+_RESTART = ("tests/ps/server/test_restart.py::test_every_batch_counts_once_whatever_the_server_forgot",)
 _IMPOSTOR, _CHANNEL = ("tests/ps/transport/test_impostor.py",), ("tests/ps/transport/test_channel.py",)
 _LOOP = ("tests/ps/rules/test_golden_steps.py", "tests/ps/worker", "tests/ps/simulation/test_simulate.py")
 
@@ -74,7 +74,7 @@ TRANSPORT = (
         "        except (LocalProtocolError, DeadlineError):\n            self.close()",
         "        except (LocalProtocolError, DeadlineError):\n            pass",
         "replies are taken for those to other requests",
-        ("tests/ps/transport", *_SERVER),
+        _SERVER,
     ),
     Mutant(
         "a server that stands still is not waited for",

@@ -32,7 +32,7 @@ from distkeras.ps.errors import (
     ShapeError,
 )
 from distkeras.ps.protocol.error_codes import error_of
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Pull
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status
 from distkeras.ps.protocol.requests import Compute, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
@@ -96,6 +96,13 @@ def test_the_same_center_may_be_published_once_more_and_no_other() -> None:
         for center, model in ((start + 1, b"the model"), (start, b"another")):
             with pytest.raises(RemoteProtocolError, match="published once"):
                 DriverClient(running.address, PATIENT).publish(center, model=model)
+
+
+def test_an_answer_that_comes_too_late_answers_no_other_question() -> None:
+    with Running(make("downpour")) as running:
+        with pytest.raises(DeadlineError, match="the server's answer to Observe"):
+            running.driver.request(Observe(10**9, brief(0.5)), Status, timeout=brief(0.1))
+        assert running.driver.center().clock == 0
 
 
 class TestLostReplies:

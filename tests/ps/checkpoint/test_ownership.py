@@ -1,0 +1,55 @@
+"""What the owner of a checkpoint directory saves while another server claims it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.toy_model import ToyJob
+
+from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
+from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.rules import make
+from distkeras.ps.world.files import Files, LocalFiles
+from distkeras.ps.world.world import World
+
+
+class Meddled(World):
+    """The system's own, in which something happens just before a claim is written."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self.happens = happens
+
+    def files(self, uri: str) -> Files:
+        world = self
+
+        class Claimed(LocalFiles):
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                if name.startswith("owner-"):
+                    world.happens()
+                super().write(name, pieces)
+
+        return Claimed(Path(uri))
+
+
+def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
+    job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
+    older = SnapshotDirectory(str(tmp_path), token="0000000a")
+    older.take_over()
+
+    def save() -> None:
+        log_files = older.save_log(job.center.log.read(), LogFiles()) if job.center.clock else LogFiles()
+        older.save(take(job.center), log_files)
+        older.require_owned()  # it counts: workers are told
+
+    save()
+
+    def go_on() -> None:
+        job.commit(0)
+        save()
+
+    saved = SnapshotDirectory(str(tmp_path), token="0000000b", world=Meddled(go_on)).take_over()
+    assert saved is not None
+    assert saved.state.header["clock"] == len(saved.log) == 1
