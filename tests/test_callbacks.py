@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, EarlyStopping, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
-from distkeras.job.callback_runner import begin_callbacks
+from distkeras.job.callback_runner import require_callbacks
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.protocol.messages import Status
@@ -196,4 +196,4 @@ def test_how_often() -> None:
 
 def test_what_is_no_callback() -> None:
     with pytest.raises(ConfigurationError, match="`callbacks` must be"):
-        begin_callbacks(cast(Any, [lambda context: None]), TrainingSetup((), None, None))
+        require_callbacks([lambda context: None])

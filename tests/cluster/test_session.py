@@ -21,6 +21,10 @@ def interpreters(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
 
 
+# As if defined in a notebook: workers know nothing of this module, and get the function by value.
+interpreters.__module__ = "__main__"
+
+
 def pythons(spark: SparkSession) -> list[str]:
     return [row["python"] for row in map_in_arrow(spark.range(1), interpreters, "python string").collect()]
 

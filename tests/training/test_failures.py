@@ -109,7 +109,7 @@ class TestBeforeAnyWork:
             train(frame(spark, GOOD), loss=narrow)
 
     def test_an_unknown_loss(self, spark: SparkSession) -> None:
-        with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
+        with pytest.raises(ConfigurationError, match="`loss` must be a name that Keras knows"):
             train(frame(spark, GOOD).selectExpr("features", "array(label, label) as label"), loss="krossentropy")
 
     def test_another_number_of_columns_than_of_inputs(self, spark: SparkSession) -> None:

@@ -57,7 +57,7 @@ def test_a_commit_that_fills_all_buffers_survives_a_standstill(
     with contextlib.closing(DriverClient(stopped.address, PATIENT)) as driver:
         driver.publish(np.zeros(SIZE, np.float32))
     world = Dialing()
-    deadlines = dataclasses.replace(PATIENT, handshake=brief(0.5), reconnect=brief(0.2), standstill=patience(30))
+    deadlines = dataclasses.replace(PATIENT, handshake=brief(0.5), reconnect=brief(0.9), standstill=patience(30))
     worker = WorkerClient(stopped.address, worker=0, attempt=0, size=SIZE, deadlines=deadlines, world=world)
     with contextlib.closing(worker):
         worker.join()
@@ -71,7 +71,7 @@ def test_a_commit_that_fills_all_buffers_survives_a_standstill(
 
         thread = threading.Thread(target=commit, daemon=True)
         thread.start()
-        until(lambda: world.dialed > 3)  # the first one was answered
+        until(lambda: world.dialed > 3)  # the first one was answered; two that are not take longer than `reconnect`
         worker.deadlines = dataclasses.replace(deadlines, handshake=PATIENT.handshake)
         os.kill(stopped.pid, signal.SIGCONT)
         thread.join(patience(30))
