@@ -51,14 +51,14 @@ def default_workers(session: SparkSession) -> int:
 
 def driver_host(session: SparkSession) -> str:
     """The driver's address for executors: loopback for a local master."""
-    if _LOCAL.fullmatch(_setting(session, "spark.master", "local")):
+    if _LOCAL.fullmatch(master_of(session)):
         return "127.0.0.1"
     return _setting(session, "spark.driver.host", "127.0.0.1")
 
 
 def known_slots(session: SparkSession) -> int | None:
     """How many tasks Spark can run at once: on a local master, or with a fixed number of executors; else None."""
-    master, cores = _setting(session, "spark.master", ""), 0
+    master, cores = master_of(session), 0
     if (local := _LOCAL.fullmatch(master)) is not None:
         cores = _local_cores(session, local[1])
     elif (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
@@ -106,6 +106,12 @@ def tasks_python(session: SparkSession) -> str:
 
 def _python_chosen(context: SparkContext) -> bool:
     return context.pythonExec != _DEFAULT_PYTHON or "PYSPARK_PYTHON" in os.environ or not sys.executable
+
+
+def master_of(session: SparkSession) -> str:
+    """The master that runs; a session's own setting may have been written over by a later builder."""
+    context = context_of(session)
+    return _setting(session, "spark.master", "local") if context is None else str(context.master)
 
 
 def _setting(session: SparkSession, name: str, default: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
-from distkeras.cluster.session import known_slots
+from distkeras.cluster.session import known_slots, master_of
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
 from distkeras.job.task import Task
@@ -185,7 +185,7 @@ def require_slots(server: ServerSettings, session: SparkSession) -> None:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
         raise ConfigurationError(
             f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once "
-            f"(spark.master={session.conf.get('spark.master')}): {needs} needs all workers at the same time. "
+            f"(spark.master={master_of(session)}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
 

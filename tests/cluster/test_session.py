@@ -62,7 +62,7 @@ def session(master: str, parallelism: int = 0, **settings: Any) -> Any:
     """All that is asked of a session for its slots."""
     values = {"spark.master": master, **{name.replace("_", "."): value for name, value in settings.items()}}
     context = SimpleNamespace(
-        defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(contains=values.__contains__)
+        master=master, defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(contains=values.__contains__)
     )
     return SimpleNamespace(conf=SimpleNamespace(get=values.get), sparkContext=context)
 
@@ -91,6 +91,13 @@ EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_co
 )
 def test_slots(found: Any, slots: int | None) -> None:
     assert known_slots(found) == slots
+
+
+def test_a_later_builder_does_not_change_the_slots() -> None:
+    """`getOrCreate` writes its settings into a session that runs already, on the master that it was started with."""
+    found = session("local[2]")
+    found.conf = SimpleNamespace(get=lambda name, default: "local[8]" if name == "spark.master" else default)
+    assert known_slots(found) == 2
 
 
 def test_slots_of_a_real_session(spark: SparkSession) -> None:
