@@ -19,6 +19,7 @@ from distkeras.data.columns import arrow_ready, map_in_arrow
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
+from distkeras.transformers.archive_files import load_archive, save_archive
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import HasOutputType, Stage, column_names, integer_from, param
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 #: Archives up to here travel in the closure: far below what a Spark Connect message holds.
 _INLINE_BYTES = 4 << 20
-
-#: Rows of the saved archive: each well below what Parquet and a Connect message take.
-_CHUNK_BYTES = 8 << 20
 
 #: numpy name of an output to the numpy name and Spark type of its column.
 _TYPES: dict[str, tuple[str, T.DataType]] = {
@@ -255,12 +253,7 @@ class _Writer(MLWriter):
     def saveImpl(self, path: str) -> None:
         data = self.instance.packed_model.data
         DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession)
-        rows = [
-            (start // _CHUNK_BYTES, bytearray(data[start : start + _CHUNK_BYTES]))
-            for start in range(0, len(data), _CHUNK_BYTES)
-        ]
-        frame = self.sparkSession.createDataFrame(rows, "part int, data binary")
-        frame.coalesce(1).write.parquet(f"{path}/model")
+        save_archive(self.sparkSession, data, path)
 
 
 class _Reader(MLReader[ModelPredictor]):
@@ -270,8 +263,7 @@ class _Reader(MLReader[ModelPredictor]):
 
     def load(self, path: str) -> ModelPredictor:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        rows = self.sparkSession.read.parquet(f"{path}/model").orderBy("part").collect()
-        predictor = self.kind(PackedModel(b"".join(bytes(row["data"]) for row in rows)))
+        predictor = self.kind(PackedModel(load_archive(self.sparkSession, path)))
         predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         DefaultParamsReader.getAndSetParams(predictor, metadata)
         return predictor

@@ -17,15 +17,13 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.transformers.archive_files import load_archive, save_archive
 
 if TYPE_CHECKING:
     import keras
 
 #: The key that marks a JSON object as a value of another kind.
 _KIND = "distkeras"
-
-#: Rows of the saved archive: each well below what Parquet and a Connect message take.
-_CHUNK_BYTES = 8 << 20
 
 
 def to_json(value: Any, name: str) -> Any:
@@ -150,13 +148,8 @@ class KerasMLWriter(MLWriter):
         data = self.instance.archive_to_save()
         extra = {"distkeras": {"params": params, "archive": data is not None, **self.instance.extra_to_save()}}
         DefaultParamsWriter.saveMetadata(bare, path, spark, extraMetadata=extra)
-        if data is None:
-            return
-        rows = [
-            (start // _CHUNK_BYTES, bytearray(data[start : start + _CHUNK_BYTES]))
-            for start in range(0, len(data), _CHUNK_BYTES)
-        ]
-        spark.createDataFrame(rows, "part int, data binary").coalesce(1).write.parquet(f"{path}/model")
+        if data is not None:
+            save_archive(spark, data, path)
 
 
 class KerasMLReader(MLReader[_S]):
@@ -185,11 +178,7 @@ class KerasMLReader(MLReader[_S]):
         instance._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         for name, value in saved["params"].items():
             instance._set(**{name: from_json(value, name)})  # noqa: SLF001 - as Spark ML's own readers do
-        data = None
-        if saved["archive"]:
-            rows = spark.read.parquet(f"{path}/model").orderBy("part").collect()
-            data = b"".join(bytes(row["data"]) for row in rows)
-        instance.restore(data, saved)
+        instance.restore(load_archive(spark, path) if saved["archive"] else None, saved)
         return instance
 
 

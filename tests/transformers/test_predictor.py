@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from distkeras.data.columns import quoted
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
-from distkeras.transformers import LabelIndexTransformer, ModelPredictor, predictor
+from distkeras.transformers import LabelIndexTransformer, ModelPredictor, archive_files, predictor
 
 N = 53
 X = np.random.default_rng(2).normal(size=(N, 4)).astype("float32")
@@ -268,7 +268,7 @@ def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeyp
 def test_a_pipeline_survives_the_trip_to_disk(
     rows: DataFrame, model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predictor, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(archive_files, "_CHUNK_BYTES", 1000)
     stages = [ModelPredictor(model, batch_size=16, output_col="scores"), LabelIndexTransformer(3, "scores", "y")]
     Pipeline(stages=[*stages]).write().overwrite().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(rows)
