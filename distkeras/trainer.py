@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from distkeras.callbacks import Callback, CenterWeights, TrainingSetup
+from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.cluster.failures import short_errors
-from distkeras.cluster.session import default_workers, driver_host, has_console_bar
+from distkeras.cluster.session import default_workers, driver_host
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_dataframe
@@ -20,23 +19,18 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks, require_callbacks
-from distkeras.job.plan import EndedJob, JobPlan, require_finite, require_fit, require_optimizer, require_slots
-from distkeras.job.progress import Progress
-from distkeras.job.spark_job import SparkJob
-from distkeras.job.stalls import StallDetector
-from distkeras.job.supervisor import Supervisor
+from distkeras.job.plan import JobPlan, require_finite, require_fit, require_optimizer, require_slots
+from distkeras.job.run import finish_job, run_job
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
-from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.results.job_results import JobResults
-from distkeras.results.tables import JobRecords, Resumed
+from distkeras.ps.validate import require_boolean
+from distkeras.results.job_results import JobOutcome, JobResults
 from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
 
 if TYPE_CHECKING:
@@ -44,8 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.data.batches import Batch
-
-log = logging.getLogger(__name__)
 
 
 class Trainer(JobResults):
@@ -225,18 +217,16 @@ class Trainer(JobResults):
         """
         began = time.monotonic()
         plan = self._prepare(df, callbacks, _checkpoint_of(checkpoint, resume), resume)
-        ended = self._run(plan)
-        self._finish(plan, ended)
+        ended = run_job(plan, self._outcome)
+        finish_job(plan, ended, self._outcome)
         finished = time.monotonic()
-        self.timings = {
+        self._outcome.timings = {
             "start": ended.spark_began - began,
             "spark": ended.spark_ended - ended.spark_began,
             "finish": finished - ended.spark_ended,
             "total": finished - began,
         }
         return self.model
-
-    # ---- the three steps of a job
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
@@ -261,11 +251,12 @@ class Trainer(JobResults):
             checkpoint=checkpoint,
         )
         require_slots(server, df.sparkSession)
-        self._begin_job(df)
+        self._outcome = JobOutcome(df)
         begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._build_replica, self._read_rows))
         return JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
             spec=spec,
+            training=settings,
             model_file=self._model_file,
             recipe=self._recipe,
             replica=replica,
@@ -274,88 +265,6 @@ class Trainer(JobResults):
             callbacks=callbacks,
             resume=resume,
         )
-
-    def _run(self, plan: JobPlan) -> EndedJob:
-        """Trains: a server for as long as Spark runs the tasks, and what it knows at their end."""
-        process = ServerProcess(
-            plan.server,
-            resume=plan.resume,
-            job=plan.identity(self.settings.row_settings),
-            epochs=self.settings.num_epoch,
-            tls=self.settings.tls,
-            events=self._events,
-        )
-        with (
-            process,
-            Supervisor(process, plan.publisher(), self._events) as server,
-            self._progress(plan) as progress,
-        ):
-            self.resumed = Resumed.from_point(process.resumed)
-            stall_after = self.settings.stall_after
-            job = SparkJob(
-                plan.df,
-                plan.task(process.address),
-                supervisor=server,
-                progress=progress,
-                callbacks=plan.callbacks,
-                build_replica=self._build_replica,
-                events=self._events,
-                stalls=None if stall_after is None else StallDetector(stall_after, self._events),
-            )
-            began = time.monotonic()
-            try:
-                rows = job.run()
-                ended = time.monotonic()
-            except BaseException:
-                self._salvage(server, plan.replica)
-                raise
-            center = server.ask(lambda driver: self._collect(driver, plan.replica))
-        return EndedJob(job, rows, center, began, ended)
-
-    def _finish(self, plan: JobPlan, ended: EndedJob) -> None:
-        """Checks that every mini-batch counts once, and gives the model the weights that it is to have."""
-        job, records = ended.job, self._records
-        self.stopped = job.stopped
-        if records is None or not (len(records.commits_array) or self.stopped):
-            raise EmptyDataError("`df` must have rows to train on. Received: none")
-        for row in ended.rows:
-            if row["window"] is not None:
-                text = "worker %d exchanges every %d steps"
-                self._events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
-        batches = {row["worker"]: row["batches"] for row in ended.rows}
-        records.check_exactly_once(batches, self.settings.num_epoch, self.resumed, stopped=self.stopped is not None)
-        job.callbacks.end(ended.center).load(plan.replica)
-
-    # ---- their parts
-
-    def _salvage(self, server: Supervisor, replica: KerasReplica) -> None:
-        """Collects what a job that failed has learned, if that is to be had; the job's own error is the one to tell."""
-        if not server.alive():
-            return
-        try:
-            # No commit may come between the center that is collected and its records.
-            server.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
-            server.try_to_ask(lambda driver: self._collect(driver, replica))
-        except DistkerasError as error:
-            self._events.report(log, "lost", "what the job had learned is not to be had: %s", error.message)
-
-    def _progress(self, plan: JobPlan) -> Progress:
-        settings = self.settings
-        return Progress(
-            settings.num_epoch,
-            plan.worker.workers,
-            settings.progress,
-            every=settings.log_every,
-            below=has_console_bar(plan.df.sparkSession),
-        )
-
-    def _collect(self, driver: DriverClient, replica: KerasReplica) -> CenterWeights:
-        """The center and the records, also of a job that failed: what was learned is not lost."""
-        center = CenterWeights.fetch(driver)
-        center.load(replica)
-        self._model = replica.model
-        self._records = JobRecords.drain(driver)
-        return center
 
     def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
         """Rows of a validation DataFrame, with the columns that the trainer is told of."""
@@ -394,6 +303,6 @@ class Trainer(JobResults):
 
 
 def _checkpoint_of(checkpoint: str | PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
-    if checkpoint is None and resume:
+    if require_boolean("resume", resume) and checkpoint is None:
         raise ConfigurationError("`resume` needs to be told from where. Received: resume=True, checkpoint=None")
     return checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(fspath(checkpoint))

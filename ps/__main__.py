@@ -20,7 +20,6 @@ from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.lifeline import DriverLink
-from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
@@ -115,11 +114,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     link = DriverLink(sys.stdin.fileno(), arguments.driver) if arguments.command == "child" else None
     _log_to_standard_error(link is not None)
     if link is None:
-        return serve(lambda: request_from(arguments), _tell, lambda _: _until_interrupted(arguments.lifetime))
-    return serve(lambda: _request_of(link), _tell, lambda server: _until_over(link, server))
+        return serve(lambda: request_from(arguments), _send_report, lambda _: _until_interrupted(arguments.lifetime))
+    return serve(lambda: _request_of(link), _send_report, lambda _: _until_over(link))
 
 
-def _tell(report: StartReport) -> None:
+def _send_report(report: StartReport) -> None:
     sys.stdout.write(report.to_json() + "\n")
     sys.stdout.flush()
 
@@ -131,11 +130,11 @@ def _request_of(link: DriverLink) -> StartRequest:
     return StartRequest.from_json(line)
 
 
-def _until_over(link: DriverLink, server: ParameterServer) -> int:
+def _until_over(link: DriverLink) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
-    link.wait_until_over(lambda: server.spoilt)
+    link.wait_until_over()
     signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
-    return int(server.spoilt)
+    return 0
 
 
 def _until_interrupted(lifetime: float | None) -> int:

@@ -248,7 +248,7 @@ def sorted_error(error: Exception) -> DistkerasError:
     """
     if isinstance(error, DistkerasError) and error.origin is not Origin.USER:
         return error
-    trouble = next(filter(None, map(_trouble, _with_causes(error))), None)
+    trouble = next(filter(None, map(_node_error_text, _with_causes(error))), None)
     if trouble is not None:
         return NodeError(f"the machine and its network must have what a task needs. Received: {trouble}")
     if isinstance(error, ModuleNotFoundError):
@@ -267,7 +267,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _trouble(error: BaseException) -> str | None:
+def _node_error_text(error: BaseException) -> str | None:
     """One line of what a machine's or a network's ``error`` says; None of any other, and of those that are ours."""
     if isinstance(error, DistkerasError):
         return None

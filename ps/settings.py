@@ -64,7 +64,8 @@ class ServerSettings:
         _replace(self, "max_skipped", require_integer("max_skipped", self.max_skipped, 0))
         _replace(self, "port", require_integer("port", self.port, 0, 0xFFFF))
         _replace(self, "max_body", require_integer("max_body", self.max_body))
-        _replace(self, "measure_gap", require_boolean("measure_gap", self.measure_gap))
+        for name in ("measure_gap", "authenticate_vectors"):
+            _replace(self, name, require_boolean(name, getattr(self, name)))
         if self.staleness_bound is not None:
             _replace(self, "staleness_bound", require_integer("staleness_bound", self.staleness_bound, 0))
         scheduler_for(self.rule, self.workers, self.staleness_bound)

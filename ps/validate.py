@@ -49,8 +49,12 @@ def require_number(
         ConfigurationError: it is something else.
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = int(value) if isinstance(value, numbers.Integral) else float(value)
-        if math.isfinite(number) and number < below and (number > low or (number == low and inclusive)):
+        try:
+            number = int(value) if isinstance(value, numbers.Integral) else float(value)
+            finite = math.isfinite(number)
+        except OverflowError:  # an integer that no float reaches
+            finite = False
+        if finite and number < below and (number > low or (number == low and inclusive)):
             return number
     bounds = f"{'of at least' if inclusive else 'above'} {low:g}" + (
         "" if below == math.inf else f" and below {below:g}"

@@ -35,7 +35,7 @@ def execute(path: Path, folder: Path, timeout: float) -> nbformat.NotebookNode:
     Raises:
         CellExecutionError: a cell failed, with its traceback.
     """
-    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # it has no types
     resources = {"metadata": {"path": folder}}
     NotebookClient(notebook, timeout=int(timeout), kernel_name="python3", resources=resources).execute()
     for cell in notebook.cells:
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     for path in options.paths:
         with tempfile.TemporaryDirectory(prefix="distkeras-notebook-") as folder:
             notebook = execute(path, Path(folder), options.timeout)
-        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]  # it has no types
         sys.stderr.write(f"executed {path}\n")
     return 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -42,22 +42,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     Two cores, and a second attempt of a failed task: `local[2]` would never retry one, and more show nothing new.
     """
-    from pyspark.sql import SparkSession
+    from distkeras.spark import session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    session = (
-        SparkSession.builder.master("local[2,2]")
-        .appName("distkeras tests")
-        .config("spark.driver.memory", "2g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.daemon.module", "warm_daemon")
-        .config("spark.executorEnv.PYTHONPATH", str(Path(__file__).parent / "support" / "worker_path"))
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")  # the failures here are meant
-    yield session
-    session.stop()
+    config = {
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    started = session("local[2,2]", app_name="distkeras tests", config=config)
+    started.sparkContext.setLogLevel("OFF")  # the failures here are meant
+    for thread in threading.enumerate():
+        if thread.name == "distkeras-warm-up":
+            thread.join(patience(120))
+    yield started
+    started.stop()

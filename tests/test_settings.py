@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.settings import TrainSettings
 
 NO_COUNT: tuple[Any, ...] = (-1, 1.5, 2.0, True, "2", np.float64(2), math.nan)
+NO_TABLE: Any = None
 NO_SWITCH: tuple[Any, ...] = ("no", 1, 0, [], np.int64(1))
 BAD: dict[str, tuple[Any, ...]] = {
     "num_workers": (0, *NO_COUNT),
@@ -32,7 +34,8 @@ BAD: dict[str, tuple[Any, ...]] = {
     "port": (65536, None, *NO_COUNT),
     "threads": (0, *NO_COUNT),
     "communication_window": (0, "often", *NO_COUNT),
-    "stall_after": (0, -1.0, math.nan, math.inf, "1", True),
+    "stall_after": (0, -1.0, math.nan, math.inf, 10**400, "1", True),
+    "log_every": (0, -1.0, math.nan, math.inf, 10**400, "1", True),
     "deadlines": (5.0, {"reply": 5.0}),
     "bad_numbers": ("ignore", None),
     "wire_format": ("float16", None),
@@ -57,6 +60,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "partitioned_already": (None, *NO_SWITCH),
     "tls": (None, *NO_SWITCH),
     "measure_gap": (None, *NO_SWITCH),
+    "authenticate_vectors": (None, *NO_SWITCH),
     "overlap": (None, *NO_SWITCH),
     "progress": NO_SWITCH,
 }
@@ -84,6 +88,16 @@ def trainer(rule: Any = "downpour", **options: Any) -> Trainer:
 def test_what_cannot_work_is_refused_by_its_own_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"^`{name}`"):
         trainer(**{name: value})
+
+
+def test_each_keyword_is_tried_above() -> None:
+    assert set(inspect.signature(Trainer).parameters) - OF_MODEL_AND_RULE <= set(BAD)
+
+
+@pytest.mark.parametrize("resume", [None, *NO_SWITCH])
+def test_what_is_no_switch_of_train(resume: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^`resume`"):
+        trainer().train(NO_TABLE, checkpoint=tmp_path, resume=resume)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, math.nan, "0.1", True])

@@ -7,13 +7,13 @@ the constructor, `set`, `copy` and `load` alike, since all of them go through th
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
 from pyspark.ml.param import Param, Params
 
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import require_boolean, require_integer, require_number, require_text
 
 
 def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> Param[Any]:
@@ -22,7 +22,7 @@ def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> 
     Args:
         name: its keyword.
         doc: one line for `explainParams`.
-        convert: returns the value to keep; TypeError or ValueError for one that cannot work.
+        convert: returns the value to keep; TypeError or ValueError (a ConfigurationError is one) where it cannot work.
         expected: completes "`name` must be …".
     """
 
@@ -36,10 +36,8 @@ def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> 
 
 
 def column_name(value: Any) -> str:
-    """A string that is not empty; TypeError for anything else."""
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    return value
+    """A string that is not empty; ConfigurationError for anything else."""
+    return require_text("column", value, "the name of a column")
 
 
 def column_names(value: Any) -> list[str]:
@@ -51,28 +49,18 @@ def column_names(value: Any) -> list[str]:
 
 
 def finite_float(value: Any) -> float:
-    """A finite number as a float; TypeError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise TypeError
-    return float(value)
+    """A finite number as a float; ConfigurationError for anything else."""
+    return float(require_number("value", value, -math.inf))
 
 
 def integer_from(minimum: int) -> Callable[[Any], int]:
-    """A converter of integers of at least ``minimum``; it raises TypeError for anything else."""
-
-    def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-            raise TypeError
-        return int(value)
-
-    return convert
+    """A converter of integers of at least ``minimum``; it raises ConfigurationError for anything else."""
+    return lambda value: require_integer("value", value, minimum)
 
 
 def true_or_false(value: Any) -> bool:
-    """A bool; TypeError for anything else."""
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+    """A bool; ConfigurationError for anything else."""
+    return require_boolean("value", value)
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from distkeras.ps.rules import Rule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.settings import TrainSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -36,6 +37,7 @@ class JobPlan:
     Args:
         df: one partition a worker.
         spec: columns, mini-batches, epochs.
+        training: what the data and the driver are told.
         model_file: the model.
         recipe: how to compile it.
         replica: the model, compiled like the workers'.
@@ -47,6 +49,7 @@ class JobPlan:
 
     df: DataFrame
     spec: DataSpec
+    training: TrainSettings
     model_file: bytes
     recipe: Recipe
     replica: KerasReplica
@@ -67,15 +70,15 @@ class JobPlan:
             metrics=self.replica.metric_names,
         )
 
-    def identity(self, row_settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a job that goes on from this one's checkpoint must share, beside the rule; JSON-ready.
+    def build_replica(self) -> KerasReplica:
+        """Another copy of the model, compiled like the workers'."""
+        return KerasReplica(self.recipe.build(self.model_file))
 
-        Args:
-            row_settings: `TrainSettings.row_settings`.
-        """
+    def identity(self) -> dict[str, Any]:
+        """What a job that goes on from this one's checkpoint must share, beside the rule; JSON-ready."""
         replica, columns = self.replica, self.spec.features + self.spec.labels
         return {
-            **row_settings,
+            **self.training.row_settings,
             "shapes": {column.name: list(column.shape) for column in columns},
             "model": model_identity(self.model_file),
             "layout": layout_identity(replica.layout),

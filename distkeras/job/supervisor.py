@@ -115,7 +115,7 @@ class Supervisor:
         """
         while True:
             try:
-                return self._reach(call)
+                return self._call_reconnecting(call)
             except _ServerGone:
                 self.restart()
 
@@ -132,7 +132,7 @@ class Supervisor:
                 raise
         return call(self._driver)
 
-    def _reach(self, call: Callable[[DriverClient], _R]) -> _R:
+    def _call_reconnecting(self, call: Callable[[DriverClient], _R]) -> _R:
         """``call``, over new connections while the process lives.
 
         Raises:
@@ -202,9 +202,9 @@ class Supervisor:
             )
         reason = self._end_reason
         try:
-            self._reach(self._publish)
+            self._call_reconnecting(self._publish)
             if reason is not None:
-                self._reach(lambda driver: driver.finish(reason))
+                self._call_reconnecting(lambda driver: driver.finish(reason))
         except _ServerGone:
             return False
         return True

@@ -140,7 +140,7 @@ class _TaskAttempt:
         except Exception as error:
             if self._records.broken and not isinstance(error, DistkerasError):
                 raise
-            told = self._tell(error)
+            told = self._report_error(error)
             if told is error:
                 raise
             raise told from error
@@ -148,7 +148,7 @@ class _TaskAttempt:
             self._client.close()
         return self._summary(rows, batches)
 
-    def _tell(self, error: Exception) -> DistkerasError:
+    def _report_error(self, error: Exception) -> DistkerasError:
         """``error`` as it is to be raised, once the server is told what it has to know."""
         told = sorted_error(error)
         if told.origin in (Origin.USER, Origin.NODE):
@@ -310,4 +310,4 @@ def _prepare_process(threads: int, gpus: list[str] | None) -> None:
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     # PyArrow and Keras import it when they first need it: two threads at once, and one would find half of it.
-    import pandas  # noqa: F401
+    import pandas  # noqa: F401 - its import is what counts

@@ -83,7 +83,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
     from keras.src.saving import saving_lib  # the public function takes names of files only, which a kill would leave
 
     try:
-        with _scratch(data):
+        with _asset_folder(data):
             return saving_lib.load_model(
                 BytesIO(data), custom_objects=dict(custom_objects or {}), compile=compiled, safe_mode=True
             )
@@ -100,7 +100,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
 
 
 @contextlib.contextmanager
-def _scratch(data: bytes) -> Iterator[None]:
+def _asset_folder(data: bytes) -> Iterator[None]:
     """Where Keras unpacks what a layer has beside its weights, such as a vocabulary.
 
     In a task that is Spark's own folder, which goes with the application: a killed process leaves its files.

@@ -27,7 +27,7 @@ def model_identity(model_file: bytes) -> dict[str, Any]:
     names: dict[str, str] = {}
     for name in _layer_names(config):
         names.setdefault(name, f"#{len(names)}")
-    identity: dict[str, Any] = _without_chance(config, names, reference=False)
+    identity: dict[str, Any] = _canonical(config, names, reference=False)
     return identity
 
 
@@ -50,13 +50,13 @@ def _layer_names(node: Any) -> Iterator[str]:
             yield from _layer_names(value)
 
 
-def _without_chance(node: Any, names: Mapping[str, str], *, reference: bool) -> Any:
+def _canonical(node: Any, names: Mapping[str, str], *, reference: bool) -> Any:
     if isinstance(node, Mapping):
         return {
-            key: _without_chance(value, names, reference=reference or key in _REFERENCES)
+            key: _canonical(value, names, reference=reference or key in _REFERENCES)
             for key, value in node.items()
             if key not in _LEFT_OUT and value is not None
         }
     if isinstance(node, list):
-        return [_without_chance(value, names, reference=reference) for value in node]
+        return [_canonical(value, names, reference=reference) for value in node]
     return names.get(node, node) if reference and isinstance(node, str) else node

@@ -64,9 +64,9 @@ class Recipe:
         """
         import keras
 
-        optimizer = _told(keras.saving.serialize_keras_object(model.optimizer))
+        optimizer = _as_json(keras.saving.serialize_keras_object(model.optimizer))
         optimizer["config"].pop("name", None)  # which Keras numbers
-        return {name: _told(value) for name, value in self.arguments.items()} | {"optimizer": optimizer}
+        return {name: _as_json(value) for name, value in self.arguments.items()} | {"optimizer": optimizer}
 
 
 def recipe_of(
@@ -139,14 +139,14 @@ def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
     return arguments
 
 
-def _told(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """An argument of ``compile`` as JSON has it."""
     if isinstance(value, PackedObject):
-        return _told(value.config)
+        return _as_json(value.config)
     if isinstance(value, Mapping):
-        return {str(key): _told(part) for key, part in value.items() if key not in ("module", "shared_object_id")}
+        return {str(key): _as_json(part) for key, part in value.items() if key not in ("module", "shared_object_id")}
     if isinstance(value, (list, tuple)):
-        return [_told(part) for part in value]
+        return [_as_json(part) for part in value]
     if value is None or isinstance(value, (str, int, float)):
         return value
     return f"function {getattr(value, '__qualname__', type(value).__qualname__)}"

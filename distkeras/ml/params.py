@@ -23,7 +23,7 @@ from distkeras.flags import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
 from distkeras.trainer import Trainer
-from distkeras.transformers.params import column_name, column_names, finite_float, integer_from, param
+from distkeras.transformers.params import column_name, column_names, finite_float, integer_from, param, true_or_false
 
 _P = TypeVar("_P", bound="type[Params]")
 
@@ -207,7 +207,7 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
     )
     callbacks = param("callbacks", "of `Trainer.train`", list, "a list of callbacks")
     checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`")  # noqa: SLF001 - as Spark ML's own mixins
-    resume = Param(Params._dummy(), "resume", "of `Trainer.train`", bool)  # noqa: SLF001 - as Spark ML's own mixins
+    resume = param("resume", "of `Trainer.train`", true_or_false, "True or False")
 
     def setSeed(self, value: int) -> Any:
         """Sets ``seed``."""

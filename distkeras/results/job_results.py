@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distkeras.ps.errors import LocalProtocolError
@@ -14,24 +15,49 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@dataclass
+class JobOutcome:
+    """What has become known of one job so far.
+
+    Args:
+        df: its data; None before the first job.
+        events: whatever was out of the ordinary.
+        records: as the server told them last; None: it has not yet.
+        model: with the center's weights of then.
+        resumed: where it went on with an earlier job; None: it began anew.
+        stopped: why a callback ended it early; None: none did.
+        timings: seconds of its parts, once it has ended.
+    """
+
+    df: DataFrame | None = None
+    events: Events = field(default_factory=Events)
+    records: JobRecords | None = None
+    model: keras.Model | None = None
+    resumed: Resumed | None = None
+    stopped: str | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
 class JobResults:
     """Model and records of the last job, also of one that failed or was interrupted."""
 
     def __init__(self) -> None:
-        self._begin_job()
+        self._outcome = JobOutcome()
 
-    def _begin_job(self, df: DataFrame | None = None) -> None:
-        """Lets go of the results of the job before; ``df`` is the data of the one that begins."""
-        self._df = df
-        self._records: JobRecords | None = None
-        self._model: keras.Model | None = None
-        self._events = Events()
-        #: Where the last job went on with an earlier one; None where it began anew.
-        self.resumed: Resumed | None = None
-        #: Why a callback ended the last job early; None where none did.
-        self.stopped: str | None = None
-        #: Seconds of the parts of the last job: start, spark, finish, total.
-        self.timings: dict[str, float] = {}
+    @property
+    def resumed(self) -> Resumed | None:
+        """Where the last job went on with an earlier one; None where it began anew."""
+        return self._outcome.resumed
+
+    @property
+    def stopped(self) -> str | None:
+        """Why a callback ended the last job early; None where none did."""
+        return self._outcome.stopped
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of the parts of the last job: start, spark, finish, total; empty where none has ended well."""
+        return self._outcome.timings
 
     @property
     def model(self) -> keras.Model:
@@ -40,12 +66,12 @@ class JobResults:
         Raises:
             LocalProtocolError: nothing has been trained.
         """
-        return self._require(self._model, "model")
+        return self._require(self._outcome.model, "model")
 
     @property
     def history(self) -> DataFrame:
         """One row a mini-batch: worker, epoch, iteration (from 0, of the worker), timestamp, loss, metrics, samples."""
-        return self._table(self._require(self._records, "history").history())
+        return self._table(self._require(self._outcome.records, "history").history())
 
     @property
     def commits(self) -> DataFrame:
@@ -54,7 +80,7 @@ class JobResults:
         Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
         worker had waited for the reply before), and which mini-batches of which attempt it stands for.
         """
-        return self._table(self._require(self._records, "commits").commits())
+        return self._table(self._require(self._outcome.records, "commits").commits())
 
     @property
     def ledger(self) -> DataFrame:
@@ -63,7 +89,7 @@ class JobResults:
         Partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation, and whether it was
         applied, or skipped for a NaN or infinity (`bad_numbers`).
         """
-        return self._table(self._require(self._records, "ledger").ledger())
+        return self._table(self._require(self._outcome.records, "ledger").ledger())
 
     @property
     def events(self) -> DataFrame:
@@ -74,8 +100,8 @@ class JobResults:
         server), snapshot (failed, or succeeding again), records (lost, or
         kept in memory), refused (peers), skipped (commits), stall, stop, failed.
         """
-        self._require(self._df, "events")
-        return self._table(event_table(self._events.all()))
+        self._require(self._outcome.df, "events")
+        return self._table(event_table(self._outcome.events.all()))
 
     def _require(self, value: Any, name: str) -> Any:
         if value is None:
@@ -83,5 +109,5 @@ class JobResults:
         return value
 
     def _table(self, table: pa.Table) -> DataFrame:
-        assert self._df is not None
-        return self._df.sparkSession.createDataFrame(table)
+        assert self._outcome.df is not None
+        return self._outcome.df.sparkSession.createDataFrame(table)

@@ -171,14 +171,14 @@ class Center:
             RemoteProtocolError: another incarnation, a gap in the sequence, or a wrong number of parts.
             NonFiniteError: with ``check_finite``: the rule makes a NaN or infinity of it; the center is `corrupt`.
         """
-        lease = self._due(commit, len(parts))
+        lease = self._lease_for(commit, len(parts))
         if lease is None:
             return False
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
-            self._take(commit, lease, parts)
+            self._accept_commit(commit, lease, parts)
         return True
 
-    def _take(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer]) -> None:
+    def _accept_commit(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer]) -> None:
         staleness = self._staleness(lease, commit)
         context = self._commit_context(commit, staleness)
         scalars = self.rule.accept(context, self.counters)
@@ -227,7 +227,7 @@ class Center:
         Raises:
             LeaseLostError, LedgerError, RemoteProtocolError: as for `commit`.
         """
-        lease = self._due(commit, len(commit.parts or commit.packed))
+        lease = self._lease_for(commit, len(commit.parts or commit.packed))
         if lease is None:
             return False
         now = self._now()
@@ -243,7 +243,7 @@ class Center:
         self._end_round_if_complete()
         return True
 
-    def _due(self, commit: Commit, parts: int) -> PartitionLease | None:
+    def _lease_for(self, commit: Commit, parts: int) -> PartitionLease | None:
         """The lease that ``commit`` is the next one of; None where it is the last one, sent again."""
         lease = self.leases.held(commit.worker, commit.attempt)
         self.require_incarnation(commit.worker, commit.incarnation)
@@ -364,9 +364,8 @@ class Center:
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:
-            version = self.pool.take()
             with self._arithmetic.of(worker, None, self.clock):
-                self._view(worker, lease, version)
+                version = self._view(worker, lease)
         else:
             version = self.current.hold()
         if self._keeps_sent:
@@ -375,12 +374,14 @@ class Center:
             lease.released = self.clock
         return Released(version, self.clock, lease.sequence, self.rate(self.clock), self.moving_statistics)
 
-    def _view(self, worker: int, lease: PartitionLease, version: Buffer) -> None:
-        """Writes what the rule sends in place of the center."""
+    def _view(self, worker: int, lease: PartitionLease) -> Buffer:
+        """What the rule sends in place of the center."""
+        version = self.pool.take()
         # A view uses the eta of the commit that it follows.
         scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
         for chunk in self._chunks.over(version.array, self.current.array, (), self.model, lease.vectors):
             self.rule.view(chunk, scalars)
+        return version
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""

@@ -153,7 +153,7 @@ class Checkpointer:
                 backoff = None  # its pauses may be long by now
             last_tries -= closing
             try:
-                if self._tried(closing, idle):
+                if self._try_turn(closing, idle):
                     if closing:
                         return
                     backoff = None
@@ -172,7 +172,7 @@ class Checkpointer:
         else:
             self._closing.wait(seconds)
 
-    def _tried(self, closing: bool, idle: bool) -> bool:
+    def _try_turn(self, closing: bool, idle: bool) -> bool:
         """One turn; False where it failed, and is to be taken again.
 
         Raises:
@@ -189,11 +189,11 @@ class Checkpointer:
                 what = error if isinstance(error, SnapshotError) else traceback.format_exc()
                 report(log, "snapshot", "a snapshot failed, and is tried again: %s", what)
             self.failure = error
-            self._looked()  # that may be the reason
+            self._try_require_owned()  # that may be the reason
             return False
-        return not idle or self._looked()
+        return not idle or self._try_require_owned()
 
-    def _looked(self) -> bool:
+    def _try_require_owned(self) -> bool:
         """Looks for a higher claim; False where that failed.
 
         Raises:

@@ -90,10 +90,10 @@ class Ownership:
         if highest > own:
             raise OwnershipLostError(
                 f"the server with claim {own} must own {self._store.uri!r}. "
-                f"Received: claim {highest} of {self._who(highest)}"
+                f"Received: claim {highest} of {self._owner_text(highest)}"
             )
 
-    def _who(self, claim: Claim) -> str:
+    def _owner_text(self, claim: Claim) -> str:
         try:
             header, _ = self._store.load(str(Name("owner", claim)))
         except SnapshotError:

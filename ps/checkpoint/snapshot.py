@@ -111,7 +111,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         vector[...] = arrays[f"model/{number}"]
     for worker, values in leases.items():
         lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
-        _set(lease, values)
+        _restore_lease(lease, values)
         if lease.finished and epochs is not None and lease.epoch < epochs:
             lease.finished = False  # and what its rule kept for it was given up when it left
             continue
@@ -127,7 +127,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     return True
 
 
-def _set(lease: PartitionLease, values: dict[str, Any]) -> None:
+def _restore_lease(lease: PartitionLease, values: dict[str, Any]) -> None:
     """``values`` are what `_KEPT` names, but for the attempt, who is not connected."""
     lease.connected = False
     for name in _KEPT:

@@ -63,7 +63,7 @@ class Store:
         Raises:
             SnapshotError: the directory cannot be read.
         """
-        return self._ending(_SUFFIX)
+        return self._names_ending_in(_SUFFIX)
 
     def drafts(self) -> list[str]:
         """Files that were not written to their end: a writer was killed, or is at it now.
@@ -71,9 +71,9 @@ class Store:
         Raises:
             SnapshotError: the directory cannot be read.
         """
-        return self._ending(_DRAFT)
+        return self._names_ending_in(_DRAFT)
 
-    def _ending(self, suffix: str) -> list[str]:
+    def _names_ending_in(self, suffix: str) -> list[str]:
         try:
             found = self._files.names()
         except OSError as error:

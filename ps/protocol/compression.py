@@ -47,13 +47,13 @@ class Codec(ABC):
 
     def encode(self, vector: Vector, out: np.ndarray) -> None:
         """Writes ``vector``."""
-        with _quiet():
+        with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 self._encode(vector[stretch], data)
 
     def decode(self, data: np.ndarray, out: Vector) -> None:
         """Reads what `encode` wrote; any bytes are something."""
-        with _quiet():
+        with _without_numeric_warnings():
             for stretch, piece in self._blocks(data):
                 self._decode(piece, out[stretch])
 
@@ -62,7 +62,7 @@ class Codec(ABC):
 
         Of a number that is not finite no rest is kept.
         """
-        with _quiet():
+        with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 kept = rest[stretch]
                 read = self._scratch[: kept.size]
@@ -79,7 +79,7 @@ class Codec(ABC):
 
         What is rounded off is part of the next change, so that it does not add up.
         """
-        with _quiet():
+        with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 there = known[stretch]
                 change = self._scratch[: there.size]
@@ -90,7 +90,7 @@ class Codec(ABC):
 
     def decode_change(self, data: np.ndarray, known: Vector, out: Vector) -> None:
         """Reads what `encode_change` wrote, for a reader that has ``known``, which stays as it is."""
-        with _quiet():
+        with _without_numeric_warnings():
             for stretch, piece in self._blocks(data):
                 self._decode(piece, out[stretch])
                 out[stretch] += known[stretch]
@@ -159,7 +159,7 @@ class Int8(Codec):
             out[codes == 0] = 0.0
 
 
-def _quiet() -> np.errstate:
+def _without_numeric_warnings() -> np.errstate:
     """Overflow, infinity and NaN are looked for where vectors are checked."""
     return np.errstate(over="ignore", invalid="ignore")
 

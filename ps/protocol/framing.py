@@ -23,7 +23,8 @@ import struct
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,9 +170,83 @@ def encode(message: Message, seal: Seal | None = None) -> list[bytes | memoryvie
     return [head, *(array.data.cast("B") for array, _ in arrays if array.size)]
 
 
+class _Frame(NamedTuple):
+    """What a header says of its frame, and the memory for what follows it."""
+
+    schema: _Schema
+    #: How many arrays, and bytes of them.
+    arrays: int
+    body: int
+    fields: bytearray
+    tag: bytearray
+
+
 def _check_rows(name: str, columns: int, size: int) -> None:
     if columns < 0 or (size % columns if columns else size):
         raise RemoteProtocolError(f"`{name}` must fill its rows of {columns} columns. Received: {size} elements")
+
+
+def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """Numbers and strings by field, and the table: code of its dtype and elements of each array."""
+    schema, fields = frame.schema, frame.fields
+    values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
+    at = schema.packer.size
+    table = len(fields) - _ENTRY.size * frame.arrays
+    for name in schema.strings:
+        # The strings before it may have taken the room of its length.
+        length = _LENGTH.unpack_from(fields, at)[0] if at + _LENGTH.size <= table else table
+        at += _LENGTH.size
+        if at + length > table:
+            raise RemoteProtocolError(f"`{name}` must end within the fields. Received: {length} bytes of it")
+        try:
+            values[name] = fields[at : at + length].decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"`{name}` must be UTF-8. Received: {error}") from None
+        at += length
+    if at != table:
+        raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
+    return values, list(_ENTRY.iter_unpack(memoryview(fields)[table:]))
+
+
+def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[tuple[int, int]]) -> None:
+    """Before anything is allocated for them."""
+    kind, body = frame.schema.kind.__name__, 0
+    codes: list[int] = []
+    for name, code, several, rows in frame.schema.arrays:
+        if several:
+            count = values[name]
+            if not 0 <= count <= len(entries):
+                raise RemoteProtocolError(f"{kind} has {count} arrays in `{name}`. Received: {len(entries)} in all")
+            codes += [code] * count
+            continue
+        if rows and len(codes) < len(entries):
+            _check_rows(name, values[name], entries[len(codes)][1])
+        codes.append(code)
+    if len(codes) != len(entries):
+        raise RemoteProtocolError(f"{kind} has {len(codes)} arrays. Received: {len(entries)}")
+    for (code, size), expected in zip(entries, codes, strict=True):
+        if code != expected:
+            raise RemoteProtocolError(f"{kind} has arrays of dtypes {codes}. Received: {entries}")
+        body += _DTYPES[code].itemsize * size
+    if body != frame.body:
+        raise RemoteProtocolError(f"the arrays must fill the body of {frame.body} bytes. Received: {entries}")
+
+
+def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
+    """The message of these values, which become its own, and of these arrays."""
+    at = 0
+    for name, _, several, rows in schema.arrays:
+        if several:
+            values[name] = tuple(arrays[at : at + values[name]])
+            at += len(values[name])
+            continue
+        array, at = arrays[at], at + 1
+        values[name] = array.reshape(-1 if values[name] else 0, values[name]) if rows else array
+    for name in schema.booleans:
+        values[name] = bool(values[name])
+    message = object.__new__(schema.kind)
+    vars(message).update(values)  # every field; a frozen dataclass would set them one by one
+    return message
 
 
 class Reader:
@@ -193,11 +268,9 @@ class Reader:
         self._header = bytearray(_HEADER.size)
         #: What came along with a header: its fields and perhaps the first bytes of its arrays.
         self._ahead = memoryview(bytearray(READ_AHEAD))
-        self._expect_header()
-
-    def _expect_header(self) -> None:
-        self._stage: Callable[[], Message | None] = self._parse_header
+        #: Where the next bytes go, and what is to be called when they are there. Between two frames: a header's.
         self._spaces = [memoryview(self._header), self._ahead]
+        self._stage: Callable[[], Message | None] = self._parse_header
 
     def space(self) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -270,77 +343,24 @@ class Reader:
         schema = _SCHEMAS[MESSAGES[code]]
         if fields < schema.packer.size + _LENGTH.size * len(schema.strings) + _ENTRY.size * arrays:
             raise RemoteProtocolError(f"{schema.kind.__name__} has more fields. Received: {fields} bytes of them")
-        self._schema, self._arrays, self._body = schema, arrays, body
-        self._fields, self._tag = bytearray(fields), bytearray(0 if self.seal is None else TAG_BYTES)
-        self._stage = self._parse_fields
-        self._spaces = [memoryview(part) for part in (self._fields, self._tag) if part]
-        return None if self._spaces else self._parse_fields()
+        frame = _Frame(
+            schema, arrays, body, fields=bytearray(fields), tag=bytearray(0 if self.seal is None else TAG_BYTES)
+        )
+        self._stage = partial(self._parse_fields, frame)
+        self._spaces = [memoryview(part) for part in (frame.fields, frame.tag) if part]
+        return None if self._spaces else self._stage()
 
-    def _parse_fields(self) -> Message | None:
-        schema, fields = self._schema, self._fields
-        values = self._values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
-        at = schema.packer.size
-        table = len(fields) - _ENTRY.size * self._arrays
-        for name in schema.strings:
-            # The strings before it may have taken the room of its length.
-            length = _LENGTH.unpack_from(fields, at)[0] if at + _LENGTH.size <= table else table
-            at += _LENGTH.size
-            if at + length > table:
-                raise RemoteProtocolError(f"`{name}` must end within the fields. Received: {length} bytes of it")
-            try:
-                values[name] = fields[at : at + length].decode()
-            except UnicodeDecodeError as error:
-                raise RemoteProtocolError(f"`{name}` must be UTF-8. Received: {error}") from None
-            at += length
-        if at != table:
-            raise RemoteProtocolError(f"{schema.kind.__name__} has {at} bytes of fields. Received: {table}")
-        entries = list(_ENTRY.iter_unpack(memoryview(fields)[table:]))
-        self._check_array_table(entries)
-        self._incoming = [self._allocate(schema.kind, _DTYPES[code], size) for code, size in entries]
+    def _parse_fields(self, frame: _Frame) -> Message | None:
+        values, entries = _decode_fields(frame)
+        _check_array_table(frame, values, entries)
+        arrays = [self._allocate(frame.schema.kind, _DTYPES[code], size) for code, size in entries]
         # One system call may fill them all.
-        self._stage = self._finish_message
-        self._spaces = [array.data.cast("B") for array in self._incoming if array.size]
-        return None if self._spaces else self._finish_message()
+        self._stage = partial(self._finish_message, frame, values, arrays)
+        self._spaces = [array.data.cast("B") for array in arrays if array.size]
+        return None if self._spaces else self._stage()
 
-    def _check_array_table(self, entries: list[tuple[int, int]]) -> None:
-        """Before anything is allocated for them."""
-        kind, values, body = self._schema.kind.__name__, self._values, 0
-        codes: list[int] = []
-        for name, code, several, rows in self._schema.arrays:
-            if several:
-                count = values[name]
-                if not 0 <= count <= len(entries):
-                    raise RemoteProtocolError(f"{kind} has {count} arrays in `{name}`. Received: {len(entries)} in all")
-                codes += [code] * count
-                continue
-            if rows and len(codes) < len(entries):
-                _check_rows(name, values[name], entries[len(codes)][1])
-            codes.append(code)
-        if len(codes) != len(entries):
-            raise RemoteProtocolError(f"{kind} has {len(codes)} arrays. Received: {len(entries)}")
-        for (code, size), expected in zip(entries, codes, strict=True):
-            if code != expected:
-                raise RemoteProtocolError(f"{kind} has arrays of dtypes {codes}. Received: {entries}")
-            body += _DTYPES[code].itemsize * size
-        if body != self._body:
-            raise RemoteProtocolError(f"the arrays must fill the body of {self._body} bytes. Received: {entries}")
-
-    def _finish_message(self) -> Message:
-        values, arrays = self._values, self._incoming
+    def _finish_message(self, frame: _Frame, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
         if self.seal is not None:
-            self.seal.check(self._tag, self._schema.kind, self._header + self._fields, arrays)
-        at = 0
-        for name, _, several, rows in self._schema.arrays:
-            if several:
-                values[name] = tuple(arrays[at : at + values[name]])
-                at += len(values[name])
-                continue
-            array, at = arrays[at], at + 1
-            values[name] = array.reshape(-1 if values[name] else 0, values[name]) if rows else array
-        for name in self._schema.booleans:
-            values[name] = bool(values[name])
-        self._values, self._incoming = {}, []  # the message's arrays are its owner's now
-        self._expect_header()
-        message = object.__new__(self._schema.kind)
-        vars(message).update(values)  # every field; a frozen dataclass would set them one by one
-        return message
+            self.seal.check(frame.tag, frame.schema.kind, self._header + frame.fields, arrays)
+        self._spaces, self._stage = [memoryview(self._header), self._ahead], self._parse_header
+        return _build_message(frame.schema, values, arrays)

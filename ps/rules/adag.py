@@ -138,13 +138,13 @@ class ADAG(Rule):
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return self.divisor(context.learning_rate)
 
-    def _moved(self, chunk: Chunk) -> Vector:
+    def _center_shift(self, chunk: Chunk) -> Vector:
         origin = chunk.payload[1] if self.algorithm == 11 else chunk.sent
         np.subtract(chunk.center, origin, out=chunk.scratch)
         return chunk.scratch
 
     def partial(self, chunk: Chunk, scalars: Scalars) -> float:
-        return sum_of_squares(self._moved(chunk))
+        return sum_of_squares(self._center_shift(chunk))
 
     def reduced(self, scalars: Scalars, total: float) -> Scalars:
         return (_factor(total, scalars[0]),)
@@ -158,7 +158,7 @@ class ADAG(Rule):
             delta *= factor
             total = factor * delta.size
         else:
-            scale = _scale(self._moved(chunk), *scalars)
+            scale = _scale(self._center_shift(chunk), *scalars)
             delta *= scale
             total = float(scale.sum(dtype=np.float64))
         np.add(chunk.center, delta, out=chunk.out)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
 
 from distkeras.ps.world.processes import LOOK, PIECE
 
@@ -36,11 +35,9 @@ class DriverLink:
         if driver is not None:
             self._poller.register(driver, select.POLLIN)
 
-    def line(self, over: Callable[[], bool] = lambda: False) -> str | None:
-        """The next line; None where the driver has said goodbye or is gone, or where it is ``over``."""
+    def line(self) -> str | None:
+        """The next line; None where the driver has said goodbye, or is gone."""
         while b"\n" not in self._received:
-            if over():
-                return None
             ready = [descriptor for descriptor, _ in self._poller.poll(1000 * LOOK)]
             if self._stream in ready:
                 piece = os.read(self._stream, PIECE)
@@ -52,7 +49,7 @@ class DriverLink:
         line, _, self._received = self._received.partition(b"\n")
         return None if line + b"\n" == GOODBYE else line.decode()
 
-    def wait_until_over(self, over: Callable[[], bool] = lambda: False) -> None:
-        """Returns when the driver has said goodbye or is gone, or where it is ``over``."""
-        while self.line(over) is not None:
+    def wait_until_over(self) -> None:
+        """Returns when the driver has said goodbye, or is gone."""
+        while self.line() is not None:
             pass

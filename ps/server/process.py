@@ -170,31 +170,31 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._started.pid
+        return self._started_child.pid
 
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._started.exit_code is None
+        return self._started_child.exit_code is None
 
     @property
     def exit_code(self) -> int | None:
         """What the process ended with, minus the signal's number if one killed it; None while it runs."""
-        return self._started.exit_code
+        return self._started_child.exit_code
 
     def exited(self, timeout: float) -> bool:
         """Whether the process has ended, or does so within ``timeout`` seconds."""
-        return self._started.wait(timeout)
+        return self._started_child.wait(timeout)
 
     @property
-    def _started(self) -> Child:
+    def _started_child(self) -> Child:
         if self._child is None:
             raise LocalProtocolError("the server's process must be started first. Received: a question about it")
         return self._child
 
     def kill(self) -> None:
         """Ends the process at once: what remains of it are its snapshots."""
-        self._started.kill()
-        self._started.wait(_END)
+        self._started_child.kill()
+        self._started_child.wait(_END)
 
     def close(self) -> None:
         """Ends the process and waits for it; the port is free afterwards."""
@@ -212,11 +212,11 @@ class ServerProcess:
     def _read_log(self, child: Child) -> None:
         for line in child.errors():
             try:
-                self._take_in(line.decode("utf-8", "replace"))
+                self._handle_line(line.decode("utf-8", "replace"))
             except Exception:  # noqa: BLE001 - a handler's or a filter's: without a reader the server would stand still
                 traceback.print_exc()
 
-    def _take_in(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         record = record_from_json(line)
         if record is None:
             log.warning("the parameter server: %s", line.rstrip())

@@ -45,13 +45,13 @@ class Heartbeats:
         while not self._stopped.wait(self._interval):
             if self._lock.acquire(blocking=False):
                 try:
-                    if not self._beat():
+                    if not self._send_heartbeat():
                         self._channel.hang_up()  # before anybody's next request, which finds it so
                         return
                 finally:
                     self._lock.release()
 
-    def _beat(self) -> bool:
+    def _send_heartbeat(self) -> bool:
         if self._stopped.is_set():
             return True
         try:

@@ -34,7 +34,7 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
     """
     while not welcome.finished:
         client.forget_residuals()  # they belong to steps that are forgotten
-        loop = _nothing() if welcome.stopping else begin(welcome)
+        loop = _ended_loop() if welcome.stopping else begin(welcome)
         try:
             return _drive(client, loop)
         except RestartFromCenter as restart:
@@ -75,6 +75,6 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
             return Reply(occupied=client.occupied())
 
 
-def _nothing() -> Loop:
+def _ended_loop() -> Loop:
     """A worker's loop that has ended."""
     yield from ()

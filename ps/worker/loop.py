@@ -198,7 +198,7 @@ class _Worker:
         """The payload is made from the center just pulled; the commit is only acknowledged."""
         pulled = _answered((yield PullRequest()))
         self.rule.elastic_exchange(self._replica, self.state, _center(pulled))
-        self._take_in(pulled)
+        self._take_reply(pulled)
         acknowledged = _answered((yield self._record(end, statistics)))
         return not acknowledged.stopping
 
@@ -209,7 +209,7 @@ class _Worker:
         if reply.stopping:
             return False
         self.rule.receive(self._replica, self.state, _center(reply))
-        self._take_in(reply)
+        self._take_reply(reply)
         return True
 
     def _post(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
@@ -241,7 +241,7 @@ class _Worker:
             overlapped=self.posted,
         )
 
-    def _take_in(self, reply: Reply) -> None:
+    def _take_reply(self, reply: Reply) -> None:
         self._take_rate(reply)
         if reply.moving_statistics.size and not self.traits.keeps_replica:
             self._replica.load_moving_statistics(reply.moving_statistics)

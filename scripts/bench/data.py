@@ -116,7 +116,7 @@ def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
         SECTION,
         f"first pass, {kind}",
         "rows/s",
-        lambda: _pass(plan, _spec(), count),
+        lambda: _rows_per_second(plan, _spec(), count),
         lambda: _drain(plan, count),
         naive,
         target_limit=0.8,
@@ -145,9 +145,9 @@ def _replay(frame: DataFrame, count: int) -> Case:
         SECTION,
         "later epochs",
         "rows/s",
-        lambda: _pass(plan, _spec(1 + REPLAYS), count, replay=True),
+        lambda: _rows_per_second(plan, _spec(1 + REPLAYS), count, replay=True),
         None,
-        lambda: _pass(plan, _spec(), count),
+        lambda: _rows_per_second(plan, _spec(), count),
         target_naive=10.0,
         note="naive: the first pass",
     )
@@ -164,7 +164,7 @@ def _drain(frame: DataFrame, count: int) -> float:
     return _rate(sum(row["rows"] for row in found), count, began)
 
 
-def _pass(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False) -> float:
+def _rows_per_second(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False) -> float:
     """Rows a second as mini-batches: of the whole job, or of the epochs after the first alone."""
 
     def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

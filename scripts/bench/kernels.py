@@ -82,15 +82,15 @@ class Whole:
         buffers = [self.center.pool.take() for _ in range(self._parts)]
         for buffer in buffers:
             buffer.array[...] = self._payload
-        member = self.center.leases[worker]
+        lease = self.center.leases[worker]
         commit = Commit(
             worker=worker,
             attempt=0,
             incarnation=self.center.incarnation,
-            sequence=member.sequence + 1,
+            sequence=lease.sequence + 1,
             epoch=0,
-            first=member.batch,
-            last=member.batch + STEPS - 1,
+            first=lease.batch,
+            last=lease.batch + STEPS - 1,
             epoch_end=False,
             wants_center=True,
             learning_rate=ETA,
@@ -188,7 +188,7 @@ class Bare:
 
 def _cut(scratch: np.ndarray, **vectors: np.ndarray | tuple[np.ndarray, ...]) -> list[Chunk]:
     chunks = []
-    size = vectors["center"].size  # type: ignore[union-attr]
+    size = vectors["center"].size  # type: ignore[union-attr]  # one vector, always
     for start in range(0, size, BLOCK):
         stretch = slice(start, min(start + BLOCK, size))
         chunk = Chunk()

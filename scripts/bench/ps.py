@@ -68,9 +68,9 @@ def exchanges(
                     SECTION,
                     f"server's processor time, {_name(shapes, clients, 'downpour')}",
                     "exchanges/processor second",
-                    lambda: _thrift(built, "ours", seconds),
-                    lambda: _thrift(built, "limit", seconds),
-                    lambda: _thrift(built, "naive", seconds),
+                    lambda: _exchanges_per_cpu_second(built, "ours", seconds),
+                    lambda: _exchanges_per_cpu_second(built, "limit", seconds),
+                    lambda: _exchanges_per_cpu_second(built, "naive", seconds),
                     target_naive=6,
                     turns=TURNS,
                 )
@@ -125,7 +125,7 @@ def _name(shapes: Shapes, clients: int, rule: str) -> str:
     return f"{megabytes:.3g} MB, {clients} client{'s' * (clients > 1)}, {rule}"
 
 
-def _thrift(built: Rig, side: str, seconds: float) -> float:
+def _exchanges_per_cpu_second(built: Rig, side: str, seconds: float) -> float:
     before = cpu_seconds(built.pids[side])
     exchanges = built.fleet.run(side, seconds).exchanges
     return exchanges / (cpu_seconds(built.pids[side]) - before)

@@ -85,7 +85,7 @@ def _train(count: int) -> Iterator[list[Case]]:
         for (_, batch), model in plain.items():
             fit_rate(model, x, y, batch)
         _steady(WHOLE, frame)  # from here on the workers have loaded what they need
-        yield [*(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS), _whole(frame)]
+        yield [*(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS), _whole_job(frame)]
 
 
 def _rate(job: Job, frame: DataFrame, ceiling: _Ceiling, plain: keras.Model, data: tuple[Any, Any]) -> Case:
@@ -128,7 +128,7 @@ def _steady(job: Job, frame: DataFrame) -> float:
     return float(counted / (end - begin).total_seconds())
 
 
-def _whole(frame: DataFrame) -> Case:
+def _whole_job(frame: DataFrame) -> Case:
     """The share of a job in which mini-batches are trained, from the call of `train` to its return."""
     shares: list[dict[str, float]] = []
 

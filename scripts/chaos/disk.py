@@ -31,7 +31,7 @@ class Disk:
         """Leaves no room; to be called again now and then, for what is deleted meanwhile makes some."""
         self.full = True
         if not self.mounted:
-            self._permit(0o555)
+            self._set_modes(0o555)
             return
         try:
             with (self.folder / _BALLAST).open("ab", buffering=0) as file:
@@ -48,9 +48,9 @@ class Disk:
         if self.mounted:
             (self.folder / _BALLAST).unlink(missing_ok=True)
         else:
-            self._permit(0o755)
+            self._set_modes(0o755)
 
-    def _permit(self, mode: int) -> None:
+    def _set_modes(self, mode: int) -> None:
         for folder in (self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())):
             folder.chmod(mode)
 

@@ -8,11 +8,14 @@ import socket
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 import psutil
 
 #: In the environment of everything that the script starts, so that it is found even when its parent is dead.
 MARKER = "DISTKERAS_CHAOS"
+
+_T = TypeVar("_T")
 
 #: The number of this system call is the same on all of Linux' architectures.
 _PIDFD_GETFD = 438
@@ -29,11 +32,11 @@ def marked(mark: str) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter()
-        if process.pid != os.getpid() and _told(process, lambda one: one.environ().get(MARKER), None) == mark
+        if process.pid != os.getpid() and _ask_process(process, lambda one: one.environ().get(MARKER), None) == mark
     ]
 
 
-def _told(process: psutil.Process, ask: Callable[[psutil.Process], object], default: object) -> object:
+def _ask_process(process: psutil.Process, ask: Callable[[psutil.Process], _T], default: _T) -> _T:
     try:
         return default if process.status() == psutil.STATUS_ZOMBIE else ask(process)
     except (psutil.Error, OSError):
@@ -45,7 +48,7 @@ def _children(has: Callable[[psutil.Process, list[str]], bool]) -> list[psutil.P
     found = [
         process
         for process in psutil.Process().children(recursive=True)
-        if _told(process, lambda one: has(one, one.cmdline()), False)
+        if _ask_process(process, lambda one: has(one, one.cmdline()), False)
     ]
     return sorted(found, key=lambda process: process.pid)
 
@@ -71,18 +74,14 @@ def servers() -> list[psutil.Process]:
 
 def listening(process: psutil.Process) -> list[int]:
     """Its TCP ports."""
-    found = _told(process, lambda one: one.net_connections("tcp"), [])
-    return [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN]  # type: ignore[attr-defined]
+    found: list[Any] = _ask_process(process, lambda one: one.net_connections("tcp"), [])
+    return [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN]
 
 
 def connections(process: psutil.Process, ports: set[int]) -> list[int]:
     """File descriptors of its established connections to one of ``ports``."""
-    found = _told(process, lambda one: one.net_connections("tcp"), [])
-    return [
-        each.fd
-        for each in found  # type: ignore[attr-defined]
-        if each.status == psutil.CONN_ESTABLISHED and each.raddr.port in ports
-    ]
+    found: list[Any] = _ask_process(process, lambda one: one.net_connections("tcp"), [])
+    return [each.fd for each in found if each.status == psutil.CONN_ESTABLISHED and each.raddr.port in ports]
 
 
 def cut(process: psutil.Process, descriptor: int, *, reset: bool) -> bool:

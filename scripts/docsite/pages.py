@@ -42,7 +42,7 @@ def _rules() -> str:
     text = (Path(__file__).parent / "rules.md").read_text()
     lines = ["| rule | a worker sends | replies | family | source |", "|---|---|---|---|---|"]
     for name in rules.all_rules():
-        row = _facts(name)
+        row = _table_row(name)
         lines.append(
             f"| [{row['name']}]({name}.md)<br>`{name}` | {row['sends']} | {row['scheduler']} | {row['family']} | "
             f"{row['paper']}, {row['equations']} |"
@@ -52,7 +52,7 @@ def _rules() -> str:
 
 def _rule(name: str, kind: type[Rule]) -> str:
     info = kind.info
-    facts = {key: value for key, value in _facts(name).items() if key not in ("rule", "name", "hyper-parameters")}
+    facts = {key: value for key, value in _table_row(name).items() if key not in ("rule", "name", "hyper-parameters")}
     lines = [f"# {info.title}", "", f"| rule | `{name}` |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
     lines += ["", f"::: {kind.__module__}.{kind.__qualname__}", "    options:", "      show_root_heading: false"]
@@ -74,7 +74,7 @@ def _made(name: str, kind: type[Rule]) -> str:
     )
 
 
-def _facts(name: str) -> dict[str, str]:
+def _table_row(name: str) -> dict[str, str]:
     """The rule's row in the table of rules, by the table's head."""
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in rules.table().splitlines())
     return next(dict(zip(head, row, strict=True)) for row in rows if row[0] == f"`{name}`")

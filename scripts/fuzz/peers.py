@@ -79,13 +79,13 @@ class Attacker:
         self._address = address
         self._where = (address.host, address.port)
         self._inputs = Inputs(seed, size)
-        self._inputs.corpus += self._likely(size)
+        self._inputs.corpus += self._plausible_requests(size)
         self._limits, self._size = limits, size
         self._peer: tuple[socket.socket, Connection] | None = None
         self.outcomes: Counter[str] = Counter()
         self.error: BaseException | None = None
 
-    def _likely(self, size: int) -> list[bytes]:
+    def _plausible_requests(self, size: int) -> list[bytes]:
         """What a worker or driver would send, but for its lease."""
         vector = np.zeros(size, np.float32)
         sender: dict[str, Any] = {"worker": 0, "attempt": 77, "incarnation": 1, "sequence": 1}
@@ -145,7 +145,7 @@ class Attacker:
         self.outcomes["stranger: refused"] += 1
 
     def _as_peer(self, data: bytes) -> None:
-        verdict, requests = self._foresee(data)
+        verdict, requests = self._expected_outcome(data)
         if verdict == "entitled":
             self.outcomes["peer: left out, for a peer may end the job"] += 1
             return
@@ -170,7 +170,7 @@ class Attacker:
             self.outcomes["peer: refused"] += 1
             self._hang_up()
 
-    def _foresee(self, data: bytes) -> tuple[str, int]:
+    def _expected_outcome(self, data: bytes) -> tuple[str, int]:
         """What a server must do with ``data`` from a peer, and how many requests there are in it."""
         parser = Connection(server=True, key=KEY, limits=self._limits)
         sender = Connection(server=False, key=KEY)

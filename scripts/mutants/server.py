@@ -134,7 +134,7 @@ SERVER = (
     Mutant(
         "a silent holder keeps its lease for ever",
         DISPATCHER,
-        "expired = self._silence(worker) >= self._deadlines.lease",
+        "expired = self._seconds_silent(worker) >= self._deadlines.lease",
         "expired = False",
         "a process that stands still stops its partition",
         _JOINING,

@@ -52,21 +52,21 @@ class Workspace:
         except ValueError:
             return "does not apply"
         if mutant.tests not in self._sound:
-            self._sound[mutant.tests] = self._pass(mutant.tests)
+            self._sound[mutant.tests] = self._tests_pass(mutant.tests)
         if not self._sound[mutant.tests]:
             return "tests fail"
         path = self._copy / mutant.file
         before = path.read_text(encoding="utf-8")
         path.write_text(text, encoding="utf-8")
         try:
-            survived = self._pass(mutant.tests)
+            survived = self._tests_pass(mutant.tests)
         finally:
             path.write_text(before, encoding="utf-8")
         if survived:
             return "equivalent" if mutant.equivalent else "survived"
         return "not equivalent" if mutant.equivalent else "caught"
 
-    def _pass(self, tests: tuple[str, ...]) -> bool:
+    def _tests_pass(self, tests: tuple[str, ...]) -> bool:
         # No compiled file: a source of the same length, changed within the same second, would count as the old one.
         environment = os.environ | {
             "PYTHONPATH": str(self._copy),

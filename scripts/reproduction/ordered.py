@@ -184,7 +184,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         [
             (
                 title,
-                *(f"{_of(results, rule, s).percent} ({PAPER[(rule, *s)]:.2f})" for s in SETTINGS),
+                *(f"{_spread_of(results, rule, s).percent} ({PAPER[(rule, *s)]:.2f})" for s in SETTINGS),
                 listed([chosen(results[f"{rule}/{n}"]["rate"], RATES) for n in WORKERS]),
             )
             for rule, title in NAMES.items()
@@ -199,13 +199,13 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     return Section(setting, _checks(results), [table])
 
 
-def _of(results: Results, rule: str, setting: Setting, key: str = "accuracy") -> Spread:
+def _spread_of(results: Results, rule: str, setting: Setting, key: str = "accuracy") -> Spread:
     n, environment = setting
     return _spread(results, f"{rule}/{n}", key, ENVIRONMENTS[environment])
 
 
 def _checks(results: Results) -> list[Check]:
-    of = partial(_of, results)
+    of = partial(_spread_of, results)
     winners = {s: max((of(rule, s).mean, rule) for rule in NAMES)[1] for s in SETTINGS}
     won = [setting for setting in SETTINGS if winners[setting] == "ormo"]
     naive = [setting for setting in SETTINGS if of("asgdm", setting).mean < of("asgd", setting).mean]

@@ -89,7 +89,7 @@ def jobs(scale: Scale) -> dict[str, Job]:
 
 def section(results: Results, scale: Scale, folder: Path) -> Section:
     """Claim 1, from its figures."""
-    over = partial(_over, results, scale)
+    over = partial(_spread_of, results, scale)
     checks = [*_staleness_checks(over), *_step_time_checks(results, scale)]
     table = Table(
         "Mean staleness ± its standard deviation over the commits of a run (means over the seeds)",
@@ -115,7 +115,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     return Section(setting, checks, [table, *figures])
 
 
-def _over(results: Results, scale: Scale, kind: str, workers: int, key: str) -> Spread:
+def _spread_of(results: Results, scale: Scale, kind: str, workers: int, key: str) -> Spread:
     return over_seeds(results, f"{kind}/{workers}", scale, key)
 
 

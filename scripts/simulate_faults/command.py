@@ -35,26 +35,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(not all([find_planted(name, arguments.seed, arguments.schedules, kinds) for name in names]))
     if arguments.story:
         plan = draw(arguments.seed, kinds=kinds)
-        _tell(plan, simulate(plan, story=True))
+        _print_story(plan, simulate(plan, story=True))
         return 0
     return int(run(arguments.seed, arguments.schedules, kinds, arguments.findings) > 0)
 
 
 def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) -> int:
     """Runs so many schedules; returns how many broke a promise."""
-    began, ends, steps, struck, findings = time.perf_counter(), Counter[str](), 0, Counter[str](), 0
+    began, ends, steps, injected, findings = time.perf_counter(), Counter[str](), 0, Counter[str](), 0
     for number in range(seed, seed + schedules):
         plan = draw(number, kinds=kinds)
         outcome = simulate(plan)
         steps += outcome.steps
-        struck.update(fault.kind for fault in outcome.struck)
+        injected.update(fault.kind for fault in outcome.injected)
         ends[outcome.finding.kind if outcome.finding else outcome.error or "well"] += 1
         if outcome.finding is not None:
             findings += 1
             print(f"seed {number}: {outcome.finding}", flush=True)
             smaller, runs = shrink(plan, outcome.finding.kind)
             print(f"after {runs} runs:")
-            _tell(smaller, simulate(smaller, story=True))
+            _print_story(smaller, simulate(smaller, story=True))
             if findings == findings_max:
                 break
         if (number - seed + 1) % 1000 == 0:
@@ -63,7 +63,7 @@ def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) ->
     count = sum(ends.values())
     print(f"{count} schedules in {seconds:.0f} s, {count / seconds:.1f}/s, {steps / count:.0f} hand-overs each")
     print("ended: " + ", ".join(f"{name} {number}" for name, number in ends.most_common()))
-    print("struck: " + ", ".join(f"{name} {number}" for name, number in struck.most_common()))
+    print("injected: " + ", ".join(f"{name} {number}" for name, number in injected.most_common()))
     return findings
 
 
@@ -79,7 +79,7 @@ def find_planted(name: str, seed: int, schedules: int, kinds: tuple[str, ...] = 
     return False
 
 
-def _tell(plan: Plan, outcome: Outcome) -> None:
+def _print_story(plan: Plan, outcome: Outcome) -> None:
     print(f"  {plan}")
     for line in outcome.story:
         print(f"  {line}")

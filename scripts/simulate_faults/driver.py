@@ -61,7 +61,7 @@ class Executors:
         process = Process(f"w{worker}a{attempt}", f"executor{attempt}")
         world = VirtualWorld(self._surroundings, process, f"w{worker}")
         self.running[worker][attempt] = process
-        process.at_end.append(lambda: self._ended(worker, attempt))
+        process.at_end.append(lambda: self._attempt_ended(worker, attempt))
 
         def main() -> None:
             try:
@@ -73,7 +73,7 @@ class Executors:
 
         self._scheduler.start(process, main, "main")
 
-    def _ended(self, worker: int, attempt: int) -> None:
+    def _attempt_ended(self, worker: int, attempt: int) -> None:
         process = self.running[worker].pop(attempt)
         if process.exit_code == 0:
             self.done.add(worker)

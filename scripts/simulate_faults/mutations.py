@@ -70,13 +70,13 @@ def _late_connections_are_heard() -> list[Patch]:
 @_mutation
 def _duplicates_are_new_where_late_connections_are_heard() -> list[Patch]:
     """A commit that comes again is no duplicate; by itself nobody would notice, for none comes."""
-    due = Center._due  # noqa: SLF001 - a fault within
+    due = Center._lease_for  # noqa: SLF001 - a fault within
 
     def never_again(self: Center, commit: Any, parts: int) -> PartitionLease | None:
         lease = due(self, commit, parts)
         return self.leases[commit.worker] if lease is None else lease
 
-    return [(Center, "_due", never_again), *_late_connections_are_heard()]
+    return [(Center, "_lease_for", never_again), *_late_connections_are_heard()]
 
 
 @_mutation
@@ -209,7 +209,7 @@ def _one_exception_ends_the_checkpointer() -> list[Patch]:
             return False
         return True
 
-    return [(Checkpointer, "_tried", tried)]
+    return [(Checkpointer, "_try_turn", tried)]
 
 
 @_mutation
@@ -256,7 +256,7 @@ def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
 @_mutation
 def _the_checkpointer_gives_up() -> list[Patch]:
     """A snapshot that fails is the last one that is tried."""
-    save = Checkpointer._save  # noqa: SLF001
+    save = Checkpointer._save  # noqa: SLF001 - a fault within
 
     def once(self: Checkpointer, closing: bool) -> None:
         if self.failure is None:
@@ -268,7 +268,7 @@ def _the_checkpointer_gives_up() -> list[Patch]:
 @_mutation
 def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
     """Commits need not go on where their partition stands, and a worker that lost its place goes on where it was."""
-    join = WorkerClient._join  # noqa: SLF001
+    join = WorkerClient._join  # noqa: SLF001 - a fault within
 
     def goes_on(self: WorkerClient) -> Any:
         try:

@@ -149,7 +149,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     count = chance.choice((0, 1, 2, 3, 4, 6, 8)) if enabled else 0
     drawn = [_fault(chance, enabled, focus, workers) for _ in range(count)]
     if chance.random() < 0.4:
-        drawn = _gathered(chance, kinds, workers) or drawn
+        drawn = _combined_faults(chance, kinds, workers) or drawn
     faults = _survivable(
         [fault for fault in drawn if every or fault.kind not in NEED_CHECKPOINT], standstills=every > 0
     )
@@ -200,7 +200,7 @@ _TOGETHER = (
 )
 
 
-def _gathered(chance: random.Random, kinds: tuple[str, ...], workers: int) -> list[Fault]:
+def _combined_faults(chance: random.Random, kinds: tuple[str, ...], workers: int) -> list[Fault]:
     together, place = chance.choice(_TOGETHER), int(chance.random() * workers)
     at, faults = 3 + int(12 * chance.random()), []
     for kind in together:

@@ -102,7 +102,7 @@ class _Runner:
     def run(cls, call: Callable[[], None]) -> None:
         runner = cls._idle.pop() if cls._idle else cls()
         runner._call = call  # noqa: SLF001 - its own class
-        runner._begin.release()  # noqa: SLF001
+        runner._begin.release()  # noqa: SLF001 - likewise
 
     def _run(self) -> None:
         while True:
@@ -145,7 +145,7 @@ class Scheduler:
         """Runs ``main`` in a task of ``process``, and what that starts, until it returns; raises what was found."""
         self.start(process, main, "main")
         self.current = self._ready.pop()
-        self._give(self.current)
+        self._pass_baton(self.current)
         self._done.acquire()
         if self.finding is not None:
             raise self.finding
@@ -230,13 +230,13 @@ class Scheduler:
         self.tell(f"{process.name} ends ({exit_code})")
         for task in process.tasks:
             if not task.ended and not task.dead:
-                self._bury(task)
+                self._mark_dead(task)
         process.held.clear()
         for call in process.at_end:
             call()
         self.wake_all(process.waiters)
 
-    def _bury(self, task: Task) -> None:
+    def _mark_dead(self, task: Task) -> None:
         task.dead = True
         if task is self.current and not self._choosing:
             return
@@ -311,9 +311,9 @@ class Scheduler:
         if following is None:
             self._done.release()
         else:
-            self._give(following)
+            self._pass_baton(following)
 
-    def _give(self, task: Task) -> None:
+    def _pass_baton(self, task: Task) -> None:
         if task.begun:
             self.current = task
             task.baton.release()
@@ -326,7 +326,7 @@ class Scheduler:
         following = self._choose()
         assert following is not None, "a task that waits has not ended"
         if following is not task:
-            self._give(following)
+            self._pass_baton(following)
             task.baton.acquire()
         if task.dead or self._over:
             raise Killed

@@ -38,7 +38,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     if plan.epochs > 1:
         yield replace(plan, epochs=1)
     if plan.workers > 1:
-        yield replace(plan, workers=plan.workers - 1, batches=plan.batches[:-1], faults=_of(plan, plan.workers - 1))
+        yield replace(
+            plan, workers=plan.workers - 1, batches=plan.batches[:-1], faults=_faults_for(plan, plan.workers - 1)
+        )
     for worker, count in enumerate(plan.batches):
         if count > 1:
             yield replace(plan, batches=(*plan.batches[:worker], count - 1, *plan.batches[worker + 1 :]))
@@ -58,7 +60,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, faults=(*plan.faults[:number], simpler, *plan.faults[number + 1 :]))
 
 
-def _of(plan: Plan, workers: int) -> tuple[Fault, ...]:
+def _faults_for(plan: Plan, workers: int) -> tuple[Fault, ...]:
     """The faults that strike one of so many partitions."""
     return tuple(fault for fault in plan.faults if fault.place < workers and fault.scope != f"w{workers}")
 

@@ -33,7 +33,7 @@ class Outcome:
         error: why the job did not end well, where a fault excuses it; "" : it ended well.
         digest: of the sequence of its steps.
         steps, sends, seconds: how many, and how long it took in virtual time.
-        struck: the faults that were in time to strike.
+        injected: the faults that were in time to strike.
         story: what happened, where that was asked for.
     """
 
@@ -43,7 +43,7 @@ class Outcome:
     steps: int
     sends: int
     seconds: float
-    struck: tuple[Fault, ...]
+    injected: tuple[Fault, ...]
     story: tuple[str, ...] = ()
 
 
@@ -66,7 +66,7 @@ def simulate(plan: Plan, *, story: bool = False) -> Outcome:
         scheduler.steps,
         run.sends[""],
         scheduler.now,
-        tuple(run.struck),
+        tuple(run.injected),
         tuple(run.story or ()),
     )
 
@@ -85,7 +85,7 @@ class _Run:
         self.watch = Watch(plan, self.surroundings, self.tell)
         scheduler.tell = self.tell
         self.sends: dict[str, int] = {"": 0}
-        self.struck: list[Fault] = []
+        self.injected: list[Fault] = []
         self.error = ""
         self.drivers: list[Driver] = []
         self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
@@ -113,7 +113,7 @@ class _Run:
             self._check_end(driver)
         for driver in ended:
             if driver.error is not None:
-                self._excuse(driver.error, winners)
+                self._require_excuse(driver.error, winners)
 
     def _check_nothing_is_left(self) -> None:
         """Servers end with their drivers, within what they are given for a last snapshot."""
@@ -174,11 +174,11 @@ class _Run:
         if self.plan.shows and rows > 0 and not driver.center.all():
             raise Finding("result", f"each mini-batch must count. Received: {driver.center.tolist()}")
 
-    def _excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
+    def _require_excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
         if winners and isinstance(error, (OwnershipLostError, WorkerError)):  # the latter where tasks tell it first
             return
-        kinds = {fault.kind for fault in self.struck}
+        kinds = {fault.kind for fault in self.injected}
         if not self.plan.every and kinds & {*NEED_CHECKPOINT}:
             self.error = type(error).__name__
             return
@@ -202,7 +202,7 @@ class _Run:
             self.sends[name] = number = self.sends.get(name, 0) + 1
             fault = self._due.get((name, number))
             if fault is not None:
-                self.struck.append(fault)
+                self.injected.append(fault)
                 self.tell(str(fault))
                 cut = self.striker.strike(fault, stream)
                 share = share if cut is None else cut

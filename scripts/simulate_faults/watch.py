@@ -95,7 +95,7 @@ class Watch:
     def _look_at(self, child: VirtualChild, center: Center) -> None:
         life = self._lives.get(child.pid)
         if life is None:
-            self._begin_life(child, center)
+            self._watch_server(child, center)
             life = self._lives[child.pid]
         standings = life[1]
         if center.clock != self._clocks[child.pid]:
@@ -112,7 +112,7 @@ class Watch:
                 self._tell(f"attempt {lease.attempt} has partition {worker}")
             standing.peer = holders.get(worker)
 
-    def _begin_life(self, child: VirtualChild, center: Center) -> None:
+    def _watch_server(self, child: VirtualChild, center: Center) -> None:
         standings = {
             worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
         }

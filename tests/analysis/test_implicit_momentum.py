@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.present import present
 
 from distkeras.analysis.implicit_momentum import implicit_momentum, measured_momentum
 from distkeras.ps.errors import ConfigurationError
@@ -64,7 +65,7 @@ def test_identical_runs_fit_as_one() -> None:
     # Under round robin, step t+1 of two workers is the gradient at the center before the last: no exact (mu, b) exists,
     # and the fit of the mean is that of the one path, which plain least squares gives as well.
     traces = runs(2, schedule=[0, 1] * 10)
-    centers = np.vstack([START, traces[0].centers])
+    centers = np.vstack([START, present(traces[0].centers)])
     steps = np.diff(centers, axis=0)
     design = np.stack([steps[:-1].ravel(), -0.1 * slope(centers[1:-1]).ravel()], axis=1)
     expected = np.linalg.lstsq(design, steps[1:].ravel(), rcond=None)[0]
@@ -89,7 +90,7 @@ def test_noise_does_not_pull_it_to_zero() -> None:
     """Least squares on the means of few noisy runs is biased; products of different runs are not."""
     count, workers, noise = 120, 4, 1.5
     traces = runs(workers, count=count, noise=noise, steps=20)
-    centers = np.stack([np.vstack([START, trace.centers]) for trace in traces]).mean(axis=0)
+    centers = np.stack([np.vstack([START, present(trace.centers)]) for trace in traces]).mean(axis=0)
     steps = np.diff(centers, axis=0)
     design = np.stack([steps[:-1].ravel(), -0.1 * slope(centers[1:-1]).ravel()], axis=1)
     naive = np.linalg.lstsq(design, steps[1:].ravel(), rcond=None)[0][0]

@@ -14,14 +14,15 @@ from pyspark.ml.feature import StandardScaler, StringIndexer, VectorAssembler
 from pyspark.ml.linalg import DenseVector, SparseVector, Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.present import present
 from support.spark_jobs import assert_nothing_left
 
-from distkeras.evaluators import *  # noqa: F403 - as its examples import
-from distkeras.predictors import *  # noqa: F403
+from distkeras.evaluators import *
+from distkeras.predictors import *
 from distkeras.ps.errors import ConfigurationError
-from distkeras.trainers import *  # noqa: F403
-from distkeras.transformers import *  # noqa: F403
-from distkeras.utils import *  # noqa: F403
+from distkeras.trainers import *
+from distkeras.transformers import *
+from distkeras.utils import *
 
 CLASSES, SIDE = 3, 4
 
@@ -66,22 +67,20 @@ class TestDigits:
         features = raw.columns
         features.remove("label")
         dataset = VectorAssembler(inputCols=features, outputCol="features").transform(raw)
-        encoder = OneHotTransformer(CLASSES, input_col="label", output_col="label_encoded")  # noqa: F405
+        encoder = OneHotTransformer(CLASSES, input_col="label", output_col="label_encoded")
         dataset = encoder.transform(dataset)
-        transformer = MinMaxTransformer(  # noqa: F405
+        transformer = MinMaxTransformer(
             n_min=0.0, n_max=1.0, o_min=0.0, o_max=250.0, input_col="features", output_col="features_normalized"
         )
         dataset = transformer.transform(dataset)
-        reshape = ReshapeTransformer("features_normalized", "matrix", (SIDE, SIDE, 1))  # noqa: F405
+        reshape = ReshapeTransformer("features_normalized", "matrix", (SIDE, SIDE, 1))
         dataset = reshape.transform(dataset)
-        to_dense = DenseTransformer(  # noqa: F405
-            input_col="features_normalized", output_col="features_normalized_dense"
-        )
+        to_dense = DenseTransformer(input_col="features_normalized", output_col="features_normalized_dense")
         dataset = to_dense.transform(dataset)
-        return precache(dataset, 2)  # noqa: F405
+        return precache(dataset, 2)
 
     def test_columns_hold_what_they_held(self, training_set: DataFrame) -> None:
-        row = training_set.first()
+        row = present(training_set.first())
         assert isinstance(row.label_encoded, DenseVector)
         assert int(row.label_encoded.toArray().argmax()) == row.label
         assert isinstance(row.features_normalized, DenseVector | SparseVector)
@@ -92,7 +91,7 @@ class TestDigits:
     @pytest.fixture(scope="class")
     @classmethod
     def trainer(cls, training_set: DataFrame) -> Any:
-        trainer = AGN(  # noqa: F405
+        trainer = AGN(
             keras_model=dense((SIDE, SIDE, 1), CLASSES),
             worker_optimizer="adam",
             loss="categorical_crossentropy",
@@ -109,18 +108,18 @@ class TestDigits:
 
     def test_it_trains_predicts_and_evaluates(self, trainer: Any, training_set: DataFrame) -> None:
         assert trainer.get_training_time() > 0
-        predictor = ModelPredictor(keras_model=trainer.model, features_col="matrix")  # noqa: F405
+        predictor = ModelPredictor(keras_model=trainer.model, features_col="matrix")
         predicted = predictor.predict(training_set.select("matrix", "label"))
-        assert isinstance(predicted.first().prediction, DenseVector)
-        indexed = LabelIndexTransformer(output_dim=CLASSES).transform(predicted)  # noqa: F405
-        evaluator = AccuracyEvaluator(prediction_col="prediction_index", label_col="label")  # noqa: F405
+        assert isinstance(present(predicted.first()).prediction, DenseVector)
+        indexed = LabelIndexTransformer(output_dim=CLASSES).transform(predicted)
+        evaluator = AccuracyEvaluator(prediction_col="prediction_index", label_col="label")
         assert evaluator.evaluate(indexed) > 0.6
 
     def test_a_predictor_is_read_back_as_it_was(self, trainer: Any, tmp_path: Path) -> None:
-        predictor = ModelPredictor(trainer.model, "matrix", "guess")  # noqa: F405
+        predictor = ModelPredictor(trainer.model, "matrix", "guess")
         predictor.write().save(str(tmp_path / "predictor"))
-        again = ModelPredictor.load(str(tmp_path / "predictor"))  # noqa: F405
-        assert type(again) is ModelPredictor  # noqa: F405
+        again = ModelPredictor.load(str(tmp_path / "predictor"))
+        assert type(again) is ModelPredictor
         assert {param.name: again.getOrDefault(param) for param in again.params} == {
             param.name: predictor.getOrDefault(param) for param in predictor.params
         }
@@ -164,10 +163,8 @@ class TestEvents:
         scaler = StandardScaler(inputCol="features", outputCol="features_normalized", withStd=True, withMean=True)
         dataset = scaler.fit(dataset).transform(dataset)
         dataset = StringIndexer(inputCol="Kind", outputCol="label_index").fit(dataset).transform(dataset)
-        dataset = OneHotTransformer(output_dim=2, input_col="label_index", output_col="label").transform(  # noqa: F405
-            dataset
-        )
-        return shuffle(dataset.select("features_normalized", "label_index", "label", "Kind", "mass"))  # noqa: F405
+        dataset = OneHotTransformer(output_dim=2, input_col="label_index", output_col="label").transform(dataset)
+        return shuffle(dataset.select("features_normalized", "label_index", "label", "Kind", "mass"))
 
     @pytest.mark.parametrize(
         ("kind", "options"),
@@ -191,9 +188,9 @@ class TestEvents:
             **options,
         )
         trained = trainer.train(dataframe=dataset, shuffle=True)
-        predictor = ModelPredictor(keras_model=trained, features_col="features_normalized")  # noqa: F405
+        predictor = ModelPredictor(keras_model=trained, features_col="features_normalized")
         predicted = predictor.predict(dataset.select("features_normalized", "label_index", "label"))
-        indexed = LabelIndexTransformer(output_dim=2).transform(predicted)  # noqa: F405
+        indexed = LabelIndexTransformer(output_dim=2).transform(predicted)
         evaluator = MulticlassClassificationEvaluator(
             metricName="f1", predictionCol="prediction_index", labelCol="label_index"
         )
@@ -202,7 +199,7 @@ class TestEvents:
 
     def test_a_factor_of_parallelism_makes_more_partitions_of_the_same_workers(self, dataset: DataFrame) -> None:
         standing = keras.optimizers.SGD(0.0)
-        trainer = DOWNPOUR(  # noqa: F405
+        trainer = DOWNPOUR(
             dense((3,), 2), standing, "categorical_crossentropy", features_col="features_normalized", batch_size=4
         )
         trainer.set_parallelism_factor(2)
@@ -216,7 +213,7 @@ class TestEvents:
 
     @pytest.mark.slow
     def test_an_ensemble(self, dataset: DataFrame) -> None:
-        trainer = EnsembleTrainer(  # noqa: F405
+        trainer = EnsembleTrainer(
             dense((3,), 2), "adagrad", "categorical_crossentropy", ["accuracy"], "features_normalized", "label", 8, 2
         )
         models = trainer.train(dataframe=dataset)
@@ -226,19 +223,19 @@ class TestEvents:
         assert trainer.get_training_time() > 0
 
     def test_a_binary_label(self, dataset: DataFrame) -> None:
-        labeled = BinaryLabelTransformer("Kind", "binary", "s").transform(dataset)  # noqa: F405
+        labeled = BinaryLabelTransformer("Kind", "binary", "s").transform(dataset)
         for row in labeled.select("Kind", "binary").collect():
             assert row.binary == DenseVector([1, 0] if row.Kind == "s" else [0, 1])
 
     def test_numbers_are_standardized_by_the_population(self, dataset: DataFrame) -> None:
         masses = np.array([row.mass for row in dataset.select("mass").collect()])
-        out = StandardTransformer(["mass"]).transform(dataset)  # noqa: F405
+        out = StandardTransformer(["mass"]).transform(dataset)
         found = {row.mass: row.mass_normalized for row in out.select("mass", "mass_normalized").collect()}
         np.testing.assert_allclose([found[mass] for mass in masses], (masses - masses.mean()) / masses.std())
 
     def test_plain_numbers_are_scaled(self, dataset: DataFrame) -> None:
-        scaler = MinMaxTransformer(0.0, 10.0, 0.0, 1.0, "mass", "scaled", is_vector=False)  # noqa: F405
-        row = scaler.transform(dataset).first()
+        scaler = MinMaxTransformer(0.0, 10.0, 0.0, 1.0, "mass", "scaled", is_vector=False)
+        row = present(scaler.transform(dataset).first())
         assert row.scaled == pytest.approx(row.mass / 10)
         with pytest.raises(ConfigurationError, match="is_vector"):
             scaler.copy({scaler.is_vector: True}).transform(dataset)
@@ -247,22 +244,22 @@ class TestEvents:
 def test_a_score_that_is_not_above_zero_gives_the_default_index(spark: SparkSession) -> None:
     rows = [(0, Vectors.dense([0.1, 0.6, 0.9])), (1, Vectors.dense([-1, 0, -2])), (2, Vectors.dense([0.1, 0.5, 0.2]))]
     df = spark.createDataFrame(rows, ["id", "prediction"])
-    stage = LabelIndexTransformer(3, default_index=2, activation_threshold=0.55)  # noqa: F405
+    stage = LabelIndexTransformer(3, default_index=2, activation_threshold=0.55)
     out = stage.transform(df).orderBy("id").collect()
     assert [row.prediction_index for row in out] == [stage.get_index(scores) for _, scores in rows] == [1, 2, 1]
-    largest = LabelIndexTransformer(3).transform(df).orderBy("id").collect()  # noqa: F405
+    largest = LabelIndexTransformer(3).transform(df).orderBy("id").collect()
     assert [row.prediction_index for row in largest] == [2, 1, 1]
 
 
 def test_a_column_of_four_is_not_scaled_to_a_thousand(spark: SparkSession) -> None:
     df = spark.createDataFrame([(4.0,)], "label double")
-    out = MinMaxTransformer(0, 250, 0, 1, "label", "y").transform(df).withColumn("y", F.round("y", 6))  # noqa: F405
-    assert out.first().y == 0.016
+    out = MinMaxTransformer(0, 250, 0, 1, "label", "y").transform(df).withColumn("y", F.round("y", 6))
+    assert present(out.first()).y == 0.016
 
 
-def test_a_predictor_of_ones_own_overrides_predict() -> None:
-    class Mine(Predictor):  # noqa: F405
+def test_a_predictor_of_ones_own_overrides_predict(spark: SparkSession) -> None:
+    class Mine(Predictor):
         pass
 
     with pytest.raises(ConfigurationError, match="predict"):
-        Mine(dense((3,), 2)).predict(None)
+        Mine(dense((3,), 2)).predict(spark.range(1))

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import Row
+from support.present import present
 from support.spark_jobs import wrong_model
 
 from distkeras import Trainer
@@ -130,7 +131,7 @@ def test_import_star_gives_every_old_name_and_nothing_else_than_public_names(mod
 )
 def test_help_tells_every_argument(name: str) -> None:
     kind = old("trainers", name)
-    text = inspect.getdoc(kind)
+    text = present(inspect.getdoc(kind))
     entries = re.findall(r"^    (\w[\w, ]*): \S", text, re.MULTILINE)
     told = [name for entry in entries for name in entry.split(", ")]
     taken = {*inspect.signature(kind).parameters, *inspect.signature(Trainer).parameters} - {"options", "model", "rule"}

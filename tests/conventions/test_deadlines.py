@@ -68,7 +68,7 @@ def _returns_at_once(node: ast.Call, called: str, owner: str) -> bool:
             leases = ("self", "center", "self._center", "client")
             return owner in (*leases, "os.path") or owner.startswith(("'", '"', "b'"))
         case "poll":
-            return owner.endswith(("_process", "_started", "child")) or owner == "select"
+            return owner.endswith(("_process", "child")) or owner == "select"
         case "select":
             return owner != "select"
         case "exception":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.present import present
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -31,7 +32,7 @@ def declared(*extras: str) -> set[str]:
         *(line for extra in extras for line in project["optional-dependencies"][extra]),
     ]
     while pending:
-        name, _, more = re.match(r"([\w.-]+)(\[([\w,]+)\])?", pending.pop()).groups()
+        name, _, more = present(re.match(r"([\w.-]+)(\[([\w,]+)\])?", pending.pop())).groups()
         if name == "distkeras":
             pending += [line for extra in more.split(",") for line in project["optional-dependencies"][extra]]
         modules.add(MODULES.get(name, name.replace("-", "_")))

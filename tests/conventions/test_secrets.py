@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def channel() -> Iterator[Channel]:
 
 
 def task() -> Task:
-    given = dict.fromkeys(Task.__dataclass_fields__, None)
+    given: dict[str, Any] = dict.fromkeys(Task.__dataclass_fields__, None)
     settings = WorkerSettings(make("downpour"), workers=2)
     return Task(**given | {"address": ADDRESS, "settings": settings, "metrics": ("loss",)})
 

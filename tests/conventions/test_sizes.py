@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.present import present
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ("distkeras", "ps", "transformers")
 MODULE_LINES = 400
@@ -22,13 +24,17 @@ def sources(*folders: str) -> Iterator[tuple[str, str]]:
                 yield name, path.read_text(encoding="utf-8")
 
 
+def lines_of(node: ast.stmt) -> int:
+    return present(node.end_lineno) - node.lineno + 1
+
+
 def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
     """Every function in ``tree``, at any depth, with its lines; neither its docstring nor its decorators count."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = node.end_lineno - node.lineno + 1
+            lines = lines_of(node)
             if ast.get_docstring(node) is not None:
-                lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+                lines -= lines_of(node.body[0])
             yield node, lines
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from pyspark.sql import SparkSession
+from support.present import present
 
 from distkeras.analysis import metrics
 from distkeras.data import datasets
@@ -29,7 +30,7 @@ def test_float_labels_and_other_names(spark: SparkSession) -> None:
         spark, np.full((3, 2), 7, np.int64), np.array([0.5, 1, 2]), features_col="x", label_col="y"
     )
     assert frame.dtypes == [("x", "array<float>"), ("y", "float")]
-    assert frame.first().x == [7.0, 7.0]
+    assert present(frame.first()).x == [7.0, 7.0]
 
 
 def test_metrics_take_spark_dataframes(spark: SparkSession) -> None:

@@ -15,6 +15,7 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from support.present import present
 
 from distkeras.data.columns import Column, arrow_ready, quoted, to_numpy
 from distkeras.data.ordering import ROW_HASH, partitioned
@@ -45,7 +46,7 @@ def rows_by_partition(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
     def label(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        partition = TaskContext.get().partitionId()
+        partition = present(TaskContext.get()).partitionId()
         for record in records:
             partitions = pa.array([partition] * record.num_rows, pa.int32())
             yield record.drop_columns([ROW_HASH]).append_column("partition", partitions)
@@ -96,7 +97,7 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession,
     def train(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        task = TaskContext.get()
+        task = present(TaskContext.get())
         numbers = []
         with BatchSource(records, SPEC, worker=task.partitionId()) as source:
             for batch in source:
@@ -105,7 +106,11 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession,
                     Path(directory, "first").write_text(repr(numbers))
                     os.kill(os.getpid(), signal.SIGKILL)
         yield pa.RecordBatch.from_pydict(
-            {"partition": [task.partitionId()], "attempt": [task.attemptNumber()], "seen": [repr(numbers)]}
+            {
+                "partition": [task.partitionId()],
+                "attempt": [task.attemptNumber()],
+                "seen": [repr(numbers)],
+            }
         )
 
     laid_out = partitioned(spark.read.parquet(parquet), SPEC, 2)

@@ -9,6 +9,7 @@ import pytest
 from support.fault_job import DEADLINES, LARGE, Job
 from support.faults import PATIENCE, Faults
 from support.patience import PATIENT, brief
+from support.present import present
 
 from distkeras.ps.rules import make
 
@@ -48,8 +49,8 @@ def test_the_later_one_parks_for_as_long_as_the_holder_lives_and_is_told_the_end
         slow.release()
         check(job, each=0.5)
         assert attempts_in_order(job) == [holder.number]
-        assert newcomer.welcome["finished"]
-        assert newcomer.welcome["sequence"] == 6
+        assert present(newcomer.welcome)["finished"]
+        assert present(newcomer.welcome)["sequence"] == 6
 
 
 def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Path) -> None:
@@ -65,7 +66,8 @@ def test_the_later_one_takes_over_at_once_when_the_holder_is_killed(tmp_path: Pa
         held.release()
         check(job)
         assert attempts_in_order(job) == [holder.number, newcomer.number]
-        assert (newcomer.welcome["finished"], newcomer.welcome["sequence"]) == (False, 3)
+        welcome = present(newcomer.welcome)
+        assert (welcome["finished"], welcome["sequence"]) == (False, 3)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Pat
         assert not newcomer.joined.wait(brief(2))
         (tmp_path / "away").rename(folder)
         check(job)
-        assert newcomer.welcome["finished"]
+        assert present(newcomer.welcome)["finished"]
         job.kill_server()
         job.revive()
         check(job)

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from support.patience import PATIENT, brief, patience, until
+from support.present import present
 from support.sockets import socket_of
 
 from distkeras.job.supervisor import Supervisor
@@ -42,7 +43,7 @@ def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
         ServerSettings(make("downpour"), workers=1, deadlines=replace(PATIENT, silence=brief(1.5)))
     ) as process:
         with Supervisor(process, publish) as server:
-            peeked = server.ask(lambda driver: socket_of(driver.channel).recv(1, socket.MSG_PEEK))
+            peeked = server.ask(lambda driver: socket_of(present(driver.channel)).recv(1, socket.MSG_PEEK))
             assert peeked == b""  # it has hung up
             assert server.ask(center) == START.tolist()
         assert server.restarts == 0
@@ -73,7 +74,7 @@ def test_a_connection_that_is_cut_while_it_publishes_is_made_again() -> None:
         driver.publish(START)
         if not cut:
             cut.append(driver)
-            driver.channel.hang_up()
+            present(driver.channel).hang_up()
             driver.publish(START)
 
     with (

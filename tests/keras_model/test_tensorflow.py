@@ -12,10 +12,10 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from distkeras.data.batches import Batch  # noqa: E402
-from distkeras.data.memory import aligned  # noqa: E402
-from distkeras.keras_model.replica import KerasReplica  # noqa: E402
-from distkeras.keras_model.tensorflow import assign_float32, stacked, variable_memory  # noqa: E402 - only where TensorFlow is there
+from distkeras.data.batches import Batch  # noqa: E402 - only where TensorFlow is there
+from distkeras.data.memory import aligned  # noqa: E402 - likewise
+from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - likewise
+from distkeras.keras_model.tensorflow import assign_float32, stacked, variable_memory  # noqa: E402 - likewise
 
 
 def address(array: np.ndarray) -> int:

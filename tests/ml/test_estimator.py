@@ -94,6 +94,8 @@ class TestParams:
             ({"features_col": []}, "featuresCol"),
             ({"validation_split": 1.0}, "validation_split"),
             ({"epochs": 3}, "epochs"),
+            ({"resume": "no"}, "resume"),
+            ({"prediction_batch_size": True}, "prediction_batch_size"),
             ({"bad_numbers": "ignore"}, "bad_numbers"),
         ],
     )

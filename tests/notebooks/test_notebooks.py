@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from execute_notebooks import DIGEST, NOTEBOOKS, digest_of, execute
 from support.patience import patience
+from support.present import present
 
 #: Bytes of all outputs of one notebook, pictures included: what a reader would load and a repository keep.
 LARGEST = 300_000
@@ -67,7 +68,7 @@ def test_notebook_takes_from_the_package_what_is_there(path: Path) -> None:
     taken = [(node.module, alias.name) for node in nodes for alias in node.names if "distkeras" in str(node.module)]
     assert taken
     for module, name in taken:
-        assert hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+        assert hasattr(importlib.import_module(present(module)), name) or importlib.util.find_spec(f"{module}.{name}")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.present import present
 
 from distkeras.job.stalls import StallDetector
 from distkeras.ps.events import Event, Events, JsonFormatter, record_from_json, report
@@ -22,8 +23,12 @@ def test_a_record_survives_the_way_through_a_line(caplog: pytest.LogCaptureFixtu
     (record,) = caplog.records
     line = JsonFormatter().format(record)
     assert "\n" not in line
-    again = record_from_json(line)
-    assert (again.name, again.levelno, again.levelname) == ("distkeras.tests", logging.INFO, "INFO")
+    again = present(record_from_json(line))
+    assert (again.name, again.levelno, again.levelname) == (
+        "distkeras.tests",
+        logging.INFO,
+        "INFO",
+    )
     assert (again.getMessage(), again.created) == ("attempt 3\ntook over", record.created)
     assert (vars(again)["event"], vars(again)["worker"], vars(again)["attempt"]) == ("takeover", 1, 3)
 
@@ -33,7 +38,7 @@ def test_percent_signs_and_tracebacks_come_through(caplog: pytest.LogCaptureFixt
         raise ValueError("100%d")
     except ValueError:
         log.exception("at 5%% of %s", "it")
-    text = record_from_json(JsonFormatter().format(caplog.records[0])).getMessage()
+    text = present(record_from_json(JsonFormatter().format(caplog.records[0]))).getMessage()
     assert text.startswith("at 5% of it\nTraceback")
     assert text.endswith("ValueError: 100%d")
 

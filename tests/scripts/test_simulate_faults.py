@@ -88,7 +88,7 @@ def test_every_kind_strikes(kind: str) -> None:
     plan = Plan(1, faults=(Fault(kind, 12, amount=min(2.0, KINDS[kind][1])),))
     outcome = simulate(replace(plan, batches=(3, 3)))
     assert outcome.finding is None
-    assert [fault.kind for fault in outcome.struck] == [kind]
+    assert [fault.kind for fault in outcome.injected] == [kind]
 
 
 def test_the_command_tells_of_what_breaks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for op
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+#: As the guide has it; where Spark runs without, `training/test_cluster` trains.
+WARM = ("--conf", "spark.python.daemon.module=distkeras.job.daemon")
 LOSS = "sparse_categorical_crossentropy"
 ROWS = 300
 
@@ -52,7 +54,7 @@ def needed(files: Path, *more: str) -> list[str]:
 
 def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", SCRIPT, *arguments],
+        [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", *WARM, SCRIPT, *arguments],
         cwd=folder,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,

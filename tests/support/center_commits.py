@@ -11,6 +11,7 @@ from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.protocol.commit_record import NO_FLOATS
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import make
+from support.present import present
 
 
 def center_of(name: str = "downpour", workers: int = 2, size: int = 3, **options: Any) -> Center:
@@ -54,6 +55,6 @@ def send(center: Center, commit: Commit) -> bool:
 
 
 def joined(center: Center, worker: int = 0, attempt: int = 0) -> PartitionLease:
-    member = center.join(worker, attempt)
+    lease = present(center.join(worker, attempt))
     center.release(worker, attempt)
-    return member
+    return lease

@@ -40,7 +40,7 @@ def daso(
         if P > 1 and now is None:
             mean = np.mean([bfloat16(x[p, group]) if cast else x[p, group] for p in range(P)], axis=0)
             x[:, group] = mean
-        elif P > 1:
+        elif now is not None and P > 1:
             B, W = now
             if flight and t == flight[0] + flight[1]:
                 _, S, j, states = flight

@@ -74,7 +74,7 @@ class Job:
         self.rule, self.plan, self.deadlines, self.folder = rule, plan or Faults(), deadlines, folder
         self.workers, self.batches, self.epochs, self.size = workers, batches, epochs, size
         gc.collect()
-        self._before = _belongings()
+        self._before = _resources()
         self.process = ServerProcess(
             ServerSettings(
                 rule,
@@ -309,14 +309,14 @@ class Job:
             return
         self.plan.check()
         gc.collect()
-        left = _left_over(self._before)
+        left = _leaked(self._before)
         assert not left, left
         with socket.create_server((self.process.address.host, self.process.address.port)):
             pass
         assert [name.name for name in self.folder.iterdir() if name.suffix != ".dks"] == []
 
 
-def _belongings() -> dict[str, Any]:
+def _resources() -> dict[str, Any]:
     """Processes, threads and descriptors of this process."""
     me = psutil.Process()
     return {
@@ -326,11 +326,11 @@ def _belongings() -> dict[str, Any]:
     }
 
 
-def _left_over(before: dict[str, Any]) -> dict[str, Any]:
+def _leaked(before: dict[str, Any]) -> dict[str, Any]:
     """What this process has now and had not then; what others leave behind may go meanwhile, and may take a moment."""
     deadline = time.monotonic() + patience(10)
     while True:
-        now = _belongings()
+        now = _resources()
         left = {name: now[name] - before[name] for name in ("children", "threads")}
         left["files"] = max(0, now["files"] - before["files"])
         left = {name: what for name, what in left.items() if what}

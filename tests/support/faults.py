@@ -82,31 +82,31 @@ class FaultBuilder:
 
     def kill(self) -> None:
         """SIGKILL to the worker's process."""
-        self._be("kill")
+        self._set_fault("kill")
 
     def cut(self) -> None:
         """The connection is shut down."""
-        self._be("cut")
+        self._set_fault("cut")
 
     def stop(self, seconds: float) -> None:
         """SIGSTOP to the worker's process, and SIGCONT after ``seconds``."""
-        self._be("stop", seconds)
+        self._set_fault("stop", seconds)
 
     def slow(self, bytes_per_second: float) -> None:
         """The connection only dribbles from then on."""
-        self._be("slow", bytes_per_second)
+        self._set_fault("slow", bytes_per_second)
 
     def kill_server(self) -> None:
         """SIGKILL to the server's process, which is restarted when it is dead."""
-        self._be("kill_server")
+        self._set_fault("kill_server")
 
     def hold(self) -> Hold:
         """The worker waits."""
-        self._be("hold")
+        self._set_fault("hold")
         self._fault.hold = Hold()
         return self._fault.hold
 
-    def _be(self, kind: str, amount: float = 0.0) -> None:
+    def _set_fault(self, kind: str, amount: float = 0.0) -> None:
         assert not self._fault.kind, "a breakpoint has one fault"
         self._fault.kind, self._fault.amount = kind, amount
 

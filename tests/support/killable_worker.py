@@ -174,9 +174,9 @@ def main() -> None:
     def stopping(source: Iterator[ToyBatch]) -> Iterator[ToyBatch]:
         for batch in source:
             if (batch.epoch > 0, batch.index) == (True, 0):
-                breakpoints.reached("between-epochs", client.channel)  # type: ignore[arg-type]
+                breakpoints.reached("between-epochs", client.channel)  # type: ignore[arg-type]  # it is one of ours
             yield batch
-        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]
+        breakpoints.reached("end", client.channel)  # type: ignore[arg-type]  # likewise
 
     def begin(welcome: Welcome) -> Loop:
         replicas.append(TrackingReplica(size, 1.0, one_hot, np.float32))

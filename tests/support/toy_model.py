@@ -158,7 +158,7 @@ class ToyJob:
         except StopIteration:
             self._pending.pop(worker, None)
             self.center.leave(worker, 0)
-            self._let_go()
+            self._release_ready()
 
     def commit(self, worker: int) -> None:
         """Completes the next exchange of ``worker``; what it has posted is applied when it asks for the reply."""
@@ -178,11 +178,11 @@ class ToyJob:
         self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts])
         if request.wants_center:
             self._held[worker] = request
-            self._let_go()
+            self._release_ready()
         else:
             self._advance(worker, Reply())
 
-    def _let_go(self) -> None:
+    def _release_ready(self) -> None:
         for worker in [worker for worker in self._held if self.center.ready(worker)]:
             if worker in self._held:
                 del self._held[worker]

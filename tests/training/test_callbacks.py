@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.present import present
 from support.spark_jobs import (
     accuracy,
     assert_nothing_left,
@@ -128,7 +129,7 @@ def test_a_round_does_not_hang_and_the_job_goes_on_later(spark: SparkSession, tm
     assert_prefixes(first)
     later = counter("averaging")
     later.train(df, callbacks=[StopAtClock(len(first.ledger.collect()) + 10)], checkpoint=tmp_path, resume=True)
-    assert later.resumed.exact
+    assert present(later.resumed).exact
     assert_prefixes(later)
     assert later.ledger.count() >= first.ledger.count() + 10
 
@@ -148,13 +149,13 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
         table(spark, x, y), "accuracy", target=0.95, restore_best_weights=True, every_commits=1, max_rows=200
     )
     trained = trainer.train(table(spark, *blobs()), callbacks=[stopping])
-    assert trainer.stopped.startswith("accuracy ")
+    assert present(trainer.stopped).startswith("accuracy ")
     assert [values["accuracy"] for values in stopping.evaluations if values["accuracy"] >= 0.95]
     clocks = [values["clock"] for values in stopping.evaluations]
     assert clocks == sorted(set(clocks))
     assert stopping.best == max(values["accuracy"] for values in stopping.evaluations)
     assert accuracy(trained, x, y) >= 0.9  # of all rows, where the stop looked at 200
-    rows = stopping.validation_batch
+    rows = present(stopping.validation_batch)
     assert trained.evaluate(rows.x[0], rows.y[0], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
         stopping.best
     )
@@ -178,7 +179,7 @@ class TestErrors:
         def refuse(*args: object, **options: Any) -> None:
             raise AssertionError("a server was started")
 
-        monkeypatch.setattr("distkeras.trainer.ServerProcess", refuse)
+        monkeypatch.setattr("distkeras.job.run.ServerProcess", refuse)
         df = counting_rows(spark, ROWS)
         with pytest.raises(ConfigurationError, match="`monitor` must be one of"):
             counter().train(df, callbacks=[EarlyStopping(df, "accuracy")])

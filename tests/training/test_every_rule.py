@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.present import present
 from support.spark_jobs import accuracy, assert_nothing_left, image_classifier
 
 from distkeras import Trainer
@@ -105,7 +106,7 @@ def test_it_is_within_three_points_of_sgd(
     )
     found = accuracy(trainer.train(train), data[2], data[3])
     assert_nothing_left()
-    steps = trainer.commits.agg({"steps": "sum"}).first()[0]
+    steps = present(trainer.commits.agg({"steps": "sum"}).first())[0]
     # A partition's last mini-batch is short: at most one more an epoch for each worker but one.
     expected = EPOCHS * -(-len(data[0]) // BATCH)
     assert expected <= steps <= expected + EPOCHS * (WORKERS - 1)

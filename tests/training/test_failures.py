@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.present import present
 from support.spark_jobs import (
     assert_nothing_left,
     blobs,
@@ -81,7 +82,7 @@ class TestBeforeAnyWork:
         def refuse(*args: object, **options: Any) -> None:
             raise AssertionError("a server was started")
 
-        monkeypatch.setattr("distkeras.trainer.ServerProcess", refuse)
+        monkeypatch.setattr("distkeras.job.run.ServerProcess", refuse)
 
     @pytest.mark.parametrize(
         "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]
@@ -198,8 +199,10 @@ def test_one_bad_row(spark: SparkSession, kind: str) -> None:
     assert caught.value.column == column
     assert caught.value.worker == 0
     assert caught.value.step in range(6)
-    assert "Traceback (most recent call last)" in caught.value.remote_traceback
-    assert "to_numpy" in caught.value.remote_traceback or "check_classes" in caught.value.remote_traceback
+    assert "Traceback (most recent call last)" in present(caught.value.remote_traceback)
+    assert "to_numpy" in present(caught.value.remote_traceback) or "check_classes" in present(
+        caught.value.remote_traceback
+    )
 
 
 @pytest.mark.slow
@@ -208,7 +211,7 @@ def test_labels_of_another_shape_than_the_output(spark: SparkSession) -> None:
     with pytest.raises(ShapeError, match=r"2 values each.*3 values") as caught:
         train(frame(spark, rows, "features array<float>, label array<float>"), loss="mse")
     assert caught.value.column == "label"
-    assert "Traceback" in caught.value.remote_traceback
+    assert "Traceback" in present(caught.value.remote_traceback)
 
 
 def test_features_of_another_shape_than_the_input(spark: SparkSession) -> None:
@@ -230,8 +233,8 @@ class TestInsideATask:
         assert type(caught.value) is WorkerError
         assert caught.value.worker in (0, 1)
         assert caught.value.step == 3
-        assert "Traceback (most recent call last)" in caught.value.remote_traceback
-        assert "distkeras/job/task.py" in caught.value.remote_traceback
+        assert "Traceback (most recent call last)" in present(caught.value.remote_traceback)
+        assert "distkeras/job/task.py" in present(caught.value.remote_traceback)
 
     def test_what_the_others_learned_before_is_left(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
@@ -264,7 +267,7 @@ class TestInsideATask:
         with pytest.raises(WorkerError, match="not here") as caught:
             train(counting_rows(spark, 9), counting_model(9), loss=picky)
         assert caught.value.step == 0
-        assert "picky" in caught.value.remote_traceback
+        assert "picky" in present(caught.value.remote_traceback)
 
     @pytest.mark.parametrize("rule", ["downpour", pytest.param("asgd", marks=pytest.mark.slow)])
     def test_divergence(self, spark: SparkSession, rule: str) -> None:
@@ -276,7 +279,7 @@ class TestInsideATask:
         assert type(caught.value) is NonFiniteError
         assert caught.value.worker in (0, 1)
         assert caught.value.step is not None
-        assert "Traceback" in caught.value.remote_traceback
+        assert "Traceback" in present(caught.value.remote_traceback)
 
     def test_a_rule_that_fails_at_the_server(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -297,7 +300,7 @@ class TestInsideATask:
         with pytest.raises(LocalProtocolError, match=r"AttributeError.*nothing") as caught:
             train(counting_rows(spark, 9), counting_model(9), loss=total)
         assert caught.value.worker in (0, 1)
-        assert "sitecustomize" in caught.value.remote_traceback
+        assert "sitecustomize" in present(caught.value.remote_traceback)
 
     def test_rows_that_spark_cannot_compute(self, spark: SparkSession) -> None:
         """Spark tells why; what a worker sees is only the end of its stream."""
@@ -317,7 +320,7 @@ class TestInsideATask:
                 super().__init__(*args, **options)
                 started.append(self)
 
-        monkeypatch.setattr("distkeras.trainer.ServerProcess", RecordedServerProcess)
+        monkeypatch.setattr("distkeras.job.run.ServerProcess", RecordedServerProcess)
         real = Progress.update
 
         def update(self: Any, status: Any) -> None:

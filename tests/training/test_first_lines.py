@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.present import present
 from support.spark_jobs import wrong_model
 
 from distkeras import Trainer
@@ -34,7 +35,7 @@ class TestWhatIsShown:
         shown = self.lines(caught.value)
         assert len(shown) <= 15
         assert shown[-1].startswith("distkeras.ps.errors.BadValueError: values must not be null.")
-        assert "_flatten" in caught.value.remote_traceback
+        assert "_flatten" in present(caught.value.remote_traceback)
 
     def test_a_python_without_distkeras(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.present import present
 from support.spark_jobs import (
     accuracy,
     assert_nothing_left,
@@ -140,7 +141,9 @@ class TestEnsemble:
         assert set(seen.ravel()) == {0.0, 1.0}
         assert seen.sum(0).tolist() == [1.0] * rows
         assert seen.sum(1).min() >= 1
-        assert [one.history.agg({"samples": "sum"}).first()[0] for one in trainer.trainers] == seen.sum(1).tolist()
+        assert [present(one.history.agg({"samples": "sum"}).first())[0] for one in trainer.trainers] == seen.sum(
+            1
+        ).tolist()
 
     def test_a_failure_is_told(self, spark: SparkSession) -> None:
         df = spark.createDataFrame(

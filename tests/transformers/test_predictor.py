@@ -13,6 +13,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.present import present
 
 from distkeras.data.columns import quoted
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
@@ -291,8 +292,8 @@ def test_custom_objects_need_not_be_registered(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match=r"`model` must consist of .* name them in `custom_objects`"):
         ModelPredictor(model)
     with pytest.raises(ConfigurationError, match="`custom_objects` must be a dictionary"):
-        ModelPredictor(model, custom_objects=[Tripled])  # type: ignore[arg-type]
+        ModelPredictor(model, custom_objects=[Tripled])  # type: ignore[arg-type]  # that is what is refused
     predictor = ModelPredictor(model, custom_objects={"Tripled": Tripled})
     assert predictor.keras_model(np.ones((1, 2))).numpy().tolist() == [[3.0, 3.0]]
     rows = spark.createDataFrame([([1.0, 2.0],)], "features array<float>")
-    assert predictor.transform(rows).first()["prediction"] == [3.0, 6.0]
+    assert present(predictor.transform(rows).first())["prediction"] == [3.0, 6.0]

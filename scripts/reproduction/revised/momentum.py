@@ -96,19 +96,19 @@ class _MomentumByRate:
 
     def __init__(self, results: Results, scale: Scale) -> None:
         self.results, self.scale, self.counts = results, scale, tuple(RATES)
-        self.alone = self._over("alone", scale.many)
-        self.long = {name: self._over(f"longer/{name}", scale.few) for name in ("alone", "dana_slim")}
+        self.alone = self._spread_of("alone", scale.many)
+        self.long = {name: self._spread_of(f"longer/{name}", scale.few) for name in ("alone", "dana_slim")}
 
-    def _over(self, name: str, seeds: tuple[int, ...], key: str = "accuracy") -> Spread:
+    def _spread_of(self, name: str, seeds: tuple[int, ...], key: str = "accuracy") -> Spread:
         return Spread.of([self.results[f"{name}/{seed}"][key] for seed in seeds])
 
     def of(self, rule: str, n: int, key: str = "accuracy", choice: str = "common") -> Spread:
         """In the homogeneous environment."""
-        return self._over(f"{choice}/{rule}/{n}", self.scale.many if choice == "common" else self.scale.few, key)
+        return self._spread_of(f"{choice}/{rule}/{n}", self.scale.many if choice == "common" else self.scale.few, key)
 
     def het(self, rule: str) -> Spread:
         """Accuracy of 32 workers in the heterogeneous environment."""
-        return self._over(f"het/{rule}", self.scale.many)
+        return self._spread_of(f"het/{rule}", self.scale.many)
 
     def rate(self, name: str) -> float:
         """That of the jobs ``name/seed``."""

@@ -110,7 +110,7 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     return Section(setting, checks, [table, Figure(_curves(found, folder), caption)])
 
 
-def _said(leads: dict[Setting, Spread]) -> str:
+def _intervals_text(leads: dict[Setting, Spread]) -> str:
     return "; ".join(f"K = {n}, {environment}: {lead.interval()}" for (n, environment), lead in leads.items())
 
 
@@ -125,28 +125,28 @@ def _accuracy_checks(found: _OrderedFigures) -> list[Check]:
         Check(
             "OrMo's test accuracy is above that of ASGD, naive ASGDm and shifted momentum in all four settings",
             "it is (Table 1)",
-            f"the least lead in points: {_said(least)}",
+            f"the least lead in points: {_intervals_text(least)}",
             every([lead(other, s).above(0) for other in OTHERS for s in SETTINGS]),
             first=1,
         ),
         Check(
             "OrMo's test accuracy is above SMEGA²'s in all four settings",
             f"by {listed([PAPER[('ormo', *s)] - PAPER[(RIVAL, *s)] for s in SETTINGS], 2)} points (Table 1)",
-            f"points: {_said(rival)}",
+            f"points: {_intervals_text(rival)}",
             every([one.above(0) for one in rival.values()]),
             first=1,
         ),
         Check(
             f"K = 64: OrMo ends at least {MUCH:g} points above ASGD in both environments",
             "4.89 and 3.82 points (Table 1)",
-            f"points: {_said(plain)}",
+            f"points: {_intervals_text(plain)}",
             every([one.above(MUCH / 100) for one in plain.values()]),
             first=2,
         ),
         Check(
             "naive ASGDm ends below ASGD in all four settings",
             "it does; with slow workers it sometimes fails to converge (Table 1)",
-            f"below by points: {_said(naive)}",
+            f"below by points: {_intervals_text(naive)}",
             every([one.above(0) for one in naive.values()]),
             first=3,
         ),

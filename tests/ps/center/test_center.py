@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.center_commits import center_of, commit_of, joined, send
+from support.present import present
 from support.toy_model import ToyJob
 
 from distkeras.ps.center.schedulers import Scheduler, Synchronous
@@ -15,10 +16,10 @@ from distkeras.ps.rules import Rule, make
 class TestLedger:
     def test_commits_continue_where_the_last_one_ended(self) -> None:
         center = center_of()
-        member = joined(center)
+        lease = joined(center)
         assert send(center, commit_of(sequence=1, first=0, last=4))
         assert send(center, commit_of(sequence=2, first=5, last=6, epoch_end=True))
-        assert (member.sequence, member.epoch, member.batch) == (2, 1, 0)
+        assert (lease.sequence, lease.epoch, lease.batch) == (2, 1, 0)
         assert send(center, commit_of(sequence=3, epoch=1, first=0, last=0))
         assert center.clock == 3
 
@@ -61,7 +62,7 @@ class TestLease:
         joined(center, attempt=3)
         assert center.join(0, 7) is None
         center.leases.disconnected(0, 3)
-        assert center.join(0, 7).attempt == 7
+        assert present(center.join(0, 7)).attempt == 7
 
     def test_the_older_attempt_is_fenced_off(self) -> None:
         center = center_of()
@@ -104,8 +105,8 @@ class TestLease:
         joined(center, attempt=1)
         send(center, commit_of(attempt=1, first=0, last=4))
         center.leases.disconnected(0, 1)
-        member = center.join(0, 2)
-        assert (member.sequence, member.epoch, member.batch) == (1, 0, 5)
+        lease = present(center.join(0, 2))
+        assert (lease.sequence, lease.epoch, lease.batch) == (1, 0, 5)
 
     @pytest.mark.parametrize("worker", [-1, 2])
     def test_a_worker_outside_the_job_is_refused(self, worker: int) -> None:

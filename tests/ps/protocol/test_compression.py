@@ -231,7 +231,7 @@ def test_names() -> None:
     assert codec_of("float32", 3) is None
     for name in ("float16", "", None, ["int8"]):
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of 'float32', 'bfloat16', 'int8'"):
-            codec_of(name, 3)  # type: ignore[arg-type]
+            codec_of(name, 3)  # type: ignore[arg-type]  # that is what is refused
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.present import present
 from support.toy_model import ToyJob
 
 from distkeras.ps import rules
@@ -85,15 +86,15 @@ def continue_job(center: Center) -> Iterator[tuple[np.ndarray, float]]:
             continue
         released = center.release(worker, 0)
         yield released.buffer.array.copy(), released.learning_rate
-        member = center.leases[worker]
+        lease = center.leases[worker]
         commit = Commit(
             worker=worker,
             attempt=0,
             incarnation=center.incarnation,
-            sequence=member.sequence + 1,
-            epoch=member.epoch,
-            first=member.batch,
-            last=member.batch,
+            sequence=lease.sequence + 1,
+            epoch=lease.epoch,
+            first=lease.batch,
+            last=lease.batch,
             epoch_end=False,
             wants_center=not center.traits.pull_first,
             learning_rate=0.1,
@@ -162,7 +163,7 @@ def test_info_is_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_names_its_source(name: str) -> None:
-    assert "Reference:" in rules.all_rules()[name].__doc__
+    assert "Reference:" in present(rules.all_rules()[name].__doc__)
 
 
 @pytest.mark.parametrize("name", NAMES)

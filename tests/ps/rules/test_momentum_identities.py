@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.present import present
 from support.toy_model import ToyJob
 from support.transcriptions import Problem
 
@@ -27,7 +28,7 @@ fast = settings(max_examples=20, deadline=None)
 def centers(
     name: str, schedule: list[int], *, n: int = N, simulation: dict[str, Any] | None = None, **hyper: Any
 ) -> np.ndarray:
-    return Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), **(simulation or {})).centers
+    return present(Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), **(simulation or {})).centers)
 
 
 def assert_close(
@@ -189,7 +190,7 @@ def test_danas_running_sum_is_the_sum_of_the_momenta(schedule: list[int]) -> Non
     for name in ("dana_zero", "dana_dc"):
         toy = ToyJob(make(name, momentum=GAMMA), np.ones(4), data)
         toy.run(schedule)
-        assert_close(toy.center.model[0], sum(member.vectors[0] for member in toy.center.leases.values()))
+        assert_close(toy.center.model[0], sum(lease.vectors[0] for lease in toy.center.leases.values()))
 
 
 def test_a_worker_that_leaves_takes_its_momentum_out_of_danas_sum() -> None:
@@ -268,7 +269,7 @@ def arrivals(name: str, **hyper: Any) -> Iterator[tuple[int, int, np.ndarray, np
     trace = job.simulated(make(name, **hyper), measure_gap=True)
     for clock in range(N, len(ROUND_ROBIN)):
         k, number = ROUND_ROBIN[clock], clock // N
-        gap = trace.centers[clock - 1] - job.points[k][number]
+        gap = present(trace.centers)[clock - 1] - job.points[k][number]
         # What is measured is its root mean square, and that over the norm of the gradient.
         assert_close(trace.gap[clock], np.sqrt(np.mean(gap**2)))
         assert_close(trace.normalized_gap[clock], trace.gap[clock] / np.linalg.norm(job.gradients[k][number]))
@@ -297,7 +298,8 @@ def test_smega2_under_a_constant_gradient_tends_to_steps_of_eta_over_one_minus_g
         schedule=[*range(N)] * 150,
         keep_centers=True,
     )
-    assert_close(trace.centers[-1] - trace.centers[-2], -ETA / (1 - GAMMA) * np.array([1.0, -2.0]))
+    before, last = present(trace.centers)[-2:]
+    assert_close(last - before, -ETA / (1 - GAMMA) * np.array([1.0, -2.0]))
 
 
 # OrMo

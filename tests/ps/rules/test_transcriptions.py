@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import transcriptions
+from support.present import present
 from support.transcriptions import Problem
 
 from distkeras.ps.rules import all_rules, make
@@ -81,7 +82,7 @@ RATES = [
 ]
 
 
-def label(value: str | dict[str, Any]) -> str:
+def label(value: str | dict[str, Any]) -> str | None:
     return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else None
 
 
@@ -103,7 +104,7 @@ def check(
     )
     expected = np.array(list(expected))
     trace = Problem(n, schedule, seed=seed).simulated(rule, learning_rate=eta)
-    centers = trace.centers[n - 1 :: n] if rounds else trace.centers
+    centers = present(present(trace.centers)[n - 1 :: n] if rounds else trace.centers)
     assert centers.dtype == np.float64
     assert np.isfinite(expected).all()
     assert np.abs(centers - expected).max() <= 1e-12 * np.abs(expected).max()

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
+from support.present import present
 from support.running_server import SIZE, Running
 from support.sockets import socket_of
 from support.toy_model import toy_worker
@@ -29,8 +30,8 @@ class HeldUp:
 
     def __init__(self, running: Running) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
-        self._commit = running.server.center.commit
-        running.server.center.commit = cast(Any, self)
+        self._commit = present(running.server.center).commit
+        present(running.server.center).commit = cast(Any, self)
 
     def __call__(self, *args: Any) -> bool:
         self.entered.set()
@@ -71,7 +72,7 @@ class TestProbes:
                 thread.start()
                 while not asking.occupied():  # until the commit is there
                     assert time.monotonic() < deadline
-                assert running.server.center.clock == 0
+                assert present(running.server.center).clock == 0
             thread.join(patience(20))
             assert not asking.occupied()
             asking.close()
@@ -94,7 +95,7 @@ class TestProbes:
         with Running(rule) as running:
             client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT)
             next(loop)
-            reply = client.pull()
+            reply: Reply | None = client.pull()
             held = HeldUp(running)
             thread, errors = running_worker(running, 0, [np.ones(1)])
             assert held.entered.wait(patience(20))
@@ -124,9 +125,9 @@ class TestProbes:
         with Running(make("zealous_downpour")) as running:
             client = running.client()
             client.join()
-            socket_of(client.channel).shutdown(socket.SHUT_RDWR)
+            socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)
             assert not client.occupied()
-            assert client.pull().center.shape == (SIZE,)  # it holds its lease again
+            assert present(client.pull().center).shape == (SIZE,)  # it holds its lease again
             client.close()
 
     def test_a_stopped_job_answers_no_question(self) -> None:

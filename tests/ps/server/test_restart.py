@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.forgetful_server import Forgetful
 from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
+from support.present import present
 from support.toy_model import toy_client
 
-from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import (
@@ -76,11 +75,7 @@ class Job:
         self.errors: list[Exception] = []
 
     def publish(self) -> None:
-        self.publish_with(self.driver)
-
-    @staticmethod
-    def publish_with(driver: DriverClient) -> None:
-        driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
+        self.driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
 
     def start(self, worker: int, *, attempt: int = 0, gradient: Callable[..., Any] | None = None) -> threading.Thread:
         def run() -> None:
@@ -231,7 +226,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
         content[len(content) // 2] ^= 1
         latest.write_bytes(content)
         job.revive()
-        assert job.process.resumed.clock < int(latest.stem.split("-")[-1])
+        assert present(job.process.resumed).clock < int(latest.stem.split("-")[-1])
         job.join()
         check_exact(job)
 
@@ -242,7 +237,7 @@ def test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit(tmp_path: Pat
         job.join()
         job.kill()
         job.revive()
-        assert job.process.resumed.clock == 20
+        assert present(job.process.resumed).clock == 20
         check_exact(job, workers=1)
         client, welcome, _ = toy_client(job.process.address, job.rule, VALUES, worker=0, attempt=1, size=SIZE)
         assert welcome.finished
@@ -302,8 +297,8 @@ class TestResume:
     def test_the_same_number_of_workers_goes_on_exactly(self, tmp_path: Path) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, resume=True, epochs=2) as job:
-            assert job.process.resumed.exact
-            assert job.process.resumed.clock == clock == 60
+            assert present(job.process.resumed).exact
+            assert present(job.process.resumed).clock == clock == 60
             for worker in range(2):
                 job.start(worker, attempt=worker)
             job.join()
@@ -313,7 +308,7 @@ class TestResume:
     def test_another_number_of_workers_begins_with_the_first_epoch_not_ended(self, tmp_path: Path) -> None:
         clock = self.interrupted(tmp_path)
         with Job(tmp_path, workers=3, resume=True, epochs=2) as job:
-            resumed = job.process.resumed
+            resumed = present(job.process.resumed)
             assert (resumed.exact, resumed.clock, resumed.epoch) == (False, clock, 1)
             for worker in range(3):
                 job.start(worker)
@@ -379,16 +374,3 @@ class TestTwoDrivers:
 def at_snapshot(folder: Path) -> None:
     """Waits for the first snapshot."""
     until(lambda: list(folder.glob("snapshot-*.dks")))
-
-
-def test_a_commit_that_is_applied_in_part_is_forgotten(tmp_path: Path) -> None:
-    with Job(tmp_path, every=2, world=Forgetful()) as job, Supervisor(job.process, job.publish_with) as server:
-        for worker in range(2):
-            job.start(worker)
-        while any(thread.is_alive() for thread in job.threads):
-            server.watch()
-            job.threads[0].join(0.05)
-        job.join()
-        job.driver.close()  # its connection was to the server before
-        check_exact(job)
-        assert server.restarts == 1

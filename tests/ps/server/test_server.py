@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
+from support.present import present
 from support.running_server import SIZE, Running
 from support.sockets import socket_of
 from support.toy_model import batches, toy_worker
@@ -115,19 +116,19 @@ class TestLostReplies:
             while isinstance(request, Compute):
                 request = loop.send(None)
             cut: list[bool] = []
-            send = client.channel.send
+            send = present(client.channel).send
 
             def send_then_cut(message: Any) -> None:
                 send(message)
                 if not cut:
                     cut.append(True)
                     assert running.driver.observe(0, patience(5)).clock == 1  # it is applied …
-                    socket_of(client.channel).shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
+                    socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)  # … and the answer never arrives
 
-            client.channel.send = send_then_cut
+            present(client.channel).send = send_then_cut
             reply = client.commit(request)
             assert cut == [True]
-            np.testing.assert_allclose(reply.center[0], -0.1)
+            np.testing.assert_allclose(present(reply.center)[0], -0.1)
             assert running.driver.center().clock == 1
             loop.send(reply)
             client.close()
@@ -140,19 +141,19 @@ class TestLostReplies:
             request: Any = loop.send(client.pull())
             while isinstance(request, Compute):
                 request = loop.send(None)
-            connection = client.channel.connection
+            connection = present(client.channel).connection
             whole = connection.send
 
             def half(message: Any) -> list[Any]:
                 buffers = whole(message)
                 connection.send = whole
-                socket_of(client.channel).sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
-                socket_of(client.channel).shutdown(socket.SHUT_RDWR)
+                socket_of(present(client.channel)).sendall(bytes(buffers[0]) + bytes(buffers[1])[:1000])
+                socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)
                 return []
 
             connection.send = half
             reply = client.commit(request)
-            np.testing.assert_allclose(reply.center[0], -0.1)
+            np.testing.assert_allclose(present(reply.center)[0], -0.1)
             assert running.driver.center().clock == 1
             client.close()
 
@@ -174,7 +175,7 @@ class TestTakeover:
             exchanges = drive(first, loop)
             next(exchanges)
             next(exchanges)
-            first.channel.close()  # dies without a word
+            present(first.channel).close()  # dies without a word
             thread, errors = running_worker(running, 0, values, attempt=8)
             thread.join(patience(20))
             assert errors == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
+from support.present import present
 from support.running_server import KEY, Running
 from support.toy_model import toy_client
 
@@ -94,7 +95,7 @@ def test_the_roll_call_names_the_silent_and_not_those_who_wait() -> None:
     """Worker 0 waits in a round for worker 1, which owes its commit; worker 2 has not joined, and worker 3 has left."""
     rule = make("averaging", window=1)
     with Running(rule, workers=4, size=3) as running:
-        running.server.center.scheduler.gather = False
+        present(running.server.center).scheduler.gather = False
         waiting, welcome, begin = toy_client(running.address, rule, [1.0], worker=0, size=3, deadlines=PATIENT)
         silent, finished = running.client(worker=1, attempt=6, size=3), running.client(worker=3, size=3)
         for client in (silent, finished):

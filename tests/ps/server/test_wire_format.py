@@ -13,6 +13,7 @@ import pytest
 from ml_dtypes import bfloat16
 from support.frames import some_commit
 from support.patience import PATIENT, patience
+from support.present import present
 from support.running_server import KEY, SIZE, Running
 from support.sockets import socket_of
 from support.toy_model import toy_client
@@ -55,7 +56,7 @@ def request(number: int, part: np.ndarray, *, moving_statistics: np.ndarray = NO
 
 
 def center_of(running: Running) -> np.ndarray:
-    return running.server.center.current.array.copy()
+    return present(running.server.center).current.array.copy()
 
 
 def through_bfloat16(vector: np.ndarray) -> np.ndarray:
@@ -97,7 +98,7 @@ class TestInt8:
         with Running(make("downpour"), start=normal(0)) as running:
             clients = [joined(running, worker, wire_format="int8") for worker in range(2)]
             for client in clients:
-                assert client.pull().center.tobytes() == center_of(running).tobytes()
+                assert present(client.pull().center).tobytes() == center_of(running).tobytes()
             known = [center_of(running)] * 2
             for number in range(60):
                 for worker, client in enumerate(clients):
@@ -106,7 +107,7 @@ class TestInt8:
                     bound = 0.51 * step_of(center - known[worker]) + 2e-7 * np.abs(center)
                     assert (np.abs(reply.center - center) <= bound).all(), number
                     assert bound.max() < 4e-4  # of a center that is spread over [-5, 5]
-                    known[worker] = reply.center.copy()
+                    known[worker] = present(reply.center).copy()
             records = running.driver.drain().commits.view(COMMIT)
             assert set(records["bytes"].tolist()) == {SIZE + 4 * -(-SIZE // BLOCK)}
             for client in clients:
@@ -131,10 +132,10 @@ class TestInt8:
             client = joined(running, wire_format="int8")
             reply = client.pull()
             for number in range(5):
-                delivered, before = reply.center, reply.center.copy()
+                delivered, before = reply.center, present(reply.center).copy()
                 reply = client.commit(request(number, normal(number + 1, 0.01)))
                 np.testing.assert_array_equal(delivered, before)
-                assert not np.array_equal(reply.center, before)
+                assert not np.array_equal(present(reply.center), before)
             client.close()
 
     def test_a_pull_is_exact_and_changes_go_on_from_it(self) -> None:
@@ -172,7 +173,7 @@ class TestInt8:
                 client.pull()
                 for number in range(6):
                     if cut and number == 3:
-                        before = client.channel
+                        before = present(client.channel)
                         before.send = breaking(running, before)
                     reply = client.commit(request(number, normal(number + 1, 0.01)))
                     if wire_format == "bfloat16":
@@ -181,9 +182,9 @@ class TestInt8:
                         assert client.channel is not before
                         np.testing.assert_array_equal(reply.center, center_of(running))
                     else:
-                        np.testing.assert_allclose(reply.center, center_of(running), rtol=0, atol=3e-4)
+                        np.testing.assert_allclose(present(reply.center), center_of(running), rtol=0, atol=3e-4)
                 client.close()
-                assert running.server.center.clock == 6
+                assert present(running.server.center).clock == 6
                 return center_of(running)
 
         def breaking(running: Running, channel: Channel) -> Callable[..., Any]:
@@ -283,7 +284,7 @@ def test_beside_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
 
     def gradient(theta: np.ndarray, value: float) -> np.ndarray:
         if cut and next(taken) == 9:
-            clients[0].channel.hang_up()
+            present(clients[0].channel).hang_up()
         return np.full(theta.shape, value)
 
     with Running(make("downpour", window=2), workers=1, start=normal(0)) as running:
@@ -302,7 +303,7 @@ def test_beside_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
         clients.append(client)
         run_worker(client, welcome, begin)
         client.close()
-        assert running.server.center.clock == 10
+        assert present(running.server.center).clock == 10
         # All of a movement's elements are nearly the same: int8 has them exactly, bfloat16 each within 2^-9.
         np.testing.assert_allclose(center_of(running), normal(0) - values.sum(), rtol=0, atol=0.06)
 
@@ -318,7 +319,7 @@ def test_statistics_as_many_as_weights(wire_format: str) -> None:
             seen = normal(number + 7, size=size)
             reply = client.commit(request(number, normal(number + 1, size=size), moving_statistics=seen))
             np.testing.assert_allclose(reply.moving_statistics, seen, rtol=1e-6)
-            np.testing.assert_allclose(reply.center, center_of(running), rtol=2**-8, atol=0.05)
+            np.testing.assert_allclose(present(reply.center), center_of(running), rtol=2**-8, atol=0.05)
         client.close()
 
 
@@ -339,7 +340,7 @@ class TestRefused:
             with pytest.raises(ConfigurationError, match="`wire_format` must be 'float32': rule"):
                 joined(running, wire_format=wire_format)
             assert running.server.fault is None
-            assert running.server.center.leases == {}
+            assert present(running.server.center).leases == {}
 
     def test_names_that_are_none(self) -> None:
         with pytest.raises(ConfigurationError, match="`wire_format` must be one of"):
@@ -347,7 +348,7 @@ class TestRefused:
         with Running(make("downpour")) as running:
             with pytest.raises(RemoteProtocolError, match=r"`wire_format` must be one of .*'int4'"):
                 running.driver.request(Hello(0, 0, SIZE, 0, "loss", "int4"), Welcome)
-            assert running.server.center.leases == {}
+            assert present(running.server.center).leases == {}
 
     @pytest.mark.parametrize(
         ("agreed", "plain", "packed"),
@@ -368,13 +369,13 @@ class TestRefused:
         with Running(make("downpour"), start=normal(0)) as running:
             client = joined(running, wire_format=agreed)
             client.pull()
-            sizes = [codec_of(kind, SIZE).nbytes if isinstance(kind, str) else kind for kind in packed]
+            sizes = [present(codec_of(kind, SIZE)).nbytes if isinstance(kind, str) else kind for kind in packed]
             parts = [np.ones(n, np.float32) for n in plain]
             commit = some_commit(*parts, history=np.zeros((1, 3)), packed=tuple(np.ones(n, np.uint8) for n in sizes))
             with pytest.raises(ShapeError, match="a commit must have 1 parts of"):
                 client.request(commit, Ack)
             client.close()
-            assert running.server.center.clock == 0
+            assert present(running.server.center).clock == 0
             np.testing.assert_array_equal(center_of(running), normal(0))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.daso_runs import ETA, FLAT, assert_close, blocking, cycling, run_daso, run_without_gradients
 from support.daso_transcription import bfloat16
 from support.daso_transcription import daso as transcribed
+from support.present import present
 from support.transcriptions import Problem
 
 from distkeras.ps.rules import make
@@ -88,7 +89,7 @@ def test_it_equals_the_transcription_of_all_devices(
         list(transcribed(job.start, lambda x, k: job.g(k, x), nodes, devices, rate, daso.momentum, plan, daso.cast))
     )
     for device in range(devices):
-        assert_close(trace.thetas, expected[:, :, device])
+        assert_close(present(trace.thetas), expected[:, :, device])
     assert_close(trace.theta, expected[-1, :, 0])
     assert_close(trace.mean, expected[-1, :, 0].mean(axis=0))
 
@@ -108,7 +109,7 @@ def test_by_hand() -> None:
     )
     # -.1, -.3; -.2, -.6: sent, sum -.8; steps to -.3, -.9; Equation 1: (2 (-.3) - .8) / 4, (2 (-.9) - .8) / 4.
     expected = [[-0.1, -0.3], [-0.2, -0.6], [-0.35, -0.65], [-0.45, -0.95]]
-    assert_close(trace.thetas[..., 0], expected)
+    assert_close(present(trace.thetas)[..., 0], expected)
 
 
 # identities
@@ -120,7 +121,7 @@ def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes: int, devices:
     trace = run_daso(blocking(2, momentum=0.0), nodes=nodes, devices=devices, epochs=2, batches=5)
     ssgd = Problem(n, [*range(n)] * 10, eta=ETA, seed=7).simulated(make("ssgd"))
     for node in range(nodes):
-        assert_close(trace.thetas[:, node], ssgd.centers[n - 1 :: n])
+        assert_close(present(trace.thetas)[:, node], present(ssgd.centers)[n - 1 :: n])
 
 
 @pytest.mark.parametrize("rule", ["ssgdm", "ssgdm_local"])
@@ -129,9 +130,9 @@ def test_74_also_with_momenta_that_nobody_exchanges(rule: str, nodes: int, devic
     n = nodes * devices
     trace = run_daso(blocking(2, momentum=0.8), nodes=nodes, devices=devices, epochs=2, batches=8)
     job = Problem(n, [*range(n)] * 16, eta=ETA / n, seed=7)  # the rules add the workers' steps up
-    centers = job.simulated(make(rule, momentum=0.8)).centers[n - 1 :: n]
+    centers = present(job.simulated(make(rule, momentum=0.8)).centers)[n - 1 :: n]
     for node in range(nodes):
-        assert_close(trace.thetas[:, node], centers)
+        assert_close(present(trace.thetas)[:, node], centers)
 
 
 @pytest.mark.parametrize("wait", [0, 1, 2, 5])
@@ -228,7 +229,7 @@ def test_91_equation_1_weighs_the_own_parameters_by_twice_the_wait(interval: int
         gradient=lambda theta, worker: np.array([-1.0 if worker == 0 else 0.0]),
         keep_thetas=True,
     )
-    before, after = trace.thetas[-2, :, 0], trace.thetas[-1, :, 0]
+    before, after = present(trace.thetas)[-2:, :, 0]
     assert_close(before, [end, 1, 1])
     assert_close(after[0], (2 * wait * (1 + end) + (nodes + interval)) / (2 * wait + nodes))
     assert_close(after[1:], (2 * wait + nodes + interval) / (2 * wait + nodes))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.daso_runs import ETA, assert_close, cycling, run_daso, run_without_gradients
+from support.present import present
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.schedules import Constant, WarmUp
@@ -55,7 +56,7 @@ def test_schedules_are_over_batches() -> None:
         gradient=lambda theta, worker: np.ones(1),
         keep_thetas=True,
     )
-    assert_close(1 - trace.thetas[:, 0, 0], np.cumsum([0.1, 0.175, 0.25, 0.325]))
+    assert_close(1 - present(trace.thetas)[:, 0, 0], np.cumsum([0.1, 0.175, 0.25, 0.325]))
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -63,8 +64,8 @@ def test_thetas_are_kept_on_request(keep: bool) -> None:
     trace = run_daso(Daso(), keep_thetas=keep)
     assert (trace.thetas is not None) == keep
     if keep:
-        assert trace.thetas.shape == (12, 3, 5)
-        np.testing.assert_array_equal(trace.thetas[-1], trace.theta)
+        assert present(trace.thetas).shape == (12, 3, 5)
+        np.testing.assert_array_equal(present(trace.thetas)[-1], trace.theta)
 
 
 # refusals
@@ -124,5 +125,6 @@ def test_bad_arguments_are_refused(options: dict[str, Any], text: str) -> None:
 
 
 def test_parameters_must_be_flat() -> None:
+    unused: Any = None
     with pytest.raises(ConfigurationError, match=r"^`theta0` must be one flat vector. Received: shape \(2, 2\)$"):
-        simulate_daso(Daso(), np.ones((2, 2)), None, nodes=2, devices=1, learning_rate=0.1, epochs=2, batches=1)
+        simulate_daso(Daso(), np.ones((2, 2)), unused, nodes=2, devices=1, learning_rate=0.1, epochs=2, batches=1)

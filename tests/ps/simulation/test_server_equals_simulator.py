@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
+from support.present import present
 from support.running_server import SIZE, Running
 from support.toy_model import toy_worker
 
@@ -110,7 +111,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
         dtype=np.float32,
         keep_centers=True,
     ).centers
-    assert expected.dtype == np.float32
+    assert present(expected).dtype == np.float32
     paused: queue.Queue[int] = queue.Queue()
     with Running(rule, workers=WORKERS, start=start, eta=eta) as running:
         workers = [
@@ -125,6 +126,6 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
                 assert paused.get(timeout=WAIT) == worker
             elif (clock + 1) % WORKERS == 0:  # the barrier: all are let go
                 assert sorted(paused.get(timeout=WAIT) for _ in workers) == list(range(WORKERS))
-            np.testing.assert_array_equal(running.driver.center().center, expected[clock])
+            np.testing.assert_array_equal(running.driver.center().center, present(expected)[clock])
         for paced in workers:
             paced.stop()

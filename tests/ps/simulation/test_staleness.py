@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.present import present
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules, make
@@ -82,15 +83,17 @@ def test_memoryless_workers_are_an_implicit_momentum(workers: int, commits: int)
     curves, eta = np.array([0.5, 1.0, 3.0]), 0.1
     start = np.array([1.0, -2.0, 0.5])
     paths = [
-        simulate(
-            "asgd",
-            start,
-            lambda theta, worker: curves * theta + 1,
-            workers=workers,
-            learning_rate=eta,
-            schedule=order,
-            keep_centers=True,
-        ).centers
+        present(
+            simulate(
+                "asgd",
+                start,
+                lambda theta, worker: curves * theta + 1,
+                workers=workers,
+                learning_rate=eta,
+                schedule=order,
+                keep_centers=True,
+            ).centers
+        )
         for order in itertools.product(range(workers), repeat=commits)
     ]
     theta = np.vstack([start, np.mean(paths, axis=0)])

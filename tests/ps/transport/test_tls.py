@@ -23,6 +23,7 @@ from support.hostile_peers import (
     send_unless_closed,
 )
 from support.patience import PATIENT, brief, patience, until
+from support.present import present
 from support.running_server import KEY
 from support.sockets import socket_of
 
@@ -79,7 +80,7 @@ def test_training_over_tls_is_training_to_the_bit() -> None:
         assert process.address.certificate.startswith("-----BEGIN CERTIFICATE-----")
         driver = DriverClient(process.address, PATIENT)
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
-        sock = socket_of(driver.channel)
+        sock = socket_of(present(driver.channel))
         assert isinstance(sock, ssl.SSLSocket)
         assert sock.version() == "TLSv1.3"
         worker = HonestWorker(process.address, SIZE, PATIENT)
@@ -202,7 +203,7 @@ class TestChannel:
 class TestSecrets:
     def test_the_process_shows_none(self) -> None:
         with ServerProcess(ServerSettings(RULE, workers=1), tls=True) as process:
-            private = process._request.certificate.private_key  # noqa: SLF001 - it is a secret
+            private = present(process._request.certificate).private_key  # noqa: SLF001 - it is a secret
             assert private.startswith("-----BEGIN PRIVATE KEY-----")
             secrets = [process.address.key.hex().encode(), *(line.encode() for line in private.split("\n")[1:-2])]
             shown = [repr(process).encode(), repr(process.address).encode()]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import patience
+from support.present import present
 from support.running_server import SIZE, Running
 from support.toy_model import toy_client
 
@@ -51,15 +52,15 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
         )
         loop = begin(welcome)
         thread = threading.Thread(target=run_worker, args=(client, welcome, lambda welcome: loop), daemon=True)
-        release, server = running.server.center.release, running.server
+        release, server = present(running.server.center).release, running.server
 
         def held(worker: int, attempt: int) -> Released:
             # Under the server's lock: the first commit is applied, and its reply waits for the second window.
-            if server.center.clock == 1:
+            if present(server.center).clock == 1:
                 assert began.wait(patience(20))
             return release(worker, attempt)
 
-        running.server.center.release = held
+        present(running.server.center).release = held
         thread.start()
         thread.join(patience(30))
         assert not thread.is_alive()

@@ -1,0 +1,116 @@
+"""A job from its plan to its end: a server for as long as Spark runs the tasks, and what both know when all have."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from distkeras.callbacks import CenterWeights
+from distkeras.cluster.session import has_console_bar
+from distkeras.job.plan import EndedJob, JobPlan
+from distkeras.job.progress import Progress
+from distkeras.job.spark_job import SparkJob
+from distkeras.job.stalls import StallDetector
+from distkeras.job.supervisor import Supervisor
+from distkeras.ps.errors import DistkerasError, EmptyDataError
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.results.job_results import JobOutcome
+from distkeras.results.tables import JobRecords, Resumed
+
+log = logging.getLogger(__name__)
+
+
+def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
+    """Trains; what becomes known on the way is in ``outcome``, also of a job that fails.
+
+    Raises:
+        DistkerasError: why the job cannot go on.
+        Exception: what a callback raised.
+    """
+    settings, events = plan.training, outcome.events
+    process = ServerProcess(
+        plan.server,
+        resume=plan.resume,
+        job=plan.identity(),
+        epochs=settings.num_epoch,
+        tls=settings.tls,
+        events=events,
+    )
+    with (
+        process,
+        Supervisor(process, plan.publisher(), events) as server,
+        _progress_of(plan) as progress,
+    ):
+        outcome.resumed = Resumed.from_point(process.resumed)
+        job = SparkJob(
+            plan.df,
+            plan.task(process.address),
+            supervisor=server,
+            progress=progress,
+            callbacks=plan.callbacks,
+            build_replica=plan.build_replica,
+            events=events,
+            stalls=None if settings.stall_after is None else StallDetector(settings.stall_after, events),
+        )
+        began = time.monotonic()
+        try:
+            rows = job.run()
+            ended = time.monotonic()
+        except BaseException:
+            _salvage(server, plan, outcome)
+            raise
+        center = server.ask(lambda driver: _collect(driver, plan, outcome))
+    return EndedJob(job, rows, center, began, ended)
+
+
+def finish_job(plan: JobPlan, ended: EndedJob, outcome: JobOutcome) -> None:
+    """Checks that every mini-batch counts once, and gives the model the weights that it is to have.
+
+    Raises:
+        EmptyDataError: there were no rows.
+        LedgerError: a mini-batch is missing, or counted twice.
+    """
+    job, records = ended.job, outcome.records
+    outcome.stopped = job.stopped
+    if records is None or not (len(records.commits_array) or job.stopped):
+        raise EmptyDataError("`df` must have rows to train on. Received: none")
+    for row in ended.rows:
+        if row["window"] is not None:
+            text = "worker %d exchanges every %d steps"
+            outcome.events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
+    batches = {row["worker"]: row["batches"] for row in ended.rows}
+    records.check_exactly_once(batches, plan.training.num_epoch, outcome.resumed, stopped=job.stopped is not None)
+    job.callbacks.end(ended.center).load(plan.replica)
+
+
+def _salvage(server: Supervisor, plan: JobPlan, outcome: JobOutcome) -> None:
+    """Collects what a job that failed has learned, if that is to be had; the job's own error is the one to tell."""
+    if not server.alive():
+        return
+    try:
+        # No commit may come between the center that is collected and its records.
+        server.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
+        server.try_to_ask(lambda driver: _collect(driver, plan, outcome))
+    except DistkerasError as error:
+        outcome.events.report(log, "lost", "what the job had learned is not to be had: %s", error.message)
+
+
+def _progress_of(plan: JobPlan) -> Progress:
+    settings = plan.training
+    return Progress(
+        settings.num_epoch,
+        plan.worker.workers,
+        settings.progress,
+        every=settings.log_every,
+        below=has_console_bar(plan.df.sparkSession),
+    )
+
+
+def _collect(driver: DriverClient, plan: JobPlan, outcome: JobOutcome) -> CenterWeights:
+    """The center and the records, also of a job that failed: what was learned is not lost."""
+    center = CenterWeights.fetch(driver)
+    center.load(plan.replica)
+    outcome.model = plan.replica.model
+    outcome.records = JobRecords.drain(driver)
+    return center

@@ -1,0 +1,58 @@
+"""An exception to a rule of the linters says its reason where it stands."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Both kinds, in a comment; what follows the codes is looked at: a dash or another comment, and words.
+EXCEPTION = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<codes>: ?[A-Z\d, ]+|\[[\w, -]+\])?(?P<rest>.*)")
+
+
+def sources() -> Iterator[Path]:
+    """Every Python file; the links in ``distkeras/`` are not followed."""
+    for folder in ("distkeras", "ps", "transformers", "scripts", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/")):
+                yield path
+
+
+def unexplained(text: str) -> Iterator[int]:
+    """The lines of ``text`` whose exception names no code, or no reason."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        found = EXCEPTION.match(token.string) if token.type == tokenize.COMMENT else None
+        if found and not (found["codes"] and re.match(r"\s*(?:- |# )\S", found["rest"])):
+            yield token.start[0]
+
+
+def test_every_exception_says_why() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sources()
+        for line in unexplained(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "explained"),
+    [
+        ("x = 1  # noqa: E402 - only where it is there", True),
+        ("x = 1  # noqa: E402, F401 - likewise", True),
+        ("x = 1  # type: ignore[arg-type]  # that is what is refused", True),
+        ("x = 1  # noqa: E402", False),
+        ("x = 1  # noqa", False),
+        ("x = 1  # noqa - because", False),
+        ("x = 1  # type: ignore[arg-type]", False),
+        ("x = 1  # type: ignore  # because", False),
+        ("x = '# noqa'", True),
+    ],
+)
+def test_the_reader_tells_them_apart(line: str, explained: bool) -> None:
+    assert list(unexplained(line + "\n")) == ([] if explained else [1])

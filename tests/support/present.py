@@ -1,0 +1,13 @@
+"""Values that may be None, where a test knows that they are not."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """``value``, which fails the test where it is None."""
+    assert value is not None
+    return value
