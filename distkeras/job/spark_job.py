@@ -120,12 +120,12 @@ class SparkJob:
         self._events = events
         self._stalls = stalls
         self.stopped: str | None = None
-        self._observer = DriverClient(task.address, task.settings.deadlines)
+        self._observer = DriverClient(task.address, task.settings.deadlines, met=True)
         self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
         self.callbacks = CallbackRunner(
             callbacks,
             build_replica,
-            lambda: DriverClient(task.address, task.settings.deadlines),
+            lambda: DriverClient(task.address, task.settings.deadlines, met=True),
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
             on_error=lambda error: self._signals.put(_CallbackFailed(error)),
         )

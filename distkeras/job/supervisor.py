@@ -45,7 +45,7 @@ class Supervisor:
         self._events = events or Events()
         self._end_reason: str | None = None
         deadlines = process.settings.deadlines
-        self._driver = DriverClient(process.address, deadlines, world)
+        self._driver = DriverClient(process.address, deadlines, world, met=True)
         self._world = world
         #: Seconds that a server which lives may keep silent.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill

@@ -41,6 +41,8 @@ class LogRows(NamedTuple):
 
 def joined(pieces: list[LogRows], dtype: np.dtype) -> LogRows:
     """All of ``pieces``; their commits have ``dtype``."""
+    if len(pieces) == 1:
+        return pieces[0]
     history = [piece.history for piece in pieces if piece.history.size]
     return LogRows(
         np.concatenate([np.empty(0, dtype), *(piece.commits for piece in pieces)]),

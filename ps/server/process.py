@@ -13,7 +13,14 @@ from typing import Any
 
 import distkeras
 from distkeras.ps.checkpoint.checkpointer import StartMode
-from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, LocalProtocolError, ServerLostError
+from distkeras.ps.errors import (
+    ERRORS,
+    ConfigurationError,
+    DeadlineError,
+    LocalProtocolError,
+    OwnershipLostError,
+    ServerLostError,
+)
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.lifeline import GOODBYE
@@ -28,8 +35,11 @@ log = logging.getLogger(__name__)
 
 #: Seconds for the process to come up, to end, to end with a last snapshot, and between two tries at a taken port.
 _START, _END, _END_SAVING, _AGAIN = 120.0, 10.0, 120.0, 0.2
-#: Servers of a job with a checkpoint that may die before they are up.
+#: Servers of a job with a checkpoint that may fail before they are up.
 _ATTEMPTS = 3
+#: It was killed before it had anything to lose; or it has claimed the snapshots at the same moment as another one,
+#: whose driver may be gone: the next claim is higher.
+_STARTED_AGAIN = (ServerLostError, OwnershipLostError)
 
 
 class ServerProcess:
@@ -94,14 +104,14 @@ class ServerProcess:
         Raises:
             ConfigurationError: a setting that cannot work, a port that cannot be bound, or snapshots of another job.
             SnapshotError: the snapshots cannot be read.
-            OwnershipLostError: another server has claimed them at the same moment.
+            OwnershipLostError: other servers have claimed them at the same moments.
             DeadlineError: the process did not come up, or stood still while it read.
         """
         for attempts_left in reversed(range(_ATTEMPTS if self.settings.checkpoint else 1)):
             try:
                 report = self._launch(self._request)
                 break
-            except ServerLostError:  # it was killed before it had anything to lose
+            except _STARTED_AGAIN:
                 if not attempts_left:
                     raise
         # From now on at the same address.

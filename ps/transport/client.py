@@ -51,15 +51,17 @@ class Client:
         address: the server's.
         deadlines: of every wait.
         world: time and connections.
+        met: the server is known to be at this address: who else is found there has its port while it is away.
     """
 
-    def __init__(self, address: Address, deadlines: Deadlines | None = None, world: World = REAL) -> None:
+    def __init__(
+        self, address: Address, deadlines: Deadlines | None = None, world: World = REAL, *, met: bool = False
+    ) -> None:
         self.address = address
         self.deadlines = deadlines or Deadlines()
         self.world = world
         self.channel: Channel | None = None
-        #: Whether the server has proved itself at this address before.
-        self._met = False
+        self._met = met
         #: Held while a request is under way.
         self._requesting = world.lock()
 

@@ -33,6 +33,7 @@ class DriverClient(Client):
         address: the server's.
         deadlines: of every wait.
         world: time and connections.
+        met: see `Client`: so it is for whoever has started the server.
     """
 
     def publish(

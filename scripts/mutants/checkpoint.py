@@ -6,7 +6,7 @@ from mutants.mutant import Mutant
 
 STORE, DIRECTORY, SNAPSHOT = "ps/checkpoint/store.py", "ps/checkpoint/directory.py", "ps/checkpoint/snapshot.py"
 CHECKPOINTER, OWNERSHIP, FILES = "ps/checkpoint/checkpointer.py", "ps/checkpoint/ownership.py", "ps/world/files.py"
-_RESTART = ("tests/ps/server/test_restart.py",)
+_OF_SNAPSHOT = ("tests/ps/checkpoint/test_snapshot.py",)
 _STORE = ("tests/ps/checkpoint/test_store.py",)
 _OWNERSHIP = ("tests/ps/checkpoint/test_ownership.py",)
 _TESTS = ("tests/ps/checkpoint/test_checkpointer.py",)
@@ -187,7 +187,7 @@ CHECKPOINT = (
         "            self.durable, self.failure, self._covered = durable, None, mark\n",
         "            self.durable, self.failure, self._covered = _sequences(self._center), None, self.mark()\n",
         "workers are let go although their last commit is in no snapshot",
-        _RESTART,
+        ("tests/ps/checkpoint/test_covering.py",),
     ),
     Mutant(
         "sequence numbers are not saved",
@@ -195,7 +195,7 @@ CHECKPOINT = (
         '"finished", "sequence", "epoch"',
         '"finished", "epoch"',
         "after a restart a commit counts twice",
-        _RESTART,
+        _OF_SNAPSHOT,
     ),
     Mutant(
         "the rule's counters are not saved",
@@ -203,7 +203,7 @@ CHECKPOINT = (
         '    center.counters = dict(header["counters"])\n',
         "",
         "OrMo and SMEGA² go on from another place",
-        _RESTART,
+        _OF_SNAPSHOT,
     ),
     Mutant(
         "the rule's vectors are not saved",
@@ -211,7 +211,7 @@ CHECKPOINT = (
         '        vector[...] = arrays[f"model/{number}"]\n',
         "        pass\n",
         "a server's momentum begins anew",
-        _RESTART,
+        _OF_SNAPSHOT,
     ),
     Mutant(
         "what the rule keeps for a worker goes on while it is written",
@@ -219,7 +219,7 @@ CHECKPOINT = (
         'f"worker/{worker}/{number}": vector.copy()',
         'f"worker/{worker}/{number}": vector',
         "a snapshot is of two moments",
-        _RESTART,
+        _OF_SNAPSHOT,
     ),
     Mutant(
         "an unfinished round is not saved",
@@ -227,7 +227,7 @@ CHECKPOINT = (
         '    if "round" in arrays:\n',
         '    if "rounds" in arrays:\n',
         "contributions are lost that the ledger has",
-        _RESTART,
+        _OF_SNAPSHOT,
     ),
     Mutant(
         "attempts of an earlier driver hold their leases",
@@ -235,7 +235,7 @@ CHECKPOINT = (
         'values["attempt"] if same_attempts else NO_ATTEMPT',
         'values["attempt"]',
         "a resumed job's tasks wait for tasks that are dead",
-        _RESTART,
+        _OF_SNAPSHOT,
     ),
     Mutant(
         "a disk that is full stops the records",

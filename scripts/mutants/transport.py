@@ -178,7 +178,7 @@ TRANSPORT = (
         "    if worker.posted:\n        yield CollectRequest()\n",
         "",
         "its error is nobody's, and the partition ends without it",
-        ("tests/ps/worker/test_overlap.py",),
+        ("tests/ps/worker/test_loop.py",),
     ),
     Mutant(
         "moving statistics are those of the reply",
@@ -186,6 +186,6 @@ TRANSPORT = (
         "            self._replica.read_moving_statistics(statistics)\n",
         "            statistics[...] = self._latest.moving_statistics\n",
         "what a worker's batches say of its inputs is never heard",
-        ("tests/ps/worker", "tests/ps/rules", "tests/ps/simulation"),
+        ("tests/ps/worker/test_loop.py",),
     ),
 )

@@ -40,6 +40,11 @@ class Disk:
         """Those of one directory."""
         return VirtualFiles(self, uri + "/")
 
+    def put(self, name: str, content: bytes) -> None:
+        """A file that is there, and stays."""
+        file = self._entries[name] = self._synced[name] = _File()
+        file.content = file.synced = content
+
     def cut_power(self) -> None:
         """Whatever was not synced may be lost, all of it or in part."""
         draw = self.scheduler.random.random
@@ -55,6 +60,24 @@ class Disk:
                 whole = file.content if file.synced is None or draw() < 0.5 else file.synced
                 file.content = whole[: int(draw() * (len(whole) + 1))] if file.synced is None else whole
         self._entries, self._synced = entries, dict(entries)
+
+    def rot(self, kind: str, share: float) -> bool:
+        """Flips a bit of a file of a kind, the latest one or any; False where there is none.
+
+        Args:
+            kind: what its name begins with.
+            share: where in the file, in [0, 1).
+        """
+        whole = (name for name in self._entries if name.endswith(".dks"))
+        names = sorted(name for name in whole if name.partition("/")[2].startswith(kind))
+        if not names:
+            return False
+        draw = self.scheduler.random.random
+        file = self._entries[names[-1] if draw() < 0.5 else names[int(draw() * len(names))]]
+        content = bytearray(file.content)
+        content[int(share * len(content))] ^= 1 << int(8 * draw())
+        file.synced = file.content = bytes(content)
+        return True
 
     def operate(self, *, writes: bool) -> None:
         """One operation: takes its time, and may fail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from simulate_faults.plan import Plan
+from simulate_faults.plan import Layout, Plan
 from simulate_faults.scheduler import Process, Task
 from simulate_faults.watch import Watch
 from simulate_faults.worker import run_attempt
@@ -23,8 +24,8 @@ from simulate_faults.world import Surroundings, VirtualWorld
 
 #: Attempts of a partition that may fail.
 _MOST_FAILURES = 30
-#: Seconds from one look of the driver at its server to the next.
-_POLL = 5.0
+#: Seconds from one look of the driver at its server to the next; and from one piece of news to the next, at least.
+_POLL, _STATUS = 5.0, 0.5
 
 
 class Executors:
@@ -32,17 +33,20 @@ class Executors:
 
     Args:
         plan, watch, surroundings: of the run.
+        layout: of the data.
         driver: whose they are: they do not outlive it for long.
         address: the server's.
     """
 
-    def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, driver: Process, address: Address) -> None:
-        self._plan, self._watch, self._surroundings = plan, watch, surroundings
+    def __init__(
+        self, plan: Plan, layout: Layout, watch: Watch, surroundings: Surroundings, driver: Process, address: Address
+    ) -> None:
+        self._plan, self._layout, self._watch, self._surroundings = plan, layout, watch, surroundings
         self._driver, self._address = driver, address
         self._scheduler = surroundings.scheduler
         self._attempts = 0
-        self._failures = [0] * plan.workers
-        self.running: list[dict[int, Process]] = [{} for _ in range(plan.workers)]
+        self._failures = [0 for _ in layout.batches]
+        self.running: list[dict[int, Process]] = [{} for _ in layout.batches]
         self.done: set[int] = set()
         self.failure: DistkerasError | None = None
         self.news: list[Task] = []
@@ -50,8 +54,13 @@ class Executors:
 
     def start_all(self) -> None:
         """An attempt of each partition."""
-        for worker in range(self._plan.workers):
+        for worker in range(len(self._layout.batches)):
             self.start(worker)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every partition is done."""
+        return len(self.done) == len(self._layout.batches)
 
     def start(self, worker: int) -> None:
         """Another attempt."""
@@ -65,7 +74,7 @@ class Executors:
 
         def main() -> None:
             try:
-                run_attempt(self._plan, self._watch, world, self._address, worker, attempt)
+                run_attempt(self._plan, self._layout, self._watch, world, self._address, worker, attempt)
             except DistkerasError:
                 self._scheduler.kill(process, 1)
             else:
@@ -117,6 +126,9 @@ class Driver:
         self._plan, self._watch, self._surroundings = plan, watch, surroundings
         self.process = process
         self._resume = resume
+        self.layout = plan.layout(int(resume))
+        surroundings.layouts[process] = self.layout
+        self._clock = -1
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
         #: The center and the records, where the job ended well.
@@ -139,7 +151,9 @@ class Driver:
         plan, world = self._plan, self._world
         settings = ServerSettings(
             rules.make(plan.rule, **plan.hyper_parameters),
-            workers=plan.workers,
+            workers=len(self.layout.batches),
+            staleness_bound=plan.bound,
+            max_skipped=plan.skipped,
             learning_rate=plan.learning_rate,
             host=self.process.host,
             deadlines=plan.deadlines,
@@ -149,17 +163,23 @@ class Driver:
             settings, resume=self._resume, job={"rows": 1}, epochs=plan.epochs, tls=plan.tls, world=world
         )
         with process, Supervisor(process, self._publish, world=world) as supervisor:
-            executors = self.executors = Executors(plan, self._watch, self._surroundings, self.process, process.address)
+            executors = self.executors = Executors(
+                plan, self.layout, self._watch, self._surroundings, self.process, process.address
+            )
             executors.start_all()
-            observer = DriverClient(process.address, plan.deadlines, world)
+            observer = DriverClient(process.address, plan.deadlines, world, met=True)
             failed: list[DistkerasError] = []
             world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
-            while len(executors.done) < plan.workers:
+            enough = plan.enough or math.inf
+            while not executors.ended:
                 self._surroundings.scheduler.wait(executors.news, _POLL)
                 failed += [] if executors.failure is None else [executors.failure]
                 if failed:
                     raise failed[0]
                 supervisor.watch()
+                if self._clock >= enough:
+                    supervisor.end_early("enough")
+                    self._watch.ends_early, enough = True, math.inf
             self.center, self.commits = supervisor.ask(_collect)
 
     def _publish(self, driver: DriverClient) -> None:
@@ -169,19 +189,19 @@ class Driver:
         self, observer: DriverClient, supervisor: Supervisor, executors: Executors, failed: list[DistkerasError]
     ) -> None:
         """As the thread of a job that waits for the server's news."""
-        clock = -1
-        while len(executors.done) < self._plan.workers:
+        while not executors.ended:
             try:
-                clock = observer.observe(clock, _POLL).clock
+                self._clock = observer.observe(self._clock, _POLL).clock
             except DistkerasError as error:
                 if observer.lost(error) or not supervisor.alive():
-                    clock = -1
+                    self._clock = -1
                     self._world.sleep(1.0)
                     continue
                 failed.append(error)
                 self._surroundings.scheduler.wake_all(executors.news)
                 return
             supervisor.heard()
+            self._world.sleep(_STATUS)
 
 
 def _collect(driver: DriverClient) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from simulate_faults.disk import Disk
 from simulate_faults.driver import Driver
+from simulate_faults.impostor import Impostor
 from simulate_faults.network import Network, VirtualStream
 from simulate_faults.plan import Fault
 from simulate_faults.scheduler import Process, Scheduler
@@ -13,8 +14,8 @@ from simulate_faults.world import Surroundings
 
 #: Sends of a connection's handshake.
 _GREETING = 8
-#: Seconds that a slow disk is slow for.
-_SLOW_SECONDS = 20.0
+#: Seconds that a slow disk is slow for, and a store that crawls.
+_SLOW_SECONDS, _CRAWLING_SECONDS = 20.0, 150.0
 
 
 class Striker:
@@ -50,7 +51,8 @@ class Striker:
             "power cut": lambda _: self._cut_power(),
             "crash in disk": lambda fault: self._crash_in(int(fault.amount)),
             "disk full": lambda fault: self._fill_disk(fault.amount),
-            "disk slow": lambda fault: self._slow_disk(fault.amount),
+            "disk slow": lambda fault: self._slow_disk(fault.amount, _SLOW_SECONDS),
+            "store crawls": lambda fault: self._slow_disk(fault.amount, _CRAWLING_SECONDS),
             "no memory": lambda fault: self._starve(int(fault.amount)),
             "slow start": lambda fault: self._slow_start(fault.amount),
             "kill driver": lambda fault: self._kill_driver(fault.amount),
@@ -61,7 +63,16 @@ class Striker:
             "kill worker": self._kill_worker,
             "rival": self._start_rival,
             "stop and rival": self._stop_and_rival,
+            "kill server twice": lambda fault: self._kill_again(fault.amount),
+            "kill driver twice": self._kill_drivers,
+            "stop at start": lambda fault: self._stop_next(fault.amount),
+            "impostor": lambda fault: self._pretend(fault.amount),
+            "snapshot rot": self._rot,
+            "log rot": self._rot,
+            "nan": lambda fault: self._surroundings.poisoned.append(fault.place),
         }
+        #: Kinds of files that somebody has damaged.
+        self.rotten: set[str] = set()
 
     def strike(self, fault: Fault, stream: VirtualStream) -> float | None:
         """Strikes, at a write to ``stream``; returns the share of the write that arrives, if it is cut."""
@@ -99,6 +110,31 @@ class Striker:
         if self._surroundings.servers:
             self._scheduler.kill(self._surroundings.servers[-1].process)
 
+    def _kill_again(self, seconds: float) -> None:
+        self._surroundings.awaiting.append((seconds, self._scheduler.kill))
+        self._kill_server()
+
+    def _kill_drivers(self, fault: Fault) -> None:
+        self._kill_driver(0.5)
+        self._scheduler.later(0.6 + fault.amount, lambda: self._kill_driver(0.5))
+
+    def _stop_next(self, seconds: float) -> None:
+        after = 2.0 * self._surroundings.startup * self._scheduler.random.random()
+        self._surroundings.awaiting.append((after, lambda process: self._scheduler.stop(process, seconds)))
+        self._kill_server()
+
+    def _pretend(self, seconds: float) -> None:
+        server = self._surroundings.servers[-1].server if self._surroundings.servers else None
+        self._kill_server()
+        if server is not None:
+            impostor = Impostor(self._surroundings, server.address)
+            self._scheduler.later(seconds, lambda: self._scheduler.kill(impostor.process))
+
+    def _rot(self, fault: Fault) -> None:
+        kind = fault.kind.removesuffix(" rot")
+        if self._disk.rot(kind, min(fault.amount, 0.999)):
+            self.rotten.add(kind)
+
     def _cut_power(self) -> None:
         self._kill_server()
         self._disk.cut_power()
@@ -109,12 +145,12 @@ class Striker:
     def _fill_disk(self, seconds: float) -> None:
         self._disk.full_until = max(self._disk.full_until, self._scheduler.now + seconds)
 
-    def _slow_disk(self, seconds: float) -> None:
+    def _slow_disk(self, seconds: float, length: float) -> None:
         def mend() -> None:
             self._disk.seconds = self._disk_seconds
 
         self._disk.seconds = seconds
-        self._scheduler.later(_SLOW_SECONDS, mend)
+        self._scheduler.later(length, mend)
 
     def _starve(self, operations: int) -> None:
         self._disk.starving += operations
@@ -133,7 +169,7 @@ class Striker:
 
     def _worker(self, place: int) -> Process | None:
         executors = self._drivers[-1].executors
-        running = [] if executors is None else list(executors.running[place].values())
+        running = [] if executors is None else list(executors.running[place % len(executors.running)].values())
         return running[-1] if running else None
 
     def _stop_worker(self, fault: Fault) -> None:
@@ -148,8 +184,10 @@ class Striker:
 
     def _start_rival(self, fault: Fault) -> None:
         executors = self._drivers[-1].executors
-        if executors is not None and executors.running[fault.place]:
-            executors.start(fault.place)
+        if executors is not None:
+            place = fault.place % len(executors.running)
+            if executors.running[place]:
+                executors.start(place)
 
     def _stop_and_rival(self, fault: Fault) -> None:
         self._stop_worker(fault)

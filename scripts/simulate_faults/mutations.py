@@ -2,72 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import Leases, PartitionLease
-from distkeras.ps.checkpoint.checkpointer import Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.ownership import Ownership
-from distkeras.ps.errors import RemoteProtocolError, ServerLostError, SnapshotError
+from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader
 from distkeras.ps.protocol.sealing import Seal
+from distkeras.ps.server import dispatcher
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.holders import Holders
 from distkeras.ps.server.lifeline import GOODBYE
-from distkeras.ps.server.published_center import PublishedCenter
+from distkeras.ps.transport import worker_client
+from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
-from simulate_faults.disk import VirtualFiles
+from simulate_faults import disk_mutations  # noqa: F401 - they are among `MUTATIONS`, too
+from simulate_faults.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulate_faults.world import VirtualChild
 
-#: What is replaced: an object, the name of its attribute, and what stands there instead.
-Patch = tuple[Any, str, Any]
-
-MUTATIONS: dict[str, Callable[[], list[Patch]]] = {}
+__all__ = ["MUTATIONS", "planted"]
 
 
-def _mutation(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-    MUTATIONS[make.__name__.strip("_").replace("_", "-")] = make
-    return make
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The code with one of `MUTATIONS`."""
-    patches = [mock.patch.object(*patch) for patch in MUTATIONS[name]()]
-    for patch in patches:
-        patch.start()
-    try:
-        yield
-    finally:
-        for patch in patches:
-            patch.stop()
-
-
-def _nothing(*arguments: Any, **options: Any) -> None:
-    """In place of a check."""
-
-
-@_mutation
+@mutation
 def _no_lease_check() -> list[Patch]:
     """Whoever commits is heard, whether it has the lease or not."""
     return [
         (Leases, "held", lambda self, worker, attempt: self[worker]),
-        (Holders, "require", _nothing),
+        (Holders, "require", nothing),
     ]
 
 
-@_mutation
+@mutation
 def _late_connections_are_heard() -> list[Patch]:
     """What an attempt had sent over an older connection counts."""
-    return [(Holders, "require", _nothing), (Holders, "require_newest", _nothing)]
+    return [(Holders, "require", nothing), (Holders, "require_newest", nothing)]
 
 
-@_mutation
+@mutation
 def _duplicates_are_new_where_late_connections_are_heard() -> list[Patch]:
     """A commit that comes again is no duplicate; by itself nobody would notice, for none comes."""
     due = Center._lease_for  # noqa: SLF001 - a fault within
@@ -79,7 +51,7 @@ def _duplicates_are_new_where_late_connections_are_heard() -> list[Patch]:
     return [(Center, "_lease_for", never_again), *_late_connections_are_heard()]
 
 
-@_mutation
+@mutation
 def _reply_before_apply() -> list[Patch]:
     """The worker hears that its commit is applied, which it will be soon."""
     commit = Center.commit
@@ -93,26 +65,7 @@ def _reply_before_apply() -> list[Patch]:
     return [(Center, "commit", later)]
 
 
-@_mutation
-def _let_go_before_the_snapshot() -> list[Patch]:
-    """A worker returns although its last commit is in no snapshot."""
-    return [(PublishedCenter, "wait_until_saved", _nothing)]
-
-
-@_mutation
-def _durable_before_the_snapshot() -> list[Patch]:
-    """A worker is told that its commit outlives the server, which has not saved it."""
-    return [(PublishedCenter, "durable", lambda self, worker, sequence: sequence)]
-
-
-@_mutation
-def _restart_from_an_older_snapshot() -> list[Patch]:
-    """The server goes on from the snapshot before the latest one, where there is one."""
-    newest = SnapshotDirectory._newest  # noqa: SLF001 - a fault within
-    return [(SnapshotDirectory, "_newest", lambda self, snapshots: newest(self, snapshots[:-1] or snapshots))]
-
-
-@_mutation
+@mutation
 def _incarnation_is_ignored_at_both_ends() -> list[Patch]:
     """What a worker computed for an earlier server counts at the next one."""
     join = WorkerClient._join  # noqa: SLF001 - a fault within
@@ -125,10 +78,10 @@ def _incarnation_is_ignored_at_both_ends() -> list[Patch]:
                 return restart.welcome
             raise
 
-    return [(Center, "require_incarnation", _nothing), (WorkerClient, "_join", goes_on)]
+    return [(Center, "require_incarnation", nothing), (WorkerClient, "_join", goes_on)]
 
 
-@_mutation
+@mutation
 def _an_old_sessions_end_disconnects_its_successor() -> list[Patch]:
     """A connection's end counts as its worker's, who may have come back over another one."""
 
@@ -142,20 +95,20 @@ def _an_old_sessions_end_disconnects_its_successor() -> list[Patch]:
     return [(Dispatcher, "disconnected", disconnected)]
 
 
-@_mutation
+@mutation
 def _no_heartbeats() -> list[Patch]:
     """A worker that computes is silent, and an earlier attempt may take its partition back."""
-    return [(WorkerClient, "_start_heartbeats", _nothing)]
+    return [(WorkerClient, "_start_heartbeats", nothing)]
 
 
-@_mutation
+@mutation
 def _a_later_attempt_need_not_wait() -> list[Patch]:
     """A second attempt takes a partition over from one that is there."""
     join = Leases.join
     return [(Leases, "join", lambda self, worker, attempt, expired=False: join(self, worker, attempt, expired=True))]
 
 
-@_mutation
+@mutation
 def _publishing_is_not_tried_again() -> list[Patch]:
     """A driver whose connection is cut while it publishes gives up."""
 
@@ -170,19 +123,7 @@ def _publishing_is_not_tried_again() -> list[Patch]:
     return [(Supervisor, "__enter__", enter)]
 
 
-@_mutation
-def _no_owner() -> list[Patch]:
-    """Nobody looks for a higher claim."""
-    return [(Ownership, "require", _nothing), (Ownership, "require_own", _nothing)]
-
-
-@_mutation
-def _nothing_is_synced() -> list[Patch]:
-    """Snapshots are left to the system's mercy."""
-    return [(VirtualFiles, "sync", _nothing)]
-
-
-@_mutation
+@mutation
 def _a_header_waits_for_what_may_follow() -> list[Patch]:
     """The rest of a header is read together with bytes that need not come."""
     received = Reader.received
@@ -197,22 +138,7 @@ def _a_header_waits_for_what_may_follow() -> list[Patch]:
     return [(Reader, "received", greedy)]
 
 
-@_mutation
-def _one_exception_ends_the_checkpointer() -> list[Patch]:
-    """What nobody has thought of ends its thread."""
-
-    def tried(self: Checkpointer, closing: bool, idle: bool) -> bool:
-        try:
-            self._save(closing)
-        except SnapshotError as error:
-            self.failure = error
-            return False
-        return True
-
-    return [(Checkpointer, "_try_turn", tried)]
-
-
-@_mutation
+@mutation
 def _a_server_outlives_its_driver() -> list[Patch]:
     """Nobody tells a server that its driver is gone."""
 
@@ -225,19 +151,13 @@ def _a_server_outlives_its_driver() -> list[Patch]:
     return [(VirtualChild, "wait_until_over", until_goodbye)]
 
 
-@_mutation
+@mutation
 def _tags_are_not_checked() -> list[Patch]:
     """Whatever a frame has become on its way is taken."""
-    return [(Seal, "check", _nothing)]
+    return [(Seal, "check", nothing)]
 
 
-@_mutation
-def _a_claim_is_tried_once() -> list[Patch]:
-    """A server that finds no room for its claim gives up."""
-    return [(SnapshotDirectory, "_patiently", lambda self, call, patience=0.0: call())]
-
-
-@_mutation
+@mutation
 def _the_driver_asks_once() -> list[Patch]:
     """A driver's connection that breaks while the server lives is not made again."""
 
@@ -247,25 +167,13 @@ def _the_driver_asks_once() -> list[Patch]:
     return [(Supervisor, "ask", ask)]
 
 
-@_mutation
+@mutation
 def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
     """Nobody kills a server that answers nobody."""
-    return [(Supervisor, "_end_silent", _nothing), (Supervisor, "_answers", lambda self: True)]
+    return [(Supervisor, "_end_silent", nothing), (Supervisor, "_answers", lambda self: True)]
 
 
-@_mutation
-def _the_checkpointer_gives_up() -> list[Patch]:
-    """A snapshot that fails is the last one that is tried."""
-    save = Checkpointer._save  # noqa: SLF001 - a fault within
-
-    def once(self: Checkpointer, closing: bool) -> None:
-        if self.failure is None:
-            save(self, closing)
-
-    return [(Checkpointer, "_save", once)]
-
-
-@_mutation
+@mutation
 def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
     """Commits need not go on where their partition stands, and a worker that lost its place goes on where it was."""
     join = WorkerClient._join  # noqa: SLF001 - a fault within
@@ -281,3 +189,35 @@ def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
             raise RemoteProtocolError("a gap")
 
     return [(WorkerClient, "_join", goes_on), (PartitionLease, "require_next", check)]
+
+
+@mutation
+def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
+    """Who met the server before believes whoever has its port."""
+    connect = Client._connect  # noqa: SLF001 - a fault within
+
+    def credulous(self: Client) -> Any:
+        self._met = False
+        return connect(self)
+
+    return [(Client, "_connect", credulous), (worker_client, "_UNREACHED", (ServerLostError, DeadlineError))]
+
+
+@mutation
+def _numbers_are_not_looked_at() -> list[Patch]:
+    """A NaN is added to the center."""
+    return [(dispatcher, "not_finite", nothing)]
+
+
+@mutation
+def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
+    """Whoever has sent a NaN goes on with the parameters that made it."""
+    commit = WorkerClient.commit
+
+    def goes_on(self: WorkerClient, record: Any) -> Any:
+        try:
+            return commit(self, record)
+        except RestartFromCenter:
+            return self.pull()
+
+    return [(WorkerClient, "commit", goes_on)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from distkeras.ps.transport.deadlines import Deadlines
 
@@ -28,14 +28,32 @@ KINDS: dict[str, tuple[float, float]] = {
     "stop and rival": (1.0, 90.0),
     "disk full": (1.0, 20.0),
     "disk slow": (0.02, 2.0),
+    "store crawls": (15.0, 18.0),
     "no memory": (1.0, 6.0),
     "clock jump": (-4000.0, 4000.0),
     "slow start": (1.0, 12.0),
     "kill driver": (0.0, 8.0),
     "second driver": (0.0, 8.0),
+    "kill server twice": (0.0, 3.0),
+    "kill driver twice": (0.0, 8.0),
+    "stop at start": (1.0, 100.0),
+    "impostor": (0.5, 20.0),
+    "snapshot rot": (0.0, 1.0),
+    "log rot": (0.0, 1.0),
+    "nan": (0.0, 0.0),
 }
-#: Kinds that end a server.
-DEATHS = ("kill server", "kill sender", "power cut", "crash in disk", "kill driver")
+#: Kinds that end a server, with how many.
+DEATHS = {
+    "kill server": 1,
+    "kill sender": 1,
+    "power cut": 1,
+    "crash in disk": 1,
+    "kill driver": 1,
+    "kill server twice": 2,
+    "kill driver twice": 2,
+    "stop at start": 1,
+    "impostor": 1,
+}
 #: Kinds that stop a worker.
 _STOP_WORKERS = ("stop worker", "stop and rival")
 #: Kinds that need a checkpoint for the job to go on.
@@ -82,6 +100,22 @@ class Fault:
         return f"at send {self.at}{where}: {self.kind} ({self.amount:.3g}, partition {self.place})"
 
 
+class Layout(NamedTuple):
+    """Which partition has which mini-batches.
+
+    Args:
+        number: of this layout, in a run.
+        batches: mini-batches an epoch of each partition.
+    """
+
+    number: int
+    batches: tuple[int, ...]
+
+    def element(self, worker: int, epoch: int, batch: int) -> int:
+        """The element of the center that counts a mini-batch; the same one in each layout of a run's data."""
+        return epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run.
@@ -95,6 +129,11 @@ class Plan:
         compute: seconds of a step; ``long`` of them take several leases.
         every, keep: of the checkpoint; ``every`` 0: there is none.
         latency, fragmenting, capacity, yielding, disk: of the surroundings.
+        skipped: commits with a NaN that are left out before one of them ends the job.
+        bound: iterations that a worker may be ahead of the slowest; None: no bound.
+        enough: the clock at which the driver ends the job early; 0: it does not.
+        resized: mini-batches of each partition where another driver goes on; empty: as before.
+        stray: whether somebody has put a file of his own beside the snapshots.
         deadlines: of every wait.
         faults: in no order.
     """
@@ -118,8 +157,17 @@ class Plan:
     capacity: int = 1 << 20
     yielding: float = 0.1
     disk: float = 0.002
+    skipped: int = 0
+    bound: int | None = None
+    enough: int = 0
+    resized: tuple[int, ...] = ()
+    stray: bool = False
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
+
+    def layout(self, life: int) -> Layout:
+        """How the data is dealt out by the driver of a number, 0 the first one."""
+        return Layout(1, self.resized) if life and self.resized else Layout(0, self.batches)
 
     @property
     def sums(self) -> bool:
@@ -153,7 +201,10 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     faults = _survivable(
         [fault for fault in drawn if every or fault.kind not in NEED_CHECKPOINT], standstills=every > 0
     )
-    tls = chance.random() < 0.05  # its records' sizes are left to chance: nothing may depend on them
+    struck = {fault.kind for fault in faults}
+    damage = struck & {"snapshot rot", "log rot"}
+    resized = _dealt(chance, batches) if every and not damage and chance.random() < 0.25 else ()
+    tls = chance.random() < 0.03  # its records' sizes are left to chance: nothing may depend on them
     return Plan(
         seed=seed,
         workers=workers,
@@ -174,8 +225,20 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         capacity=1 << 20 if tls else chance.choice((64, 1024, 1 << 20, 1 << 20)),
         yielding=chance.choice((0.0, 0.05, 0.3)),
         disk=chance.choice((0.0005, 0.01, 0.1)),
+        skipped=chance.choice((0, 1, 3)) if not damage and chance.random() < 0.5 else 0,
+        bound=chance.choice((0, 1, 2)) if chance.random() < 0.15 and not resized and rule in _PACED else None,
+        enough=1 + int(8 * chance.random()) if chance.random() < 0.1 else 0,
+        resized=resized,
+        stray=chance.random() < 0.1,
         faults=faults,
     )
+
+
+def _dealt(chance: random.Random, batches: tuple[int, ...]) -> tuple[int, ...]:
+    """As many mini-batches in another number of partitions."""
+    rows, workers = sum(batches), chance.choice([workers for workers in (1, 2, 3, 4) if workers != len(batches)])
+    cuts = sorted(int(chance.random() * (rows + 1)) for _ in range(workers - 1))
+    return tuple(end - start for start, end in zip([0, *cuts], [*cuts, rows], strict=True))
 
 
 #: Faults that are worse together, on one partition and soon after each other.
@@ -197,6 +260,15 @@ _TOGETHER = (
     ("kill driver", "crash in disk"),
     ("second driver", "kill server"),
     ("disk full", "kill server"),
+    ("snapshot rot", "kill server"),
+    ("log rot", "kill server"),
+    ("log rot", "kill server twice"),
+    ("store crawls", "kill server"),
+    ("impostor", "kill worker"),
+    ("nan", "kill server"),
+    ("nan", "rival"),
+    ("kill server twice", "half cut"),
+    ("stop at start", "rival"),
 )
 
 
@@ -212,11 +284,13 @@ def _combined_faults(chance: random.Random, kinds: tuple[str, ...], workers: int
 
 def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     """As many of ``faults`` as a job must survive: five deaths of a server in a row end it, or long stops."""
-    deaths, stopped, kept = 0, 0.0, []
+    deaths, stopped, kept = 0, 0.0, list[Fault]()
     for fault in faults:
         still = fault.kind == "stop server" and fault.amount > 15.0  # it is killed then, if there is a checkpoint
-        deaths += fault.kind in DEATHS or still
+        deaths += DEATHS.get(fault.kind, int(still))
         stopped += fault.amount if fault.kind in _STOP_WORKERS else 0.0
+        if fault.kind == "store crawls" and fault.kind in [other.kind for other in kept]:
+            continue
         if still and (deaths > 3 or not standstills):
             continue
         if (fault.kind not in DEATHS or deaths <= 3) and (fault.kind not in _STOP_WORKERS or stopped <= 90.0):
@@ -224,6 +298,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+#: Rules whose workers may be held back.
+_PACED = ("downpour", "asgd", "dana_zero")
 _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
     ("downpour", {"window": 1}, None),
     ("downpour", {"window": 2}, None),
@@ -232,6 +308,7 @@ _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
     ("ssgd", {}, 12.0),
     ("aeasgd", {"window": 2, "rho": 0.25}, None),
     ("dana_zero", {}, 1.0),
+    ("zealous_downpour", {"window": 3, "explore": True}, None),
 )
 
 

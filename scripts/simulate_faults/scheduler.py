@@ -1,4 +1,7 @@
-"""Threads of which one runs at a time: a baton goes from one to the next as a seed says, and time passes when all wait.
+"""Tasks of which one runs at a time: a baton goes from one to the next as a seed says, and time passes when all wait.
+
+Each task is a greenlet, a stack of its own within one thread: to hand the baton on costs as much as a call, where
+threads cost turns of the system's scheduler.
 
 Rules:
 
@@ -7,18 +10,20 @@ Rules:
    sequence of hand-overs, whose digest is `Scheduler.digest`.
 3. A killed task raises `Killed` at its next blocking call and at every later one, so that no ``finally`` talks after
    death. A stopped process' tasks wait until it goes on, whatever wakes them.
-4. An exception that a task lets out ends the whole run: it is a finding, or a mistake of the simulation.
+4. Whoever looks at the run after its steps does so after those of processes that are `Process.watched`: it looks at
+   what is theirs.
+5. An exception that a task lets out ends the whole run: it is a finding, or a mistake of the simulation.
 """
 
 from __future__ import annotations
 
-import _thread
-import heapq
 import math
 import random
-import threading
 import traceback
 from collections.abc import Callable
+from heapq import heappop, heappush
+
+from greenlet import getcurrent, greenlet
 
 #: Hand-overs after which a run is taken for one that never ends.
 _MOST_STEPS = 200_000
@@ -53,6 +58,8 @@ class Process:
     def __init__(self, name: str, host: str) -> None:
         self.name, self.host = name, host
         self.alive = True
+        #: Whether `Scheduler.on_step` is called after its steps.
+        self.watched = False
         self.stopped = False
         #: When it went on after it was stopped last.
         self.continued = -math.inf
@@ -70,15 +77,15 @@ class Task:
     """A thread of a process."""
 
     __slots__ = (
-        *("baton", "begun", "dead", "ended", "generation", "joiners", "name", "number", "process", "queue", "target"),
+        *("dead", "ended", "generation", "joiners", "name", "number", "process", "queue", "stack", "target"),
         "woken",
     )
 
     def __init__(self, process: Process, target: Callable[[], object], name: str, number: int) -> None:
         self.process, self.target, self.name, self.number = process, target, name, number
-        self.baton = _thread.allocate_lock()
-        self.baton.acquire()
-        self.begun = self.dead = self.ended = False
+        #: None before it was given the baton for the first time.
+        self.stack: greenlet | None = None
+        self.dead = self.ended = False
         #: Rises with each wait: tells a timer of an earlier one.
         self.generation = 0
         #: Where it waits; None: nowhere but for time, or it does not wait.
@@ -87,41 +94,21 @@ class Task:
         self.joiners: list[Task] = []
 
 
-class _Runner:
-    """A real thread that runs one task after another: making one takes longer than most tasks."""
-
-    _idle: list[_Runner] = []  # noqa: RUF012 - shared by all runs of this process
-
-    def __init__(self) -> None:
-        self._begin = _thread.allocate_lock()
-        self._begin.acquire()
-        self._call: Callable[[], None]
-        threading.Thread(target=self._run, daemon=True).start()
-
-    @classmethod
-    def run(cls, call: Callable[[], None]) -> None:
-        runner = cls._idle.pop() if cls._idle else cls()
-        runner._call = call  # noqa: SLF001 - its own class
-        runner._begin.release()  # noqa: SLF001 - likewise
-
-    def _run(self) -> None:
-        while True:
-            self._begin.acquire()
-            self._call()
-            self._idle.append(self)
-
-
 class Scheduler:
     """One run.
 
     Args:
         seed: of every choice.
-        on_step: called before each hand-over, by whoever has the baton.
+        on_step: called before each hand-over by a watched process' task.
+        on_time: called when time has passed.
     """
 
-    def __init__(self, seed: int, on_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, seed: int, on_step: Callable[[], None] = lambda: None, on_time: Callable[[], None] = lambda: None
+    ) -> None:
         self.random = random.Random(seed)
-        self.on_step = on_step
+        self._draw = self.random.random
+        self.on_step, self.on_time = on_step, on_time
         #: Takes what a story is made of.
         self.tell: Callable[[str], None] = lambda text: None
         self.now = 0.0
@@ -136,17 +123,18 @@ class Scheduler:
         self._timers: list[tuple[float, int, Task | None, int, Callable[[], None] | None]] = []
         self._order = 0
         self._tasks: list[Task] = []
-        self._done = _thread.allocate_lock()
-        self._done.acquire()
+        self._main = getcurrent()
+        #: Who goes on when a task has ended; None: nobody is left.
+        self._following: Task | None = None
 
     # ---- from outside
 
     def run(self, process: Process, main: Callable[[], object]) -> None:
         """Runs ``main`` in a task of ``process``, and what that starts, until it returns; raises what was found."""
         self.start(process, main, "main")
-        self.current = self._ready.pop()
-        self._pass_baton(self.current)
-        self._done.acquire()
+        self._following = self._ready.pop()
+        while self._following is not None:  # whoever ends comes back here
+            self._pass_baton(self._following)
         if self.finding is not None:
             raise self.finding
 
@@ -174,20 +162,26 @@ class Scheduler:
 
     def wait(self, queue: list[Task] | None, timeout: float | None) -> bool:
         """Waits in ``queue`` until somebody wakes this task, or for ``timeout`` seconds; whether it was woken."""
-        task = self.require_alive()
+        task = self.current
+        if task.dead or self._over:
+            raise Killed
         task.generation += 1
         task.woken, task.queue = False, queue
         if queue is not None:
             queue.append(task)
         if timeout is not None:
-            self._at(self.now + max(timeout, 0.0), task, None)
+            self._order += 1
+            time = self.now + timeout if timeout > 0.0 else self.now
+            heappush(self._timers, (time, self._order, task, task.generation, None))
         self._hand_over(task)
         return task.woken
 
     def pass_on(self, *, always: bool = False) -> None:
         """Lets others go first, sometimes."""
-        task = self.require_alive()
-        if always or self.random.random() < self.yielding:
+        task = self.current
+        if task.dead or self._over:
+            raise Killed
+        if always or self._draw() < self.yielding:
             task.generation += 1
             self._make_ready(task)
             self._hand_over(task)
@@ -282,7 +276,7 @@ class Scheduler:
 
     def _at(self, time: float, task: Task | None, call: Callable[[], None] | None) -> None:
         self._order += 1
-        heapq.heappush(self._timers, (time, self._order, task, task.generation if task is not None else 0, call))
+        heappush(self._timers, (time, self._order, task, task.generation if task is not None else 0, call))
 
     def _make_ready(self, task: Task) -> None:
         if task.process.stopped and not task.dead:
@@ -291,8 +285,7 @@ class Scheduler:
             self._ready.append(task)
 
     def _enter(self, task: Task) -> None:
-        """The body of a task, in a thread of its own that has just been given the baton."""
-        self.current = task
+        """The body of a task, which has just been given the baton."""
         try:
             if not (task.dead or self._over):
                 task.target()
@@ -307,19 +300,15 @@ class Scheduler:
         self.wake_all(task.joiners)
         if task.number == 0:
             self._over = True
-        following = self._choose()
-        if following is None:
-            self._done.release()
-        else:
-            self._pass_baton(following)
+        self._following = self._choose()
 
     def _pass_baton(self, task: Task) -> None:
-        if task.begun:
-            self.current = task
-            task.baton.release()
+        self.current = task
+        if task.stack is None:
+            task.stack = greenlet(self._enter, self._main)
+            task.stack.switch(task)
         else:
-            task.begun = True
-            _Runner.run(lambda: self._enter(task))
+            task.stack.switch()
 
     def _hand_over(self, task: Task) -> None:
         """``task``, which is the current one and waits or is ready, gives the baton away until it is chosen again."""
@@ -327,7 +316,6 @@ class Scheduler:
         assert following is not None, "a task that waits has not ended"
         if following is not task:
             self._pass_baton(following)
-            task.baton.acquire()
         if task.dead or self._over:
             raise Killed
 
@@ -335,19 +323,19 @@ class Scheduler:
         """Who is next; None where every task has ended."""
         self._choosing = True
         try:
-            if not self._over:
+            if self.current.process.watched and not self._over:
                 self.on_step()
-            if not self._over:
+            if not self._over and (not self._ready or (self._timers and self._timers[0][0] <= self.now)):
                 self._let_time_pass()
         except Finding as finding:
             self.fail(finding)
         self._choosing = False
-        return self._next_to_unwind() if self._over else self._draw()
-
-    def _draw(self) -> Task:
+        if self._over:
+            return self._next_to_unwind()
         ready = self._ready
-        place = int(self.random.random() * len(ready)) if len(ready) > 1 else 0
-        ready[place], ready[-1] = ready[-1], ready[place]
+        if len(ready) > 1:
+            place = int(self._draw() * len(ready))
+            ready[place], ready[-1] = ready[-1], ready[place]
         task = ready.pop()
         self.steps += 1
         self.digest = (self.digest * 1_000_003 + task.number * 8191 + int(self.now * 1e6)) & _MASK
@@ -356,11 +344,11 @@ class Scheduler:
     def _let_time_pass(self) -> None:
         if self.steps > _MOST_STEPS:
             raise Finding("endless", f"a run must end. Received: {self.steps} hand-overs, {self.now:.0f} s")
-        timers = self._timers
+        timers, before = self._timers, self.now
         while not self._ready or (timers and timers[0][0] <= self.now):
             if not timers:
                 raise Finding("stuck", f"every wait must end. Received: all wait for ever: {self.people()}")
-            time, _, task, generation, call = heapq.heappop(timers)
+            time, _, task, generation, call = heappop(timers)
             if task is None:
                 self.now = max(self.now, time)
                 assert call is not None
@@ -369,11 +357,13 @@ class Scheduler:
                 self.now = max(self.now, time)
                 self.wake(task)
                 task.woken = False
+        if self.now > before:
+            self.on_time()
 
     def _next_to_unwind(self) -> Task | None:
         for task in self._tasks:
             if not task.ended:
-                if task.begun:
+                if task.stack is not None:
                     return task
                 task.ended = True
         return None

@@ -38,12 +38,13 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     if plan.epochs > 1:
         yield replace(plan, epochs=1)
     if plan.workers > 1:
-        yield replace(
-            plan, workers=plan.workers - 1, batches=plan.batches[:-1], faults=_faults_for(plan, plan.workers - 1)
-        )
+        fewer = _faults_for(plan, plan.workers - 1)
+        yield replace(plan, workers=plan.workers - 1, batches=plan.batches[:-1], faults=fewer, resized=())
     for worker, count in enumerate(plan.batches):
         if count > 1:
-            yield replace(plan, batches=(*plan.batches[:worker], count - 1, *plan.batches[worker + 1 :]))
+            resized = plan.resized and (sum(plan.batches) - 1, *(0 for _ in plan.resized[1:]))
+            batches = (*plan.batches[:worker], count - 1, *plan.batches[worker + 1 :])
+            yield replace(plan, batches=batches, resized=resized)
     plain = {
         "overlap": False,
         "tls": False,
@@ -51,6 +52,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "long": 0.0,
         "fragmenting": 0.0,
         "capacity": 1 << 20,
+        "resized": (),
+        "skipped": 0,
+        "bound": None,
+        "enough": 0,
     }
     for name, value in (plain | {"yielding": 0.0, "keep": 3}).items():
         if getattr(plan, name) != value:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.errors import DistkerasError, OwnershipLostError, ServerLostError, SnapshotError, WorkerError
+from distkeras.ps.errors import (
+    DistkerasError,
+    NonFiniteError,
+    OwnershipLostError,
+    ServerLostError,
+    SnapshotError,
+    WorkerError,
+)
 from distkeras.ps.server.start import StartReport, StartRequest, serve
 from simulate_faults.disk import Disk
 from simulate_faults.driver import Driver
@@ -75,18 +82,24 @@ class _Run:
     def __init__(self, plan: Plan, *, story: bool) -> None:
         self.plan = plan
         self.story: list[str] | None = [] if story else None
-        self.scheduler = scheduler = Scheduler(plan.seed, self._step)
+        self.scheduler = scheduler = Scheduler(plan.seed, lambda: self.watch.step(), self._require_progress)
         scheduler.yielding = plan.yielding
         self.network = network = Network(scheduler, self._on_send)
         network.latency, network.capacity, network.fragmenting = plan.latency, plan.capacity, plan.fragmenting
         self.disk = Disk(scheduler, lambda: self.striker.on_disk())
         self.disk.seconds = plan.disk
+        if plan.stray:
+            self.disk.put("job/backup of snapshot.dks", b"his own")
         self.surroundings = Surroundings(scheduler, network, self.disk, _serve)
         self.watch = Watch(plan, self.surroundings, self.tell)
         scheduler.tell = self.tell
         self.sends: dict[str, int] = {"": 0}
         self.injected: list[Fault] = []
         self.error = ""
+        self._nans = 0
+        self._patience = 300.0 + 3 * plan.deadlines.lease
+        if plan.long:  # a window of long steps, and once more where a server's end makes it vain
+            self._patience += 18 * plan.deadlines.lease
         self.drivers: list[Driver] = []
         self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
         self.striker = Striker(self.surroundings, self.drivers, self._expect_driver)
@@ -155,40 +168,66 @@ class _Run:
         self.scheduler.later(seconds, come)
 
     def _check_end(self, driver: Driver) -> None:
+        """What a job that ended well has: each mini-batch once, but for what faults excuse."""
         assert driver.commits is not None
         assert driver.center is not None
-        for worker, count in enumerate(self.plan.batches):
-            rows = driver.commits[driver.commits["worker"] == worker]
+        rows, layouts = driver.commits, self.watch.layouts
+        own = [layouts[int(row["incarnation"])].number == driver.layout.number for row in rows]
+        first = min(
+            (int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=self.plan.epochs
+        )
+        first = first if driver.layout.number else 0
+        for worker, count in enumerate(driver.layout.batches):
             covered = [
                 (int(row["epoch"]), batch)
-                for row in rows
+                for row, counts in zip(rows, own, strict=True)
+                if counts and row["worker"] == worker
                 for batch in range(int(row["first_batch"]), int(row["last_batch"]) + 1)
             ]
-            due = [(epoch, batch) for epoch in range(self.plan.epochs) for batch in range(count)]
-            if covered != due:
+            due = [(epoch, batch) for epoch in range(first, self.plan.epochs) for batch in range(count)]
+            if not self._covers(covered, due):
                 raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
-        rows = sum(self.plan.batches)
-        whole = np.ones(self.watch.size) if rows else np.zeros(1)
-        if self.plan.sums and not np.array_equal(driver.center, whole):
-            raise Finding("result", f"each mini-batch must count once. Received: {driver.center.tolist()}")
-        if self.plan.shows and rows > 0 and not driver.center.all():
-            raise Finding("result", f"each mini-batch must count. Received: {driver.center.tolist()}")
+        self._check_result(driver.center, rows)
+
+    def _covers(self, covered: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
+        """Whether a partition's records are as they must be."""
+        if "log" in self.striker.rotten:  # some may be lost, and are told of
+            return sorted(set(covered) & set(due)) == covered
+        if self.watch.ends_early:
+            return due[: len(covered)] == covered
+        if self.watch.damaged and covered != due:  # as the job's own look at its ledger finds
+            self.error = "LedgerError"
+            return due[: len(covered)] == covered
+        return covered == due
+
+    def _check_result(self, center: np.ndarray, rows: np.ndarray) -> None:
+        whole = not (self.watch.ends_early or self.watch.damaged or self.plan.skipped > 0)
+        if self.plan.sums and "log" not in self.striker.rotten:
+            counts = self.watch.by_ledger(rows)
+            if not np.array_equal(center, counts):
+                raise Finding("result", f"the center must be {counts.tolist()}. Received: {center.tolist()}")
+        if self.plan.shows and whole and any(self.plan.batches) and not center.all():
+            raise Finding("result", f"each mini-batch must count. Received: {center.tolist()}")
+        if self.plan.sums and whole and not self.plan.resized and center.max() > 1.0:
+            raise Finding("result", f"each mini-batch must count once. Received: {center.tolist()}")
 
     def _require_excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
         if winners and isinstance(error, (OwnershipLostError, WorkerError)):  # the latter where tasks tell it first
             return
         kinds = {fault.kind for fault in self.injected}
-        if not self.plan.every and kinds & {*NEED_CHECKPOINT}:
+        excused = (
+            (not self.plan.every and kinds & {*NEED_CHECKPOINT})
+            or self.watch.damaged
+            or (isinstance(error, NonFiniteError) and self._nans > self.plan.skipped)
+        )
+        if excused:
             self.error = type(error).__name__
             return
         raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
 
-    def _step(self) -> None:
-        self.watch.step()
-        patience = 300.0 + 3 * self.plan.deadlines.lease + self.disk.full_until
-        if self.plan.long:  # a window of long steps, and once more where a server's end makes it vain
-            patience += 18 * self.plan.deadlines.lease
+    def _require_progress(self) -> None:
+        patience = self._patience + self.disk.full_until
         if self.scheduler.now - self.watch.progressed > patience:
             raise Finding(
                 "no progress", f"a commit must come within {patience:.0f} s. Received: none; {self.scheduler.people()}"
@@ -204,8 +243,10 @@ class _Run:
             if fault is not None:
                 self.injected.append(fault)
                 self.tell(str(fault))
+                self._nans += fault.kind == "nan"
                 cut = self.striker.strike(fault, stream)
                 share = share if cut is None else cut
+                self.watch.damaged = "snapshot" in self.striker.rotten
         return share
 
 

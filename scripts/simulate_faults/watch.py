@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT
-from simulate_faults.plan import Plan
+from simulate_faults.plan import Layout, Plan
 from simulate_faults.scheduler import Finding
 from simulate_faults.world import Surroundings, VirtualChild
 
@@ -44,29 +43,33 @@ class Watch:
         self._clocks: dict[int, int] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
-        #: What each partition was told outlives the server, by its number; and who was let go.
-        self.durable: dict[int, int] = {}
-        self.let_go: set[int] = set()
+        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let go.
+        self.durable: dict[tuple[int, int], int] = {}
+        self.let_go: set[tuple[int, int]] = set()
+        #: Whether a driver has ended the job early.
+        self.ends_early = False
+        #: Whether a snapshot was damaged: then the one before it is gone on from.
+        self.damaged = False
+        #: The layout that the server of an incarnation deals out.
+        self.layouts: dict[int, Layout] = {}
         #: The clock of the center that each attempt's present window began from, by port, partition and attempt.
         self.began: dict[tuple[int, int, int], int] = {}
-        self._offsets = [0, *itertools.accumulate(count * plan.epochs for count in plan.batches)]
+        #: Whether the leases say what the ledger counts: nothing is skipped, and all partitions stay as they were.
+        self._plain = not plan.skipped and not plan.resized
 
     @property
     def size(self) -> int:
         """Elements of the center: one a mini-batch, one at least."""
-        return max(1, self._offsets[-1])
+        return max(1, self._plan.epochs * sum(self._plan.batches))
 
-    def element(self, worker: int, epoch: int, batch: int) -> int:
-        """The element that counts a mini-batch."""
-        return self._offsets[worker] + epoch * self._plan.batches[worker] + batch
-
-    def promise(self, worker: int, sequence: int) -> None:
+    def promise(self, layout: Layout, worker: int, sequence: int) -> None:
         """A worker was told that a commit outlives the server."""
-        if sequence > self.durable.get(worker, 0):
-            self.durable[worker] = sequence
+        who = layout.number, worker
+        if sequence > self.durable.get(who, 0):
+            self.durable[who] = sequence
             owner = self._owner()
             if owner is not None:
-                self._require_has(owner, worker)
+                self._require_has(owner, who)
 
     def _owner(self) -> Center | None:
         """That of the server with the highest claim; None where that is not known: two may claim at one moment."""
@@ -77,14 +80,26 @@ class Watch:
             found = {pid: center for pid, center in found.items() if pid in alive}
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _require_has(self, center: Center, worker: int) -> None:
-        has = center.leases[worker].sequence if worker in center.leases else 0
-        if has < self.durable[worker]:
+    def _require_has(self, center: Center, who: tuple[int, int]) -> None:
+        layout, worker = who
+        if layout == self.layouts[center.incarnation].number:
+            has = center.leases[worker].sequence if worker in center.leases else 0
+        else:  # other partitions go on; its commits are in the records
+            has = max((int(row["sequence"]) for row in self._rows(center, *who)), default=0)
+        if has < self.durable[who]:
             raise Finding(
                 "lost",
-                f"commit {self.durable[worker]} of partition {worker} was told to outlive its server. "
+                f"commit {self.durable[who]} of partition {worker} was told to outlive its server. "
                 f"Received: one that has {has}",
             )
+
+    def _rows(self, center: Center, layout: int, worker: int) -> list[Any]:
+        """The ledger's of one partition."""
+        return [
+            row
+            for row in center.log.commits(0)
+            if row["worker"] == worker and self.layouts[int(row["incarnation"])].number == layout
+        ]
 
     def step(self) -> None:
         """After each step of the run."""
@@ -98,14 +113,16 @@ class Watch:
             self._watch_server(child, center)
             life = self._lives[child.pid]
         standings = life[1]
-        if center.clock != self._clocks[child.pid]:
-            self._clocks[child.pid] = center.clock
+        if len(center.log) != self._clocks[child.pid]:
+            self._clocks[child.pid] = len(center.log)
             self.progressed = self._surroundings.scheduler.now
             self._check_rows(center, standings, child.server.address[1])
             self._check_center(center)
         holders = child.server.dispatcher.holders
         for worker, lease in center.leases.items():
-            standing = standings.setdefault(worker, _Standing())
+            standing = standings.get(worker)
+            if standing is None:
+                standing = standings[worker] = _Standing()
             if lease.attempt != standing.attempt:
                 self._check_takeover(worker, standing)
                 standing.attempt = lease.attempt
@@ -117,17 +134,30 @@ class Watch:
             worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
         }
         self._lives[child.pid] = (center, standings)
+        layout = self.layouts[center.incarnation] = self._surroundings.layouts[child.driver]
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
-        self._clocks[child.pid] = center.clock
+        self._clocks[child.pid] = len(center.log)
         self.progressed = self._surroundings.scheduler.now
         if center is not self._owner():
             return  # it comes late, and will find the higher claim
-        for worker in self.durable:
-            self._require_has(center, worker)
-        for worker in self.let_go:
-            if self._plan.batches[worker] and (worker not in center.leases or not center.leases[worker].finished):
-                raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
+        if self.damaged:
+            self._forget(center)
+        for who in self.durable:
+            self._require_has(center, who)
+        for number, worker in () if self.ends_early else self.let_go:  # else whoever goes on has data left
+            if number == layout.number and layout.batches[worker]:
+                lease = center.leases.get(worker)
+                if lease is None or not lease.finished:
+                    raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
         self._check_center(center)
+
+    def _forget(self, center: Center) -> None:
+        """What the snapshot before a damaged one does not have may be lost."""
+        for who in self.durable:
+            lease = center.leases.get(who[1])
+            self.durable[who] = min(self.durable[who], 0 if lease is None else lease.sequence)
+            if lease is None or not lease.finished:
+                self.let_go.discard(who)
 
     def _check_rows(self, center: Center, standings: dict[int, _Standing], port: int) -> None:
         """The latest row continues its partition, and the lease stands behind it."""
@@ -135,10 +165,12 @@ class Watch:
             standing = standings.setdefault(worker, _Standing())
             if lease.sequence == standing.sequence:
                 continue
-            latest = center.log.commits(max(0, len(center.log) - 4))
-            row = next(row for row in reversed(latest) if row["worker"] == worker)
+            row = center.log.commits(len(center.log) - 1)[0]
+            if row["worker"] != worker:
+                text = f"the commit of partition {worker} must be the ledger's last. Received: one of {row['worker']}"
+                raise Finding("ledger", text)
             begins = (int(row["epoch"]), int(row["first_batch"]))
-            if begins != standing.position or lease.sequence != standing.sequence + 1 != int(row["sequence"]):
+            if begins != standing.position or not lease.sequence == standing.sequence + 1 == row["sequence"]:
                 raise Finding(
                     "ledger",
                     f"partition {worker} must go on at {standing.position} with commit {standing.sequence + 1}. "
@@ -169,12 +201,10 @@ class Watch:
             standing.position, standing.sequence = (lease.epoch, lease.batch), lease.sequence
 
     def _check_center(self, center: Center) -> None:
-        """Its elements say what was applied; the leases say what the ledger counts."""
+        """Its elements say what was applied."""
         if not self._plan.shows:
             return
-        expected = np.zeros(self.size, np.float32)
-        for worker, lease in center.leases.items():
-            expected[self._offsets[worker] : self.element(worker, lease.epoch, lease.batch)] = 1.0
+        expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))
         if self._plan.sums:
             right = np.array_equal(center.current.array, expected)
         else:  # what the present round has is not in it yet
@@ -185,6 +215,28 @@ class Watch:
                 f"the center must be the sum of the ledger {expected.astype(int).tolist()}. "
                 f"Received: {center.current.array.tolist()} at clock {center.clock}",
             )
+
+    def _by_leases(self, center: Center) -> np.ndarray:
+        """How often each mini-batch counts, where the leases say so."""
+        counts, layout = np.zeros(self.size, np.float32), self.layouts[center.incarnation]
+        for worker, lease in center.leases.items():
+            for epoch in range(lease.epoch + 1):
+                first = layout.element(worker, epoch, 0)
+                counts[first : first + (layout.batches[worker] if epoch < lease.epoch else lease.batch)] = 1.0
+        return counts
+
+    def by_ledger(self, rows: np.ndarray) -> np.ndarray:
+        """How often each mini-batch counts."""
+        counts = np.zeros(self.size, np.float32)
+        for row in rows:
+            if not row["skipped"]:
+                element = self.layouts[int(row["incarnation"])].element
+                first, last = (
+                    element(int(row["worker"]), int(row["epoch"]), int(row[name]))
+                    for name in ("first_batch", "last_batch")
+                )
+                counts[first : last + 1] += 1.0
+        return counts
 
     def _check_takeover(self, worker: int, standing: _Standing) -> None:
         """Nobody loses a partition while it is there and heard."""

@@ -10,6 +10,7 @@ from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import Condition, Flag, Lock, Thread, World
 from simulate_faults.disk import Disk, VirtualFiles
 from simulate_faults.network import Network
+from simulate_faults.plan import Layout
 from simulate_faults.scheduler import Process, Scheduler, Task
 from simulate_faults.threads import VirtualCondition, VirtualFlag, VirtualLock, VirtualThread
 
@@ -37,6 +38,12 @@ class Surroundings:
         self.servers: list[VirtualChild] = []
         #: Seconds that the next servers take to come up.
         self.startup = 0.5
+        #: How each driver's process deals the data out.
+        self.layouts: dict[Process, Layout] = {}
+        #: Partitions whose next step makes a NaN; one may be there several times.
+        self.poisoned: list[int] = []
+        #: What strikes the next servers, each some time after it was started.
+        self.awaiting: list[tuple[float, Callable[[Process], None]]] = []
 
 
 class VirtualWorld(World):
@@ -120,6 +127,7 @@ class VirtualChild:
         surroundings.servers.append(self)
         self.pid = len(surroundings.servers)
         self.process = Process(f"server{self.pid}", driver.host)
+        self.process.watched = True
         self.world = VirtualWorld(surroundings, self.process, "server")
         #: What the server's process serves, once it is up.
         self.server: Any = None
@@ -130,6 +138,9 @@ class VirtualChild:
         driver.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self.process.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self._scheduler.start(self.process, self._main, "main")
+        if surroundings.awaiting:
+            seconds, strike = surroundings.awaiting.pop(0)
+            self._scheduler.later(seconds, lambda: strike(self.process))
 
     def _main(self) -> None:
         self._scheduler.wait(None, self.surroundings.startup)

@@ -219,6 +219,17 @@ def test_unshuffled_views_cannot_damage_the_spool() -> None:
             batch.x[0][:] = 0
 
 
+def test_rows_that_are_kept_in_memory_are_not_kept_by_arrow_as_well() -> None:
+    def of_arrow(spec: DataSpec) -> list[bool]:
+        given = records(8, size=8)
+        arrow = given[0].column("y").to_numpy()
+        return [np.shares_memory(batch.y[0], arrow) for batch in read(given, spec)]
+
+    spec = replace(SPEC, shuffle=False)
+    assert all(of_arrow(spec))  # what is read once is not copied
+    assert not any(of_arrow(replace(spec, epochs=2)))
+
+
 def test_batches_outlive_their_source(tmp_path: Path) -> None:
     spec = replace(SPEC, shuffle=False, epochs=2, spool_bytes=0)
     assert in_epochs(read(records(20), spec, directory=str(tmp_path)))[1] == list(range(20))

@@ -102,6 +102,9 @@ def test_a_stranger_who_stays_is_named_in_the_error(running: Running, relay: Rel
     driver = DriverClient(relay.address, deadlines)
     with pytest.raises(AuthenticationError):
         driver.center()
+    driver = DriverClient(relay.address, deadlines, met=True)  # as whoever has started the server
+    with pytest.raises(ServerLostError, match="must still have its port"):
+        driver.center()
 
 
 def test_a_reply_that_was_changed_is_fetched_again_over_another_connection(running: Running, relay: Relay) -> None:

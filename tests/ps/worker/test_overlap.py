@@ -87,15 +87,17 @@ def test_a_connection_cut_under_a_commit_that_travels(step: int) -> None:
         assert running.driver.observe(0, patience(5)).batches == STEPS
 
 
-def test_bad_numbers_of_a_commit_that_travels_are_named() -> None:
-    values = [0.0, 0.0, np.nan, 0.0, 0.0]
+@pytest.mark.parametrize("step", [2, 4], ids=["of one in the middle", "of the last one"])
+def test_bad_numbers_of_a_commit_that_travels_are_named(step: int) -> None:
+    values = [0.0] * 5
+    values[step] = np.nan
     with Running(make("downpour"), workers=1) as running:
         client, welcome, begin = toy_client(
             running.address, running.rule, values, worker=0, size=SIZE, gradient=lambda t, v: t + v, overlap=True
         )
         with pytest.raises(NonFiniteError) as caught:
             run_worker(client, welcome, begin)
-        assert (caught.value.worker, caught.value.step) == (0, 2)
+        assert (caught.value.worker, caught.value.step) == (0, step)
 
 
 def test_after_a_skipped_commit_the_loop_begins_again_behind_it() -> None:

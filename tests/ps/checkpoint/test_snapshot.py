@@ -1,0 +1,108 @@
+"""A center's state, taken and put back: what goes on from it does what would have gone on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from support.center_commits import center_of, commit_of, joined, send
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.checkpoint.snapshot import State, capture, restore
+
+#: Rules that keep something beside the center: vectors of the model and of workers, counters, a round.
+RULES: dict[str, dict[str, Any]] = {
+    "downpour": {},
+    "dana_zero": {"learning_rate": 0.1},
+    "multi_asgd": {"learning_rate": 0.1},
+    "ormo": {"learning_rate": 0.1},
+    "smega2": {"learning_rate": 0.1},
+    "ssgd": {"learning_rate": 0.1},
+    "ssgdm": {"learning_rate": 0.1},
+}
+
+
+def taken(center: Center) -> State:
+    """What a file would hold."""
+    state = capture(center)
+    copied = State(json.loads(json.dumps(state.header)), {name: array.copy() for name, array in state.arrays.items()})
+    state.drop()
+    return copied
+
+
+def commit(center: Center, worker: int, number: int) -> None:
+    value = 0.5 + worker + 0.25 * number
+    send(center, commit_of(worker, sequence=number, first=number - 1, last=number - 1, value=value))
+    release(center)
+
+
+def release(center: Center) -> None:
+    """Sends the center to all who may have it."""
+    for worker in center.leases:
+        if center.ready(worker):
+            center.release(worker, 0)
+
+
+def kept(center: Center) -> dict[str, Any]:
+    """All that a center knows, but for its log and for what its workers were sent."""
+    state = taken(center)
+    return state.header | {name: array.tolist() for name, array in state.arrays.items()}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("before", [1, 2, 3, 5])
+def test_a_restored_center_goes_on_as_the_other_would_have(name: str, before: int) -> None:
+    turns = [(0, 1), (1, 1), (1, 2), (0, 2), (0, 3), (1, 3), (1, 4), (0, 4)]
+    center = center_of(name, **RULES[name])
+    for worker in range(2):
+        joined(center, worker)
+    for worker, number in turns[:before]:
+        commit(center, worker, number)
+    restored = center_of(name, **RULES[name])
+    assert restore(restored, taken(center), same_attempts=True)
+    assert kept(restored) == kept(center)
+    for worker in range(2):
+        restored.join(worker, 0)
+    for each in (center, restored):  # after a restart each begins again with what it is sent
+        release(each)
+    for worker, number in turns[before:]:
+        for each in (center, restored):
+            commit(each, worker, number)
+    assert kept(restored) == kept(center)
+
+
+def test_a_partition_that_has_ended_has_ended() -> None:
+    center, restored = center_of(), center_of()
+    joined(center)
+    commit(center, 0, 1)
+    center.leave(0, 0)
+    assert restore(restored, taken(center), same_attempts=True)
+    assert restored.leases[0].finished
+    assert asdict(restored.leases[0])["sequence"] == 1
+
+
+def test_a_state_is_of_one_moment_whatever_comes_while_it_is_written() -> None:
+    center = center_of("dana_zero", learning_rate=0.1)
+    for worker in range(2):
+        joined(center, worker)
+    for worker in range(2):
+        commit(center, worker, 1)
+    state = capture(center)
+    before = {name: array.copy() for name, array in state.arrays.items()}
+    for worker in range(2):
+        commit(center, worker, 2)
+    for name, array in state.arrays.items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    state.drop()
+
+
+@pytest.mark.parametrize("same_attempts", [True, False])
+def test_another_drivers_attempts_hold_nothing(same_attempts: bool) -> None:
+    center, restored = center_of(), center_of()
+    joined(center, attempt=7)
+    restore(restored, taken(center), same_attempts=same_attempts)
+    lease = restored.join(0, 3)
+    assert (lease is None) == same_attempts  # an older attempt of the same job waits for its successor's lease to end
