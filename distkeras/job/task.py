@@ -23,7 +23,7 @@ from distkeras.data.ordering import RowChecksum
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe
-from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.protocol.requests import Loop
@@ -48,6 +48,9 @@ _SUMMARY = (
     ("window", "int", pa.int32()),
 )
 SUMMARY = ", ".join(f"{name} {kind}" for name, kind, _ in _SUMMARY)
+
+#: Of this process, which Spark gives one task after another.
+_REPLICAS = ReplicaCache()
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,8 @@ class _TaskAttempt:
         task, settings = self._task, self._task.settings
         source = self._source_from(stack, welcome)
         self._position.next = (welcome.epoch, welcome.batch)
-        # The optimizer's own state belongs to steps that are forgotten: another replica is sure to have none.
-        replica = KerasReplica(task.recipe.build(self._model_file))
+        # The optimizer's own state belongs to steps that are forgotten: after a rewind, another replica has none.
+        replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
         return work(

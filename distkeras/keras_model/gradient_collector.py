@@ -88,6 +88,11 @@ class CollectingOptimizer:
         self.gradient = VariableVector(self._collector.gradients)
 
     @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own state: counts, a loss' scale, the gradient."""
+        return list(self._optimizer.variables)
+
+    @property
     def steps(self) -> int | None:
         """Steps whose gradient was kept; None where none is skipped, as Keras does when a scaled loss overflows."""
         return int(self._collector.iterations) if self._scales_loss else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distkeras.keras_model.compiled_steps import CompiledSteps
+from distkeras.keras_model.initial_state import InitialState
 from distkeras.keras_model.inputs import model_inputs
 from distkeras.keras_model.variables import VariableVector, moving_statistics, scalar, trainable_variables
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
@@ -32,13 +33,14 @@ class KerasReplica:
 
     Args:
         model: built, and compiled with an optimizer.
+        resettable: remember how everything begins, for `reset`.
 
     Raises:
         ConfigurationError: the model is not built, not compiled, has nothing to train, or holds variables whose
             "gradient" is their next value (float8 scales), which no rule can add up.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, *, resettable: bool = False) -> None:
         import keras
 
         _check_ready(model)
@@ -52,6 +54,10 @@ class KerasReplica:
         self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
         self._training_steps = CompiledSteps(model)
         self._metric_names: tuple[str, ...] | None = None  # until `prepare`
+        self._initial: InitialState | None = None
+        if resettable:
+            self._initial = InitialState([*self._weights.variables, *self._moving_statistics.variables])
+            self._initial.remember([*model.variables, *model.optimizer.variables])
 
     @property
     def size(self) -> int:
@@ -133,10 +139,11 @@ class KerasReplica:
         if not batches:
             return np.empty((0, len(self._metric_names or ())), np.float64)
         self.prepare(batches[0])
-        if not self._compiles:
-            return np.stack([self._train_on_batch(batch) for batch in batches])
         if not self.model.optimizer.built:
             self.model.optimizer.build(self._weights.variables)
+            self._remember(self.model.optimizer.variables)
+        if not self._compiles:
+            return np.stack([self._train_on_batch(batch) for batch in batches])
         return self._training_steps.run(batches, self.metric_names)
 
     def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
@@ -177,12 +184,37 @@ class KerasReplica:
         inner_optimizer(self.model.optimizer).iterations.assign_add(1)
         return row
 
+    @property
+    def is_all_loaded(self) -> bool:
+        """Whether `load` and `load_moving_statistics` set all that a model's file holds."""
+        loaded = {id(variable) for vector in (self._weights, self._moving_statistics) for variable in vector.variables}
+        return loaded.issuperset(id(variable) for variable in self.model.weights)
+
+    def resettable(self, most_bytes: int) -> bool:
+        """Whether `reset` can make this replica a new one, and what it keeps for that is at most ``most_bytes``."""
+        initial = self._initial
+        known = [*self.model.variables, *self.model.optimizer.variables]
+        return initial is not None and initial.knows(known) and initial.nbytes <= most_bytes
+
+    def reset(self) -> None:
+        """As it was made, but for weights and moving statistics, which are to be loaded; what was traced stays."""
+        if self._initial is None:
+            raise LocalProtocolError("`reset` must be asked of a replica that is `resettable`.")
+        self._initial.restore()
+        self.model.reset_metrics()
+
+    def _remember(self, variables: Sequence[keras.Variable]) -> None:
+        if self._initial is not None:
+            self._initial.remember(variables)
+
     @cached_property
     def _collecting(self) -> CollectingOptimizer:
         """Made when first needed, for it costs a vector."""
         from distkeras.keras_model.gradient_collector import CollectingOptimizer
 
-        return CollectingOptimizer(self.model, self._weights.variables)
+        collecting = CollectingOptimizer(self.model, self._weights.variables)
+        self._remember(collecting.variables)
+        return collecting
 
     @cached_property
     def _gradient_steps(self) -> CompiledSteps:

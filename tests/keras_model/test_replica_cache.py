@@ -1,0 +1,180 @@
+"""A replica that is used again trains like a new one, to the bit; and what cannot be is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from support.small_classifier import batches, weights
+
+from distkeras.data.batches import Batch
+from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import Recipe, compiled_recipe
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.replica_cache import ReplicaCache
+
+
+def network(optimizer: Any = "sgd", *, loss: Any = "sparse_categorical_crossentropy", units: int = 7) -> keras.Model:
+    """Whatever holds state beside weights: seeds, moving averages, a frozen layer, metrics."""
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(units, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5, seed=3),
+            layers.Dense(5, trainable=False),
+            layers.Dense(3, activation="softmax"),
+        ],
+        name="network",
+    )
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def packed(model: keras.Model) -> tuple[Recipe, bytes]:
+    file = archive.to_bytes(model)
+    return compiled_recipe(model, file), file
+
+
+def load_first(replica: KerasReplica, start: np.ndarray) -> None:
+    """What a worker does with a center, before its first step."""
+    replica.load(start)
+    replica.load_moving_statistics(np.zeros(replica.moving_statistics.size, np.float32))
+
+
+def trained(replica: KerasReplica, start: np.ndarray, data: list[Batch]) -> tuple[np.ndarray, ...]:
+    load_first(replica, start)
+    rows = replica.train(data)
+    statistics = np.empty(replica.moving_statistics.size, np.float32)
+    replica.read_moving_statistics(statistics)
+    return rows, weights(replica), statistics
+
+
+def gradients(replica: KerasReplica, start: np.ndarray, data: list[Batch]) -> tuple[np.ndarray, ...]:
+    load_first(replica, start)
+    out = np.empty((len(data), replica.size), np.float32)
+    return np.stack([replica.gradient(batch, row) for batch, row in zip(data, out, strict=True)]), out
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam on a schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=2),
+}
+
+
+@pytest.mark.parametrize("run", [trained, gradients])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_second_use_is_the_first_to_the_bit(optimizer: Callable[[], Any], run: Callable[..., Any]) -> None:
+    recipe, file = packed(network(optimizer()))
+    data, cache = batches(5), ReplicaCache()
+    with cache.lent(recipe, file) as first:
+        start = np.random.default_rng(0).normal(size=first.size).astype(np.float32)
+        expected = run(first, start, data)
+    with cache.lent(recipe, file) as second:
+        assert second is first
+        found = run(second, start, data)
+    new = run(KerasReplica(recipe.build(file)), start, data)
+    for one, other, third in zip(expected, found, new, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+
+
+def test_it_is_lent_to_one_at_a_time() -> None:
+    recipe, file = packed(network())
+    cache = ReplicaCache()
+    with cache.lent(recipe, file) as first, cache.lent(recipe, file) as second:
+        assert first is not second
+
+
+def test_it_is_not_kept_after_an_exception() -> None:
+    recipe, file = packed(network())
+    cache = ReplicaCache()
+    with pytest.raises(ZeroDivisionError), cache.lent(recipe, file) as first:
+        raise ZeroDivisionError
+    with cache.lent(recipe, file) as second:
+        assert second is not first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: network("adam"),
+        lambda: network(loss="mse"),
+        lambda: network(units=8),
+        lambda: network(keras.optimizers.SGD(0.3)),
+    ],
+    ids=["optimizer", "loss", "layer", "rate"],
+)
+def test_another_model_or_compilation_gets_another(other: Callable[[], keras.Model]) -> None:
+    cache = ReplicaCache()
+    with cache.lent(*packed(network())) as first:
+        pass
+    with cache.lent(*packed(other())) as second:
+        assert second is not first
+
+
+def test_weights_that_no_center_brings_must_be_the_same() -> None:
+    model, cache = network(), ReplicaCache()
+    with cache.lent(*packed(model)) as first:
+        pass
+    frozen = model.layers[-2]
+    frozen.set_weights([weight + 1 for weight in frozen.get_weights()])
+    with cache.lent(*packed(model)) as second:
+        assert second is not first
+        np.testing.assert_array_equal(second.model.layers[-2].get_weights()[0], frozen.get_weights()[0])
+
+
+def test_weights_that_a_center_brings_may_differ() -> None:
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    cache = ReplicaCache()
+    with cache.lent(*packed(model)) as first:
+        pass
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+    with cache.lent(*packed(model)) as second:
+        assert second is first
+
+
+def mean_of_scores(_: Any, scores: Any) -> Any:
+    return keras.ops.mean(scores)
+
+
+def of_the_users_own(kind: str) -> keras.Model:
+    if kind == "loss":
+        return network(loss=mean_of_scores)
+    if kind == "metric":
+        model = network()
+        model.compile("sgd", "mse", metrics=[mean_of_scores])
+        return model
+    own = type("Own", (layers.Layer,), {"call": lambda self, x: 2 * x})
+    keras.saving.register_keras_serializable("replica_cache")(own)
+    model = keras.Sequential([keras.Input((6,)), own(), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("kind", ["loss", "metric", "layer"])
+def test_what_is_the_users_own_is_built_anew(kind: str) -> None:
+    recipe, file = packed(of_the_users_own(kind))
+    cache = ReplicaCache()
+    with cache.lent(recipe, file) as first:
+        pass
+    with cache.lent(recipe, file) as second:
+        assert second is not first
+
+
+def test_what_needs_much_memory_for_its_first_values_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.keras_model.replica_cache._MOST_BYTES", 0)
+    recipe, file = packed(network())
+    cache = ReplicaCache()
+    with cache.lent(recipe, file) as first:
+        pass
+    with cache.lent(recipe, file) as second:
+        assert second is not first
