@@ -8,6 +8,7 @@ folder imports only from those above it, and from ``ps``::
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
     settings     what a trainer is told, checked once
     callbacks    stop conditions and the user's own hooks
+    keras_callbacks  Keras' own callbacks, called on the driver
     results      tables of history, commits and events
     job          one training job on Spark
     trainer      the trainer: one class for every rule
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from distkeras.callbacks import EarlyStopping as EarlyStopping
     from distkeras.callbacks import TimeBudget as TimeBudget
     from distkeras.data import datasets as datasets
+    from distkeras.keras_callbacks import KerasCallbacks as KerasCallbacks
     from distkeras.ml.estimator import KerasEstimator as KerasEstimator
+    from distkeras.ml.functions import register_function as register_function
     from distkeras.ml.model import KerasModel as KerasModel
     from distkeras.ps import errors as errors
     from distkeras.ps import rules as rules
@@ -66,7 +69,9 @@ _NAMES = {
     "distkeras.analysis.keras_gradient": ("KerasGradient",),
     "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "TimeBudget"),
     "distkeras.data": ("datasets",),
+    "distkeras.keras_callbacks": ("KerasCallbacks",),
     "distkeras.ml.estimator": ("KerasEstimator",),
+    "distkeras.ml.functions": ("register_function",),
     "distkeras.ml.model": ("KerasModel",),
     "distkeras.ps": ("errors", "rules"),
     "distkeras.ps.checkpoint.checkpointer": ("Checkpoint",),

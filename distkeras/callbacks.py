@@ -130,6 +130,18 @@ class CallbackContext:
             raise LocalProtocolError("`restore` must be called in `on_end`. Received: a call before")
         self.restored = center
 
+    def restore_model(self) -> None:
+        """In `Callback.on_end`: has `Trainer.train` return a model with the weights that `model` has been given.
+
+        Raises:
+            LocalProtocolError: the job is not over.
+        """
+        replica = self._replica()
+        vector, statistics = replica.layout.empty(), replica.moving_statistics.empty()
+        replica.read(vector)
+        replica.read_moving_statistics(statistics)
+        self.restore(CenterWeights(self.clock, vector, statistics))
+
     def _loaded_replica(self) -> KerasReplica:
         replica = self._replica()
         self.center.load(replica)

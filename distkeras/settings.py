@@ -7,7 +7,7 @@ An option is one keyword of `Trainer`, with its text in that docstring, and one 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ class TrainSettings:
     label_col: tuple[str, ...] = ("label",)
     sample_weight_col: str | None = None
     class_weight: dict[int, float] | None = None
+    decode: dict[str, Callable[[Any], Any]] | None = None
     num_workers: int | None = None
     batch_size: int = 32
     num_epoch: int = 1
@@ -67,6 +68,7 @@ class TrainSettings:
         }
         for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 1)):
             checked[name] = require_integer(name, getattr(self, name), least)
+        checked["decode"] = decoders(self.decode, checked["features_col"]) or None
         if self.num_workers is not None:
             checked["num_workers"] = require_integer("num_workers", self.num_workers)
         for name in ("stall_after", "log_every"):
@@ -85,6 +87,21 @@ class TrainSettings:
             object.__setattr__(self, name, value)  # frozen from here on
 
     @property
+    def data_arguments(self) -> dict[str, Any]:
+        """The keywords of `data_spec`."""
+        return {
+            "features": self.features_col,
+            "labels": self.label_col,
+            "weight": self.sample_weight_col,
+            "batch_size": self.batch_size,
+            "epochs": self.num_epoch,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "spool_bytes": self.spool_bytes,
+            "decode": self.decode,
+        }
+
+    @property
     def row_settings(self) -> dict[str, Any]:
         """What decides which rows a mini-batch has, JSON-ready: a job that is resumed must have them the same."""
         return {
@@ -96,7 +113,30 @@ class TrainSettings:
             "sample_weight": self.sample_weight_col,
             "class_weight": self.class_weight and {str(key): weight for key, weight in self.class_weight.items()},
             "partitioned_already": self.partitioned_already,
+            **({} if self.decode is None else {"decode": {name: _name(one) for name, one in self.decode.items()}}),
         }
+
+
+def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:
+    """The argument ``decode``, by column; none for None.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if value is None:
+        return {}
+    if callable(value) and len(features) == 1:
+        return {features[0]: value}
+    functions = value if isinstance(value, Mapping) else {}
+    if not functions or not all(isinstance(k, str) and callable(v) for k, v in functions.items()):
+        expected = "a function, where there is one column of features, or a dictionary: column to function"
+        raise invalid("decode", value, expected)
+    return dict(functions)
+
+
+def _name(function: Any) -> str:
+    """What a function is known by."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def rule_of(rule: Rule | str, window: int | str | None) -> Rule:

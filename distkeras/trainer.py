@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,8 @@ class Trainer(JobResults):
         model: a built `keras.Model`. It is not changed.
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``.
         worker_optimizer: of each worker: a Keras optimizer or its name. Gradient rules take only its clipping and, if
-            `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, or "sgd".
+            `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, in the
+            state that it is in, or "sgd".
         loss, metrics, loss_weights, weighted_metrics: as in `keras.Model.compile`. Default: the model's own.
         features_col: column, or columns in the order of the model's inputs: numbers, arrays of them, or ML vectors;
             reshaped to the input.
@@ -66,6 +67,8 @@ class Trainer(JobResults):
         sample_weight_col: column with one weight a row.
         class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
             those that it does not name.
+        decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
+            one for some columns: of encoded images, for example. Runs on executors, in the thread that reads ahead.
         num_workers: workers, each of which trains on one partition. Default: Spark's default parallelism.
         batch_size: rows of one mini-batch of one worker.
         num_epoch: passes over the data.
@@ -129,6 +132,7 @@ class Trainer(JobResults):
         label_col: str | Sequence[str] = "label",
         sample_weight_col: str | None = None,
         class_weight: Mapping[int, float] | None = None,
+        decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
         num_workers: int | None = None,
         batch_size: int = 32,
         num_epoch: int = 1,
@@ -172,7 +176,7 @@ class Trainer(JobResults):
             weighted_metrics=weighted_metrics,
             objects=custom_objects,
         )
-        replica = self._build_replica()  # what cannot work fails here, not in `train`
+        replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
@@ -236,7 +240,7 @@ class Trainer(JobResults):
         callbacks = require_callbacks(callbacks)
         settings, replica = self.settings, self._build_replica()
         rewindable = checkpoint is not None or self.worker_settings.overlap
-        spec = replace(self._spec(replica.model, df, settings.sample_weight_col), rewindable=rewindable)
+        spec = replace(self._spec(replica.model, df), rewindable=rewindable)
         rows = df
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
@@ -269,33 +273,22 @@ class Trainer(JobResults):
     def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
         """Rows of a validation DataFrame, with the columns that the trainer is told of."""
         require_dataframe("df", df)
-        spec = self._spec(self._build_replica().model, df, self.settings.sample_weight_col)
+        spec = self._spec(self._build_replica().model, df)
         return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
 
-    def _build_replica(self) -> KerasReplica:
-        """A copy of the model, compiled like the workers', on the driver.
+    def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
+        """A copy of the model, compiled like the workers', on the driver; ``to_train``: with its optimizer's state.
 
         Raises:
             ConfigurationError: the rule cannot work with the worker optimizer.
         """
-        replica = KerasReplica(self._recipe.build(self._model_file))
+        build = self._recipe.build_to_train if to_train else self._recipe.build
+        replica = KerasReplica(build(self._model_file))
         require_optimizer(self.rule, replica.model.optimizer)
         return replica
 
-    def _spec(self, model: keras.Model, df: DataFrame, weight_col: str | None) -> DataSpec:
-        settings = self.settings
-        return data_spec(
-            model,
-            df,
-            features=settings.features_col,
-            labels=settings.label_col,
-            weight=weight_col,
-            batch_size=settings.batch_size,
-            epochs=settings.num_epoch,
-            seed=settings.seed,
-            shuffle=settings.shuffle,
-            spool_bytes=settings.spool_bytes,
-        )
+    def _spec(self, model: keras.Model, df: DataFrame) -> DataSpec:
+        return data_spec(model, df, **self.settings.data_arguments)
 
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size

@@ -54,6 +54,7 @@ BAD: dict[str, tuple[Any, ...]] = {
         {0: -1.0},
         {0: math.nan},
     ),
+    "decode": ("gray", {}, {"features": 1}, {1: bytes}, [bytes]),
     "sample_weight_col": ("", 3, ["weight"]),
     "host": ("", 8080),
     "shuffle": (None, *NO_SWITCH),

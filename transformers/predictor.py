@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 #: Archives up to here travel in the closure: far below what a Spark Connect message holds.
 _INLINE_BYTES = 4 << 20
+
+#: Of the inputs and outputs of a call of the model, unless told otherwise.
+BATCH_BYTES = 64 << 20
+#: Of a number in a model's arrays, as good as always.
+_NUMBER_BYTES = 4
 
 #: numpy name of an output to the numpy name and Spark type of its column.
 _TYPES: dict[str, tuple[str, T.DataType]] = {
@@ -62,7 +68,9 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
         features_col: one column for each input of the model, in its order: numbers, arrays (nested like the
             input or flat) or vectors. Default ``"features"``.
         output_col: one new column for each output, in the model's order. Default ``"prediction"``.
-        batch_size: rows a call of the model; default 1024.
+        batch_size: rows a call of the model, at most; default 1024.
+        batch_bytes: of the inputs and outputs of a call, at most, so that large rows come in smaller batches; default
+            64 MiB.
         output_type: of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
         custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows. They
             travel to the workers, and are not saved: whoever loads the predictor registers them.
@@ -75,7 +83,10 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
 
     features_col = param("features_col", "columns to predict from", column_names, "a name, or distinct names")
     output_col = param("output_col", "new columns", column_names, "a name, or distinct names")
-    batch_size = param("batch_size", "rows a call of the model", integer_from(1), "a positive integer")
+    batch_size = param("batch_size", "rows a call of the model, at most", integer_from(1), "a positive integer")
+    batch_bytes = param(
+        "batch_bytes", "of the inputs and outputs of a call, at most", integer_from(1), "a positive integer"
+    )
 
     def __init__(
         self,
@@ -85,10 +96,14 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
         batch_size: int | None = None,
         output_type: str | None = None,
         custom_objects: Mapping[str, Any] | None = None,
+        batch_bytes: int | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
-        self._set_given(features_col=features_col, output_col=output_col, batch_size=batch_size)
+        self._setDefault(batch_bytes=BATCH_BYTES)
+        self._set_given(
+            features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
+        )
         self._set_given(output_type=output_type)
         if keras_model is not None and not isinstance(keras_model, PackedModel):
             keras_model = PackedModel(archive.to_bytes(keras_model), custom_objects)
@@ -127,7 +142,8 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
             OutputColumn(name, number, form, column_type(packed.outputs[number][1])[0])
             for number, (name, form) in enumerate(zip(outputs, forms, strict=True))
         ]
-        return predicted(dataset, packed, features, columns, self._required("batch_size"))
+        limits = (self._required("batch_size"), self._required("batch_bytes"))
+        return predicted(dataset, packed, features, columns, limits)
 
     def write(self) -> MLWriter:
         """Writes Spark ML's metadata, and the model beside it."""
@@ -175,6 +191,29 @@ class PackedModel:
             self._sent[spark] = self._send(spark)
         return self._sent[spark]
 
+    def plan(
+        self,
+        spark: SparkSession,
+        features: Sequence[str],
+        columns: Sequence[OutputColumn],
+        limits: tuple[int, int],
+        decode: Mapping[str, Callable[[Any], Any]],
+    ) -> serving.PredictionPlan:
+        """What a task of ``spark`` needs to predict; see `predicted`."""
+        return serving.PredictionPlan(
+            archive=self.archive(spark),
+            key=self.key,
+            objects=self.objects,
+            inputs=tuple(
+                serving.ModelInput(name, shape, dtype, decode.get(name))
+                for name, (shape, dtype) in zip(features, self.inputs, strict=True)
+            ),
+            columns=tuple(columns),
+            batch_size=limits[0],
+            batch_bytes=limits[1],
+            row_bytes=_row_bytes(self.inputs) + _row_bytes(self.outputs),
+        )
+
     def _send(self, spark: SparkSession) -> serving.Archive:
         if "connect" not in type(spark).__module__:
             return serving.BroadcastArchive(spark.sparkContext.broadcast(self.data))
@@ -191,30 +230,31 @@ def column_type(dtype: str) -> tuple[str, T.DataType]:
 
 
 def predicted(
-    dataset: DataFrame, packed: PackedModel, features: Sequence[str], columns: Sequence[OutputColumn], batch_size: int
+    dataset: DataFrame,
+    packed: PackedModel,
+    features: Sequence[str],
+    columns: Sequence[OutputColumn],
+    limits: tuple[int, int],
+    decode: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> DataFrame:
     """``dataset`` with the new ``columns``; lazy, like any transformation.
+
+    Args:
+        dataset: the data, or a stream of it.
+        packed: the model.
+        features: a column for each of its inputs.
+        columns: the new ones.
+        limits: rows and bytes of a call.
+        decode: what executors make arrays of a feature's values with, by column; none where they are numbers.
 
     Raises:
         ConfigurationError: a new column that is there already.
         MissingColumnError: no such feature column, or it holds no numbers.
     """
-    arrow_ready(dataset, features)
+    arrow_ready(dataset, features, decode or ())
     expressions.check_new_columns(dataset, *(column.name for column in columns))
-    fields = []
-    for column in columns:
-        shape, dtype = packed.outputs[column.output]
-        fields.append(T.StructField(column.name, column.spark_type(column_type(dtype)[1], len(shape))))
-    plan = serving.PredictionPlan(
-        archive=packed.archive(dataset.sparkSession),
-        key=packed.key,
-        objects=packed.objects,
-        inputs=tuple(
-            serving.ModelInput(name, shape, dtype) for name, (shape, dtype) in zip(features, packed.inputs, strict=True)
-        ),
-        columns=tuple(columns),
-        batch_size=batch_size,
-    )
+    fields = [field_of_output(packed, column) for column in columns]
+    plan = packed.plan(dataset.sparkSession, features, columns, limits, decode or {})
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -223,6 +263,17 @@ def predicted(
         return serving.predict(plan, batches, context.partitionId() if context else None)
 
     return map_in_arrow(dataset, run, T.StructType([*dataset.schema.fields, *fields]))
+
+
+def field_of_output(packed: PackedModel, column: OutputColumn) -> T.StructField:
+    """The new column as Spark describes it."""
+    shape, dtype = packed.outputs[column.output]
+    return T.StructField(column.name, column.spark_type(column_type(dtype)[1], len(shape)))
+
+
+def _row_bytes(tensors: Sequence[tuple[tuple[int | None, ...], str]]) -> int:
+    """Of one row's values, each open extent counted as 1."""
+    return sum(math.prod(extent or 1 for extent in shape) * _NUMBER_BYTES for shape, _ in tensors)
 
 
 def _tensors(model: keras.Model, name: str) -> list[Any]:

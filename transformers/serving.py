@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -79,11 +79,13 @@ class ModelInput:
         name: DataFrame column.
         shape: shape of one row's value; None for one extent that the data decides.
         dtype: numpy name.
+        decode: makes an array of a row's value; see `Column`.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    decode: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ class PredictionPlan:
         objects: custom objects; unpickling them settles the backend.
         inputs: the model's inputs, in its order.
         columns: the new columns, of which each shows one of the model's outputs.
-        batch_size: rows a call.
+        batch_size: rows a call, at most.
+        batch_bytes: of the inputs and outputs of a call, at most, unless one row has more.
+        row_bytes: of a row's inputs and outputs, as far as their shapes are fixed.
     """
 
     archive: Archive
@@ -105,6 +109,12 @@ class PredictionPlan:
     inputs: tuple[ModelInput, ...]
     columns: tuple[OutputColumn, ...]
     batch_size: int
+    batch_bytes: int
+    row_bytes: int
+
+    def rows_a_call(self, row_bytes: int = 0) -> int:
+        """Rows a call of the model, of which each has ``row_bytes``, or as many as the shapes tell."""
+        return max(1, min(self.batch_size, self.batch_bytes // max(1, row_bytes, self.row_bytes)))
 
 
 def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
@@ -116,7 +126,10 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
     """
     first_row = 0
     model: keras.Model | None = None
-    for batch in rebatched(batches, plan.batch_size):
+    size = plan.rows_a_call()
+    # What is yielded at a time holds all its outputs: no more than for a call, where that is bounded by bytes.
+    most = max(size, plan.batch_bytes // max(1, plan.row_bytes) // size * size)
+    for batch in rebatched(batches, size, most):
         # Bad data is found before seconds go into importing a backend, on each of Spark's attempts.
         arrays = [_input_array(batch, column, worker, first_row) for column in plan.inputs]
         if model is None:
@@ -128,14 +141,20 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
         first_row += batch.num_rows
 
 
-def rebatched(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a multiple of ``size`` rows, the last one aside; copies only across seams."""
+def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a multiple of ``size`` rows, the last one aside; copies only across seams.
+
+    Args:
+        batches: of any length.
+        size: rows.
+        most: rows of a batch, a multiple of ``size``; None: any number.
+    """
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         while batch.num_rows:
             if not held and batch.num_rows >= size:
-                whole = batch.num_rows - batch.num_rows % size
+                whole = min(batch.num_rows - batch.num_rows % size, most or batch.num_rows)
                 yield batch.slice(0, whole)
                 batch = batch.slice(whole)
                 continue
@@ -177,10 +196,11 @@ def _predict_batches(
     # A model may name its inputs in a dictionary, and then takes nothing else.
     structure = getattr(model, "_inputs_struct", None)
     rows, parts = len(arrays[0]), []
-    for start in range(0, rows, plan.batch_size):
-        inputs = [array[start : start + plan.batch_size] for array in arrays]
+    size = plan.rows_a_call(sum(array.nbytes for array in arrays) // rows)
+    for start in range(0, rows, size):
+        inputs = [array[start : start + size] for array in arrays]
         n = len(inputs[0])
-        inputs = [pad(array, plan.batch_size) for array in inputs]
+        inputs = [pad(array, size) for array in inputs]
         x = keras.tree.pack_sequence_as(structure, inputs) if structure is not None else inputs[0]
         outputs = [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
         for column in plan.columns:
@@ -207,6 +227,10 @@ def pad(array: np.ndarray, full: int) -> np.ndarray:
 
 def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     values = batch.column(batch.schema.get_field_index(column.name))
+    if column.decode is not None:
+        fixed = tuple(extent for extent in column.shape if extent is not None)
+        decoded = Column(column.name, fixed, column.dtype, column.decode)
+        return to_numpy(values, decoded, worker=worker, first_row=first_row)
     if pa.types.is_struct(values.type):
         values = dense_vectors(values, column.name, worker, first_row)
     shape = column.shape

@@ -49,6 +49,10 @@ def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
             f"`class_weight` needs one label column. Received: label_col={[label.name for label in labels]}"
         )
     (label,), (classes,) = labels, spec.class_limits
+    if label.decode is not None:
+        raise ConfigurationError(
+            "`class_weight` needs labels that are not decoded. Received: `decode`", column=label.name
+        )
     if (classes is not None and label.size != 1) or sum(extent != 1 for extent in label.shape) > 1:
         raise ConfigurationError(
             "`class_weight` needs one class a row: a class number, or a one-hot array. "

@@ -9,7 +9,7 @@ neither pyspark nor Keras, for executors import it too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,6 +34,7 @@ class Column:
         name: name of the DataFrame column, exactly as `DataFrame.columns` spells it.
         shape: shape of one row's value; `()` for a scalar.
         dtype: numpy name of an integer, floating or boolean type.
+        decode: makes an array of that shape of a row's value, whatever that is; None where it is numbers.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -42,6 +43,7 @@ class Column:
     name: str
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
+    decode: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -101,8 +103,8 @@ def map_in_arrow(
         return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(with_names, schema)
 
 
-def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
-    """The named columns of `df`, as numbers or (nested) arrays of numbers.
+def arrow_ready(df: DataFrame, names: Iterable[str], encoded: Container[str] = ()) -> DataFrame:
+    """The named columns of `df`, as numbers or (nested) arrays of numbers; `encoded` ones as they are.
 
     Vectors (`VectorUDT`, dense or sparse) become arrays of float32, decimals become doubles, booleans
     bytes; nulls stay null. A name given twice, as by an autoencoder, is selected once. Only expressions
@@ -111,6 +113,7 @@ def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
     Args:
         df: any DataFrame.
         names: columns to keep, in this order.
+        encoded: those among them that executors decode.
 
     Raises:
         MissingColumnError: `df` has no such column.
@@ -118,14 +121,17 @@ def arrow_ready(df: DataFrame, names: Iterable[str]) -> DataFrame:
         ConfigurationError: `df` has several columns of that name.
     """
     fields = df.schema.fields
-    return df.select(*(_numeric(name, field_of(fields, name).dataType).alias(name) for name in dict.fromkeys(names)))
+    kinds = {name: field_of(fields, name).dataType for name in names}
+    return df.select(*(_ready(name, kind, name in encoded).alias(name) for name, kind in kinds.items()))
 
 
-def _numeric(name: str, kind: DataType) -> SparkColumn:
+def _ready(name: str, kind: DataType, encoded: bool) -> SparkColumn:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
+    if encoded:
+        return column
     require_numbers(name, kind)
     if is_vector(kind):
         # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
@@ -185,6 +191,8 @@ def to_numpy(
             step=step,
         )
 
+    if column.decode is not None:
+        return _convert(_decoded(values, column, fail), column, fail).reshape(len(values), *column.shape)
     number = values.type
     while _is_list(number):
         number = number.value_type
@@ -284,6 +292,26 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
         text = f"values must fill the shape {column.shape}"
         fail(ShapeError, 0, text, f"arrays nested as {tuple(nesting)}" if nesting else "a single number")
     return values
+
+
+def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) -> np.ndarray:
+    """What `column.decode` makes of each value, in one run."""
+    assert column.decode is not None
+    arrays = []
+    for row, value in enumerate(values.to_pylist()):
+        if value is None:
+            fail(BadValueError, row, "values must not be null", "null")
+        try:
+            array = np.asarray(column.decode(value))
+        except Exception as error:  # noqa: BLE001 - whatever the caller's function raises has a row
+            fail(BadValueError, row, "`decode` must make an array of every value", f"{type(error).__name__}: {error}")
+        if array.dtype.kind not in "biuf":
+            fail(BadValueError, row, "`decode` must make an array of numbers", f"dtype {array.dtype}")
+        if array.shape != column.shape and [n for n in array.shape if n != 1] != [n for n in column.shape if n != 1]:
+            text = f"`decode` must make arrays of shape {column.shape}"
+            fail(ShapeError, row, text, f"shape {array.shape}")
+        arrays.append(array.reshape(-1))
+    return np.concatenate(arrays) if arrays else np.empty(0, column.dtype)
 
 
 def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:

@@ -19,7 +19,7 @@ _WAYS = {
     "string": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
     "varchar": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
     "char": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
-    "binary": "decode it to an array of numbers first, for example in a pandas UDF",
+    "binary": "decode it to an array of numbers, with `decode`",
     "struct": "select its fields, each a column, or make one array of them",
     "map": "make an array of its values",
     "timestamp": "make a number of it, for example with unix_timestamp",

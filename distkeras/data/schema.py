@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
     seed: int,
     shuffle: bool,
     spool_bytes: int,
+    decode: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> DataSpec:
     """The data plane's part of the job for a compiled ``model`` and ``df``.
 
@@ -64,17 +66,22 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         )
     _check_count("features_col", features, inputs, "inputs", model)
     _check_count("label_col", labels, outputs, "outputs", model)
-    types = {}
+    decode, types = dict(decode or {}), {}
+    require_decoded_columns(decode, (*features, *labels))
     for name in (*features, *labels, *(() if weight is None else (weight,))):
         types[name] = field_of(df.schema.fields, name).dataType
-        require_numbers(name, types[name])
+        if name not in decode:
+            require_numbers(name, types[name])
     targets = [
-        _target_column(name, types[name], output, loss)
+        _target_column(name, types[name], output, loss, name in decode)
         for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
     ]
     return DataSpec(
-        features=tuple(_feature_column(df.schema[name], tensor) for name, tensor in zip(features, inputs, strict=True)),
-        labels=tuple(column for column, _ in targets),
+        features=tuple(
+            replace(_feature_column(df.schema[name], tensor, name in decode), decode=decode.get(name))
+            for name, tensor in zip(features, inputs, strict=True)
+        ),
+        labels=tuple(replace(column, decode=decode.get(column.name)) for column, _ in targets),
         sample_weight=None if weight is None else Column(weight),
         batch_size=batch_size,
         epochs=epochs,
@@ -83,6 +90,17 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         classes=tuple(classes for _, classes in targets),
         spool_bytes=spool_bytes,
     )
+
+
+def require_decoded_columns(decode: Iterable[str], columns: Sequence[str]) -> None:
+    """Whether every column that is to be decoded is one that is read.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    strange = [name for name in decode if name not in columns]
+    if strange:
+        raise ConfigurationError(f"`decode` must be of the columns {list(columns)}. Received: decode of {strange}")
 
 
 def example(spec: DataSpec) -> Batch:
@@ -117,7 +135,7 @@ def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
     return tuple(int(extent) for extent in shape)
 
 
-def _feature_column(field: StructField, tensor: Any) -> Column:
+def _feature_column(field: StructField, tensor: Any, decoded: bool) -> Column:
     """The column of one input, as far as its type tells whether it fills it."""
     name, kind, shape = field.name, field.dataType, _fixed_shape(tensor, "input", field.name)
     size = math.prod(shape)
@@ -128,14 +146,14 @@ def _feature_column(field: StructField, tensor: Any) -> Column:
             "on the numbers that it gives. Received: an input of text",
             column=name,
         )
-    if is_scalar(kind) and size != 1:
+    if is_scalar(kind) and size != 1 and not decoded:
         raise ShapeError(
             f"values must fill the input's shape {shape}; Spark ML's VectorAssembler makes one column of several "
             f"numbers. Received: {kind.simpleString()}",
             column=name,
         )
     # Spark ML's own stages tell how long their vectors are.
-    known = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(kind) else None
+    known = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(kind) and not decoded else None
     if known is not None and known != size:
         raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {known}", column=name)
     # The model casts floats to its own precision; integers and booleans stay.
@@ -168,8 +186,8 @@ def _is_keras_own(loss: Any) -> bool:
     return getattr(loss, "__module__", type(loss).__module__).split(".")[0] == "keras"
 
 
-def _target_column(name: str, kind: DataType, output: Any, loss: Any) -> tuple[Column, int | None]:
-    shape, scalar = _fixed_shape(output, "output", name), is_scalar(kind)
+def _target_column(name: str, kind: DataType, output: Any, loss: Any, decoded: bool) -> tuple[Column, int | None]:
+    shape, scalar = _fixed_shape(output, "output", name), is_scalar(kind) and not decoded
     if loss_name(loss) in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
         raise ConfigurationError(
             "the model's output must have a number for each class; the loss of a single one is 'binary_crossentropy'. "

@@ -87,7 +87,8 @@ class BatchSource:
         window, depth = require_integer("window", window), require_integer("depth", depth)
         #: Rows read so far; those of the partition once the first epoch is over.
         self.rows = 0
-        self._arrow = arrow
+        # What is decoded is larger than what Spark sends at a time.
+        self._arrow = _in_pieces(arrow, spec.batch_size) if spec.encoded else arrow
         self._ended = False
         self._spec = spec
         self._columns = tuple(zip(spec.columns, _class_limits(spec), strict=True))
@@ -289,6 +290,12 @@ class BatchSource:
             weight=None if spec.sample_weight is None else arrays[spec.sample_weight],
             checksum=rows.checksum,
         )
+
+
+def _in_pieces(records: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    for record in records:
+        for start in range(0, record.num_rows, rows):
+            yield record.slice(start, rows)
 
 
 def _classes(values: pa.Array, column: Column, classes: int, **place: int) -> np.ndarray:

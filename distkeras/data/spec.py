@@ -71,6 +71,11 @@ class DataSpec:
         return tuple(dict.fromkeys(self.features + self.labels + weight))
 
     @property
+    def encoded(self) -> frozenset[str]:
+        """The names of the columns that executors decode."""
+        return frozenset(column.name for column in self.columns if column.decode is not None)
+
+    @property
     def class_limits(self) -> tuple[int | None, ...]:
         """The number of classes of each label, None where a label is not checked."""
         if isinstance(self.classes, tuple):

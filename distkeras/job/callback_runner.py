@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
+from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
@@ -27,49 +28,21 @@ _RETRY_SECONDS = 0.5
 ABANDON_SECONDS = 5.0
 
 
-#: What there is here for Keras' callbacks.
-_EQUIVALENTS = {
-    "BackupAndRestore": "`train(checkpoint=…)`, and `resume=True` later",
-    "CSVLogger": "`trainer.history.toPandas().to_csv(…)` afterwards",
-    "EarlyStopping": "`distkeras.EarlyStopping`, with validation rows of its own",
-    "History": "`trainer.history`, a DataFrame",
-    "LambdaCallback": "a subclass of `distkeras.Callback`",
-    "LearningRateScheduler": "a `keras.optimizers.schedules` schedule in `worker_optimizer`",
-    "ModelCheckpoint": "`train(checkpoint=…)`, or a `distkeras.Callback` that saves `context.model`",
-    "ProgbarLogger": "`Trainer(progress=True)`",
-    "TensorBoard": "`trainer.history`, and `distkeras.plots`",
-    "TerminateOnNaN": '`Trainer(bad_numbers="raise")`, the default',
-}
-
-
 def require_callbacks(callbacks: Any) -> Sequence[Callback]:
-    """The callbacks, if they are some.
+    """The callbacks, if they are some; those of Keras as one `KerasCallbacks`.
 
     Raises:
-        ConfigurationError: something that is no `Callback`; for one of Keras', the text names what there is here.
+        ConfigurationError: something that is no callback, or one of Keras' that cannot work on the driver; the text
+            names what there is for it.
     """
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
-    found = list(callbacks)
+    found = with_keras_callbacks(callbacks)
     for callback in found:
         if not isinstance(callback, Callback):
-            raise ConfigurationError(
-                f"`callbacks` must be of `distkeras.Callback`s{_equivalent(callback)}. Received: {callback!r}"
-            )
+            made = ", made ones: not the class itself" if isinstance(callback, type) else ", or of Keras'"
+            raise ConfigurationError(f"`callbacks` must be of `distkeras.Callback`s{made}. Received: {callback!r}")
     return found
-
-
-def _equivalent(callback: Any) -> str:
-    import keras
-
-    if isinstance(callback, type):
-        return ", made ones: not the class itself"
-    if not isinstance(callback, keras.callbacks.Callback):
-        return ""
-    for kind in type(callback).__mro__:
-        if kind.__name__ in _EQUIVALENTS:
-            return f", not of Keras'; for {kind.__name__} there is {_EQUIVALENTS[kind.__name__]}"
-    return ", not of Keras', which run in the workers' loop; for this one there is none"
 
 
 def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:

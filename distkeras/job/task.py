@@ -203,7 +203,7 @@ class _TaskAttempt:
         task, settings = self._task, self._task.settings
         source = self._source_from(stack, welcome)
         self._position.next = (welcome.epoch, welcome.batch)
-        # The optimizer's own state belongs to steps that are forgotten: after a rewind, another replica has none.
+        # The optimizer's own state belongs to steps that are forgotten: after a rewind, another replica has none of it.
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file))
         if self._ready is None:
             self._ready = time.monotonic() - self._began

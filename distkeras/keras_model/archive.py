@@ -99,6 +99,36 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
         ) from error
 
 
+def has_optimizer_state(model: keras.Model) -> bool:
+    """Whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
+    optimizer = model.optimizer if model.compiled else None
+    if optimizer is None or not optimizer.built or int(optimizer.iterations) == 0:
+        return False
+    known = optimizer._trainable_variables  # noqa: SLF001 - Keras has no public list of them
+    return [variable.path for variable in known] == [variable.path for variable in model.trainable_variables]
+
+
+def load_optimizer_state(model: keras.Model, data: bytes) -> None:
+    """Gives the optimizer of a compiled model the state that the archive of a model like it holds.
+
+    Raises:
+        ConfigurationError: the archive has none for these variables.
+    """
+    from keras.src.saving import saving_lib
+
+    model.optimizer.build(model.trainable_variables)
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            weights = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")
+        with contextlib.closing(weights):
+            saving_lib._load_state(model.optimizer, weights, None, "optimizer", visited_saveables=set())  # noqa: SLF001 - Keras loads whole models only
+    except _ARCHIVE_ERRORS as error:
+        raise ConfigurationError(
+            "`model` must have an optimizer whose state fits its variables. "
+            f"Received: {model.optimizer.name!r}; Keras said: {headline(str(error))}"
+        ) from error
+
+
 @contextlib.contextmanager
 def _asset_folder(data: bytes) -> Iterator[None]:
     """Where Keras unpacks what a layer has beside its weights, such as a vocabulary.

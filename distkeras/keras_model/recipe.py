@@ -12,6 +12,8 @@ from distkeras.keras_model.archive import (
     custom_objects,
     ensure_backend,
     from_bytes,
+    has_optimizer_state,
+    load_optimizer_state,
     require_objects,
     running_backend,
 )
@@ -27,13 +29,18 @@ if TYPE_CHECKING:
 class Recipe:
     """What a model needs beside its file. Travels in Spark's own task closure.
 
-    The arguments of ``compile`` hold names, plain functions, and configurations of Keras objects; functions may come
-    from a notebook.
+    Args:
+        backend: of Keras.
+        objects: custom ones, by registered name.
+        arguments: of ``compile``: names, plain functions, which may come from a notebook, and configurations of Keras
+            objects.
+        optimizer_state: the optimizer is the model's own and has taken steps: training goes on from its state.
     """
 
     backend: str
     objects: CustomObjects
     arguments: Mapping[str, Any]
+    optimizer_state: bool = False
 
     def build(self, model_file: bytes) -> keras.Model:
         """The compiled model in this process.
@@ -54,6 +61,17 @@ class Recipe:
                     "optimizer, loss and metrics must be what Keras compiles a model with. "
                     f"Received: {arguments}; Keras said: {headline(str(error))}"
                 ) from error
+        return model
+
+    def build_to_train(self, model_file: bytes) -> keras.Model:
+        """The compiled model in this process, its optimizer with the state that the driver's model came with.
+
+        Raises:
+            ConfigurationError: as `build`.
+        """
+        model = self.build(model_file)
+        if self.optimizer_state:
+            load_optimizer_state(model, model_file)
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
@@ -107,10 +125,10 @@ def recipe_of(
     found.update((keras.saving.get_registered_name(kind), kind) for kind in own)
     found.update(require_objects(objects))
     packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
-    return Recipe(running_backend(), found, packed)
+    return Recipe(running_backend(), found, packed, optimizer is None and has_optimizer_state(model))
 
 
-def compiled_recipe(model: keras.Model, model_file: bytes) -> Recipe:
+def compiled_recipe(model: keras.Model, model_file: bytes, objects: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe for ``model`` as it is compiled.
 
     Raises:
@@ -124,7 +142,7 @@ def compiled_recipe(model: keras.Model, model_file: bytes) -> Recipe:
         metrics=None,
         loss_weights=None,
         weighted_metrics=None,
-        objects=None,
+        objects=objects,
     )
 
 

@@ -62,7 +62,7 @@ class ReplicaCache:
         key = _key(recipe, model_file)
         replica = self._take(key)
         if replica is None:
-            replica = KerasReplica(recipe.build(model_file), resettable=key is not None)
+            replica = KerasReplica(recipe.build_to_train(model_file), resettable=key is not None)
         yield replica
         if key is not None and replica.resettable(_MOST_BYTES):
             with self._lock:
@@ -82,8 +82,8 @@ class ReplicaCache:
 
 
 def _key(recipe: Recipe, model_file: bytes) -> _Key | None:
-    """None where a part is the user's own."""
-    if recipe.objects:
+    """None where a part is the user's own, or training goes on from an optimizer's state, which has no second time."""
+    if recipe.objects or recipe.optimizer_state:
         return None
     with zipfile.ZipFile(BytesIO(model_file)) as archive:
         if not _PLAIN_MEMBERS.issuperset(archive.namelist()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 
 from distkeras.callbacks import EarlyStopping
+from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.ml.features import assembled
 from distkeras.ml.model import KerasModel, TrainingSummary
@@ -51,16 +53,20 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         features_col: as there; several scalar columns may also fill one input together.
         prediction_col: new column of predictions, or one for each output. The likeliest class, as a double, where the
             loss is a cross-entropy over classes; the number, as a double, of an output of one; else an array. Default:
-            "prediction"; with several outputs their names are added to it.
-        probability_col, raw_prediction_col: new columns of a classifier with one output: vectors of class
-            probabilities, and of what the model returns (for a single p: 1 - p and p). "" for none. Default:
-            "probability" and "rawPrediction", which Spark's evaluators look for.
-        prediction_batch_size: rows a call of the model, to predict. Default: 1024.
+            "prediction"; with several outputs their names are added to it, here and below.
+        probability_col, raw_prediction_col: new columns of a classifier: vectors of class probabilities, and of what
+            the model returns (for a single p: 1 - p and p). "" for none. Default: "probability" and "rawPrediction",
+            which Spark's evaluators look for.
+        output_type: of flat outputs of several numbers: "array" (the default), or "vector".
+        prediction_batch_size: rows a call of the model, to predict, at most. Default: 1024.
+        prediction_batch_bytes: of the inputs and outputs of such a call, at most. Default: 64 MiB.
         validation_indicator_col: boolean column that is true for rows that are left out of training; loss and metrics
             of the center over them are the `validation` of the summary.
         validation_split: share of the rows, in [0, 1), to do the same with, chosen by their values. Default: 0.
         validation_rows: of those rows, how many to evaluate on, at most. Default: 10000.
-        callbacks, checkpoint, resume: as in `Trainer.train`.
+        callbacks, checkpoint, resume: as in `Trainer.train`. Each fit works with copies of the callbacks (`copy.copy`),
+            for several fits may run at once; `summary.callbacks` has them. Those of Keras are told of the rows left
+            out: see `KerasCallbacks`.
 
     Raises:
         ConfigurationError: a keyword that there is not, or a value that cannot work.
@@ -77,7 +83,6 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             }
         )
         self._setDefault(rule="agn", validation_split=0.0, validation_rows=10_000, callbacks=[], resume=False)
-        self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
         given = {"model": model, "rule": rule, **keywords}
         self.setParams(**{name: value for name, value in given.items() if value is not None})
 
@@ -93,20 +98,21 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
         training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
         evaluations = [] if held_out is None else [EarlyStopping(held_out, max_rows=self.value("validation_rows"))]
+        callbacks = [copy.copy(callback) for callback in with_keras_callbacks(self.value("callbacks"), held_out)]
         trained = trainer.train(
             training,
-            callbacks=[*self.value("callbacks"), *evaluations],
+            callbacks=[*callbacks, *evaluations],
             checkpoint=self.value("checkpoint"),
             resume=self.value("resume"),
         )
         with _BUILDING:
-            fitted = KerasModel(trained)
+            fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
         curve = [point for evaluation in evaluations for point in evaluation.evaluations]
-        return self._copyValues(fitted.fitted_by(self.uid, TrainingSummary(trainer, curve)))
+        return self._copyValues(fitted.fitted_by(self.uid, TrainingSummary(trainer, curve, callbacks)))
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""
-        return KerasMLWriter(self, left_out=("model",))
+        return KerasMLWriter(self, left_out=("model", "custom_objects"))
 
     @classmethod
     def read(cls) -> KerasMLReader[KerasEstimator]:

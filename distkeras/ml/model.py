@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
@@ -17,6 +17,7 @@ from distkeras.ml.heads import Head, heads_of
 from distkeras.ml.params import PredictionParams
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
 from distkeras.ps.errors import ConfigurationError
+from distkeras.settings import decoders
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.predictor import PackedModel, column_type, predicted
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
+    from distkeras.callbacks import Callback
     from distkeras.trainer import Trainer
 
 
@@ -32,13 +34,15 @@ class TrainingSummary:
 
     Attributes:
         validation: a dictionary for each evaluation of the center on the rows left out: clock, seconds, loss, metrics.
+        callbacks: the fit's own copies of them, with what they have seen.
         timings: seconds of the parts of the job.
         stopped: why a callback ended it early, or None.
     """
 
-    def __init__(self, trainer: Trainer, validation: Sequence[dict[str, float]]) -> None:
+    def __init__(self, trainer: Trainer, validation: Sequence[dict[str, float]], callbacks: Sequence[Callback]) -> None:
         self._trainer = trainer
         self.validation = list(validation)
+        self.callbacks = list(callbacks)
         self.timings = trainer.timings
         self.stopped = trainer.stopped
 
@@ -72,7 +76,12 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     Args:
         keras_model: a built Functional or Sequential model.
-        features_col, prediction_col, probability_col, raw_prediction_col, prediction_batch_size: see `KerasEstimator`.
+        features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
+        prediction_batch_size, prediction_batch_bytes: likewise.
+        decode: as in `Trainer`; of the features, to predict.
+        label_col, sample_weight_col: for `evaluate`.
+        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows. They
+            travel to the workers, and are not saved: whoever loads the model registers them.
 
     Raises:
         ConfigurationError: a model that cannot be saved, or columns that do not fit it.
@@ -80,7 +89,6 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     def __init__(self, keras_model: keras.Model | None = None, **keywords: Any) -> None:
         super().__init__()
-        self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
         self.setParams(**keywords)
         self._summary: TrainingSummary | None = None
         self._heads: list[Head] = []
@@ -89,7 +97,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._output_names: list[str] = []
         if keras_model is not None:
             self._data = archive_with_optimizer(keras_model)
-            self._packed = PackedModel(self._data)
+            self._packed = PackedModel(self._data, self.value("custom_objects"))
             self._heads = heads_of(keras_model)
             self._output_names = list(
                 getattr(keras_model, "output_names", ["output"])
@@ -98,7 +106,7 @@ class KerasModel(Model, PredictionParams, Saveable):
     @property
     def keras_model(self) -> keras.Model:
         """A new copy of the model, compiled as it was trained, with the state of its optimizer."""
-        return archive.from_bytes(self._saved_bytes(), compiled=True)
+        return archive.from_bytes(self._saved_bytes(), self.value("custom_objects"), compiled=True)
 
     @property
     def hasSummary(self) -> bool:
@@ -128,16 +136,15 @@ class KerasModel(Model, PredictionParams, Saveable):
         return self._data
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        packed = self._packed_model()
-        found = self.value("features_col")
-        features = [found] if isinstance(found, str) else list(found)
+        packed = self.packed_model
+        features = names_of(self.value("features_col"), "features_col")
         ready, inputs = assembled(dataset, features, len(packed.inputs))
         if len(inputs) != len(packed.inputs):
             raise ConfigurationError(
                 f"`features_col` must name a column for each of the {len(packed.inputs)} inputs of the model. "
-                f"Received: features_col={features}"
+                f"Received: features_col={list(features)}"
             )
-        out = predicted(ready, packed, inputs, self._columns(), self.value("prediction_batch_size"))
+        out = predicted(ready, packed, inputs, self.output_columns(), self.limits, self.feature_decoders())
         return out.drop(ASSEMBLED) if inputs == [ASSEMBLED] else out
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
@@ -154,8 +161,8 @@ class KerasModel(Model, PredictionParams, Saveable):
                 not known to add up over the executors.
             MissingColumnError, ShapeError, BadValueError, EmptyDataError: of the data.
         """
-        packed = self._packed_model()
-        recipe = compiled_recipe(self.keras_model, packed.data)
+        packed = self.packed_model
+        recipe = compiled_recipe(self.keras_model, packed.data, self.value("custom_objects"))
         model = recipe.build(packed.data)
         ready, inputs = assembled(dataset, names_of(self.value("features_col"), "features_col"), len(packed.inputs))
         spec = data_spec(
@@ -169,34 +176,61 @@ class KerasModel(Model, PredictionParams, Saveable):
             seed=0,
             shuffle=False,
             spool_bytes=0,
+            decode=decoders(self.value("decode"), inputs),
         )
         metric_states(model, example(spec))  # makes the metrics
         require_additive(model)
         return evaluate(ready, EvaluationTask(packed.archive(dataset.sparkSession), recipe, spec), model)
 
-    def _packed_model(self) -> PackedModel:
+    @property
+    def packed_model(self) -> PackedModel:
+        """The model as bytes, ready to travel."""
         if self._packed is None:
-            self._packed = PackedModel(self._saved_bytes())
+            self._packed = PackedModel(self._saved_bytes(), self.value("custom_objects"))
         return self._packed
 
-    def _columns(self) -> list[OutputColumn]:
-        """The new columns: predictions, and for a classifier with one output its scores and probabilities."""
-        assert self._packed is not None
-        columns = []
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the model's outputs."""
+        return list(self._output_names)
+
+    def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
+        """What executors decode columns of features with, by column."""
+        features = names_of(self.value("features_col"), "features_col")
+        return {name: one for name, one in decoders(self.value("decode"), features).items() if name in features}
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Rows and bytes of a call of the model, to predict."""
+        return self.value("prediction_batch_size"), self.value("prediction_batch_bytes")
+
+    def output_columns(self) -> list[OutputColumn]:
+        """The new columns: predictions, and of a classifier its scores and probabilities."""
+        packed, columns = self.packed_model, []
+        vectors = self.value("output_type") == "vector"
         for number, (name, head) in enumerate(zip(self._prediction_names(), self._heads, strict=True)):
-            form = "class" if head.classes else "number" if head.size == 1 else "values"
-            dtype = column_type(self._packed.outputs[number][1])[0]
+            flat = len(packed.outputs[number][0]) == 1
+            form = (
+                "class" if head.classes else "number" if head.size == 1 else "vector" if vectors and flat else "values"
+            )
+            dtype = column_type(packed.outputs[number][1])[0]
             columns.append(OutputColumn(name, number, form, dtype, head.logits))
-        if len(self._heads) == 1 and self._heads[0].classes:
-            for keyword, form in (("raw_prediction_col", "scores"), ("probability_col", "probability")):
-                if self.value(keyword):
-                    columns.append(OutputColumn(self.value(keyword), 0, form, logits=self._heads[0].logits))
+        for keyword, form in (("raw_prediction_col", "scores"), ("probability_col", "probability")):
+            names = self._with_output_names(self.value(keyword)) if self.value(keyword) else []
+            for number, name in enumerate(names):
+                if self._heads[number].classes:
+                    columns.append(OutputColumn(name, number, form, logits=self._heads[number].logits))
         return columns
+
+    def _with_output_names(self, name: str) -> list[str]:
+        """The name of a column, or one for each output."""
+        outputs = self._output_names
+        return [name] if len(outputs) == 1 else [f"{name}_{output}" for output in outputs]
 
     def _prediction_names(self) -> list[str]:
         found, outputs = self.value("prediction_col"), self._output_names
         if isinstance(found, str):
-            return [found] if len(outputs) == 1 else [f"{found}_{output}" for output in outputs]
+            return self._with_output_names(found)
         if len(found) != len(outputs):
             raise ConfigurationError(
                 f"`prediction_col` must name a column for each output of the model, {outputs}. "
@@ -206,7 +240,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""
-        return KerasMLWriter(self)
+        return KerasMLWriter(self, left_out=("custom_objects",))
 
     @classmethod
     def read(cls) -> KerasMLReader[KerasModel]:

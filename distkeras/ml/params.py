@@ -23,7 +23,16 @@ from distkeras.flags import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
 from distkeras.trainer import Trainer
-from distkeras.transformers.params import column_name, column_names, finite_float, integer_from, param, true_or_false
+from distkeras.transformers.params import (
+    HasOutputType,
+    column_name,
+    column_names,
+    finite_float,
+    integer_from,
+    param,
+    true_or_false,
+)
+from distkeras.transformers.predictor import BATCH_BYTES
 
 _P = TypeVar("_P", bound="type[Params]")
 
@@ -136,6 +145,7 @@ class PredictionParams(
     HasPredictionCol,
     HasProbabilityCol,
     HasRawPredictionCol,
+    HasOutputType,
     KeywordParams,
 ):
     """What estimator and model share: the columns to read, and the new ones."""
@@ -150,23 +160,41 @@ class PredictionParams(
     )
     probabilityCol = param(
         "probabilityCol",
-        'new column of class probabilities of a classifier with one output; "" for none',
+        'new column of class probabilities, or one for each output that is a classifier; "" for none',
         name_or_empty,
         "a column name",
     )
     rawPredictionCol = param(
         "rawPredictionCol",
-        'new column of what a classifier with one output returns; "" for none',
+        'new column of what a classifier returns, or one for each output that is one; "" for none',
         name_or_empty,
         "a column name",
     )
     prediction_batch_size = param(
-        "prediction_batch_size", "rows a call of the model, to predict", integer_from(1), "a positive integer"
+        "prediction_batch_size", "rows a call of the model, to predict, at most", integer_from(1), "a positive integer"
+    )
+    prediction_batch_bytes = param(
+        "prediction_batch_bytes",
+        "bytes of the inputs and outputs of such a call, at most",
+        integer_from(1),
+        "a positive integer",
+    )
+    decode: Param[Any] = Param(
+        Params._dummy(),  # noqa: SLF001 - as Spark ML's own mixins
+        "decode",
+        "function from the value of the column of features to an array, or a dictionary of them: column to function",
+    )
+    custom_objects = param(
+        "custom_objects",
+        "classes and functions of the model, by registered name, beside what keras.saving knows; not saved",
+        dict,
+        "a dictionary: name to class or function",
     )
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(prediction_batch_size=1024)
+        self._setDefault(prediction_batch_size=1024, prediction_batch_bytes=BATCH_BYTES, output_type="array")
+        self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
 
     def setFeaturesCol(self, value: str | list[str]) -> Any:
         """Sets ``featuresCol``."""

@@ -19,12 +19,13 @@ def network(*layers: Any) -> keras.Model:
     return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2, activation="softmax")])
 
 
-def rebuild(model: keras.Model, **arguments: Any) -> keras.Model:
-    """The compiled model at the other end."""
+def rebuild(model: keras.Model, *, train: bool = False, **arguments: Any) -> keras.Model:
+    """The compiled model at the other end; ``train``: as a worker makes it."""
     given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects")) | arguments
     file = archive.to_bytes(model)
     recipe = recipe_of(model, file, **given)
-    return pickle.loads(cloudpickle.dumps(recipe)).build(file)
+    arrived = pickle.loads(cloudpickle.dumps(recipe))
+    return arrived.build_to_train(file) if train else arrived.build(file)
 
 
 class TestOptimizer:
@@ -52,6 +53,31 @@ class TestOptimizer:
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
         assert int(model.optimizer.iterations) == 1
         assert int(rebuild(model).optimizer.iterations) == 0
+
+    @pytest.mark.parametrize("policy", [None, "mixed_float16"])
+    def test_the_models_own_trains_on_from_its_state(self, policy: str | None) -> None:
+        model = network(keras.layers.Dense(4, "tanh", dtype=policy))
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+        optimizer = keras.optimizers.Adam(schedule, global_clipnorm=1.0)
+        model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if policy else optimizer, "mse")
+        x = np.random.default_rng(0).normal(size=(4, 3))
+        for _ in range(3):
+            model.train_on_batch(x, np.eye(2)[[0, 1, 0, 1]])
+        rebuilt = rebuild(model, train=True)
+        assert int(rebuilt.optimizer.iterations) == 3
+        for one in (model, rebuilt):
+            one.train_on_batch(x, np.eye(2)[[0, 1, 0, 1]])
+        for theirs, mine in zip(rebuilt.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(theirs, mine, rtol=1e-6)
+        given = dict.fromkeys(("loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
+        assert not recipe_of(model, archive.to_bytes(model), optimizer="adam", **given).optimizer_state
+
+    def test_a_state_of_other_variables_than_train_now_is_left_behind(self) -> None:
+        model = network(keras.layers.Dense(4))
+        model.compile("adam", "mse")
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
+        model.layers[0].trainable = False
+        assert int(rebuild(model, train=True).optimizer.iterations) == 0
 
     def test_a_schedule(self) -> None:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.small_jobs import SPARSE, deep_model, sgd
 from support.spark_jobs import (
     accuracy,
+    batches_of,
     blobs,
     counting_model,
     counts,
@@ -18,6 +19,8 @@ from support.spark_jobs import (
 )
 
 from distkeras import Trainer
+from distkeras.data.columns import Column
+from distkeras.data.spec import DataSpec
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -47,6 +50,20 @@ class TestModels:
         x, y = blobs(seed=1)
         assert accuracy(trainer.train(clouds), x, y) > 0.95
         assert "accuracy" in trainer.history.columns
+
+    def test_training_goes_on_from_the_optimizers_state(self, clouds: DataFrame) -> None:
+        """One worker does what Keras itself would have done next."""
+        x, y = blobs(32)
+        model = wrong_model()
+        model.compile(keras.optimizers.Adam(0.01), SPARSE)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        trained = Trainer(model, "downpour", num_workers=1, batch_size=16, shuffle=False).train(clouds)
+        columns = (Column("features", (2,)),), (Column("label", (), "int32"),)
+        for batch in batches_of(clouds, DataSpec(*columns, batch_size=16, shuffle=False)):
+            model.train_on_batch(batch.x[0], batch.y[0])
+        for found, expected in zip(trained.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        assert int(trained.optimizer.iterations) == 0  # each worker has a state of its own
 
     @pytest.mark.parametrize("rule", ["downpour", "averaging"])
     def test_moving_statistics_arrive(self, clouds: DataFrame, rule: str) -> None:

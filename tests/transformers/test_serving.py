@@ -95,6 +95,8 @@ def plan(model: keras.Model, batch_size: int) -> serving.PredictionPlan:
         inputs=(serving.ModelInput("x", (2,), "float32"),),
         columns=(OutputColumn("y", 0),),
         batch_size=batch_size,
+        batch_bytes=1 << 20,
+        row_bytes=12,
     )
 
 
@@ -130,3 +132,40 @@ def test_importing_the_package_loads_no_keras() -> None:
     code = "import sys, distkeras.transformers; assert not {'keras', 'tensorflow'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize(("sizes", "most"), [([10], 4), ([3, 9, 1], 4), ([25], 8), ([8, 8], 8)])
+def test_what_is_yielded_is_bounded(sizes: list[int], most: int) -> None:
+    starts = np.cumsum([0, *sizes])
+    batches = [batch(range(a, a + n)) for a, n in zip(starts, sizes, strict=False)]
+    out = list(serving.rebatched(batches, 4, most))
+    assert [row for part in out for row in part.column(0).to_pylist()] == list(range(sum(sizes)))
+    assert max(part.num_rows for part in out) <= most
+
+
+@keras.saving.register_keras_serializable("serving")
+class Counted(keras.layers.Layer):
+    """Adds the number of rows of its call."""
+
+    def call(self, x: Any) -> Any:
+        return x + keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+
+
+@pytest.mark.parametrize(("batch_bytes", "rows"), [(16, 1), (64, 4), (1, 1), (1 << 20, 8)])
+@pytest.mark.parametrize("shape", [(2,), (None,)])
+def test_calls_are_bounded_by_rows_and_by_bytes(batch_bytes: int, rows: int, shape: tuple[int | None]) -> None:
+    model = keras.Sequential([keras.layers.Input(shape), Counted()])
+    data = archive.to_bytes(model)
+    given = serving.PredictionPlan(
+        archive=serving.InlineArchive(data),
+        key=f"{batch_bytes}{shape}",
+        objects=archive.CustomObjects({"serving>Counted": Counted}),
+        inputs=(serving.ModelInput("x", shape, "float32"),),
+        columns=(OutputColumn("y", 0),),
+        batch_size=8,
+        batch_bytes=batch_bytes,
+        row_bytes=16 if shape[0] else 1,
+    )
+    table = pa.RecordBatch.from_pydict({"x": pa.array([[0.0] * (2 if shape[0] else 4)] * 16, pa.list_(pa.float32()))})
+    out = pa.Table.from_batches(serving.predict(given, [table], 0))
+    assert {row[0] for row in out["y"].to_pylist()} == {float(rows)}

@@ -1,0 +1,204 @@
+"""Keras' own callbacks, on the driver: an epoch is one of the data, or so many commits.
+
+::
+
+    kept = KerasCallbacks(
+        [keras.callbacks.EarlyStopping("val_loss", patience=3), keras.callbacks.TensorBoard("logs")], validation_df
+    )
+    trained = trainer.train(df, callbacks=[kept])
+
+Importing this module loads neither pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.validate import require_integer
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+    from distkeras.data.batches import Batch
+
+#: What there is for those of Keras' callbacks that cannot work on the driver, and why.
+_REFUSED = {
+    "BackupAndRestore": "the server saves the job: `train(checkpoint=…)`, and `resume=True` later",
+    "History": "`trainer.history` is the history, a DataFrame",
+    "LearningRateScheduler": "the workers have the optimizers: give `worker_optimizer` a schedule of "
+    "`keras.optimizers.schedules`",
+    "OrbaxCheckpoint": "the server saves the job: `train(checkpoint=…)`",
+    "ProgbarLogger": "`Trainer(progress=True)` shows the progress",
+    "ReduceLROnPlateau": "the workers have the optimizers: give `worker_optimizer` a schedule of "
+    "`keras.optimizers.schedules`",
+    "SwapEMAWeights": "the workers have the optimizers, and their averages",
+    "TerminateOnNaN": 'every commit is looked at: `Trainer(bad_numbers="raise")`, the default',
+}
+#: Keras' own whose hooks of batches have nothing to do, unless they are told to.
+_OF_EPOCHS = {"ModelCheckpoint": "save_freq", "TensorBoard": "update_freq"}
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+
+class KerasCallbacks(Callback):
+    """Calls Keras' callbacks at the end of each epoch, on a copy of the model that has the center's weights.
+
+    An epoch has ended when the partitions have passed it on average; two that end at once are told as the later one.
+    What is told is ``loss``, the mean over the latest commits, and, given ``validation`` rows, ``val_loss`` and
+    ``val_`` with each metric of the center over them. ``EarlyStopping`` ends the job, and where it restores the best
+    weights, `Trainer.train` returns those. Hooks of batches are not called: batches are the workers'.
+
+    Args:
+        callbacks: of Keras.
+        validation: rows to evaluate on, with the columns that the trainer is told of; None: on none.
+        every_commits: commits that count as an epoch; None: epochs are those of the data.
+        max_rows: more rows than these are sampled: the same ones each time.
+
+    Raises:
+        ConfigurationError: a callback that is of batches or of the workers' optimizers; the text names what there is
+            for it. Or one that monitors what is not told.
+        EmptyDataError: ``validation`` has no rows.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        validation: DataFrame | None = None,
+        *,
+        every_commits: int | None = None,
+        max_rows: int = 10_000,
+    ) -> None:
+        super().__init__(every_commits=1)
+        self.commits_an_epoch = None if every_commits is None else require_integer("every_commits", every_commits)
+        self.max_rows = require_integer("max_rows", max_rows)
+        self.keras_callbacks = [_usable(callback) for callback in callbacks]
+        self._validation = validation
+        self._batch: Batch | None = None
+        self._epoch, self._clock = 0, -1
+        self._model: Any = None
+
+    def __copy__(self) -> KerasCallbacks:
+        """With copies of Keras' callbacks."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.keras_callbacks = [copy.copy(callback) for callback in self.keras_callbacks]
+        return copied
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Reads the rows."""
+        self._epoch, self._clock, self._model = 0, -1, None
+        told = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
+        for callback in self.keras_callbacks:
+            monitor = getattr(callback, "monitor", None) if getattr(callback, "save_best_only", True) else None
+            if monitor is not None and monitor not in told:
+                more = "" if self._validation is not None else "; `KerasCallbacks(…, validation=df)` tells more"
+                raise ConfigurationError(
+                    f"`monitor` of {type(callback).__name__} must be one of {told}{more}. Received: monitor={monitor!r}"
+                )
+        if self._validation is not None:
+            self._batch = setup.read_rows(self._validation, self.max_rows)
+            if self._batch is None:
+                raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Ends the epochs that are over."""
+        passed = context.status.epochs if self.commits_an_epoch is None else context.clock / self.commits_an_epoch
+        if self._model is None:
+            self._begin(context)
+        if int(passed) > self._epoch:
+            self._end_epoch(int(passed) - 1, context)
+
+    def on_end(self, context: CallbackContext) -> None:
+        """Ends the last epoch, whole or not, and the training; weights that a callback has set are to be returned."""
+        if self._model is None:
+            self._begin(context)
+        if context.center.clock != self._clock:
+            self._end_epoch(self._epoch, context)
+        model = context.model
+        before = [np.array(weights) for weights in model.get_weights()]
+        for callback in self.keras_callbacks:
+            callback.on_train_end({})
+        if not all(map(np.array_equal, before, model.get_weights())):
+            context.restore_model()
+
+    def _begin(self, context: CallbackContext) -> None:
+        self._model = context.model
+        self._model.stop_training = False
+        for callback in self.keras_callbacks:
+            callback.set_params({"epochs": None, "steps": None, "verbose": 0})
+            callback.set_model(self._model)
+            callback.on_train_begin({})
+            callback.on_epoch_begin(0, {})
+
+    def _end_epoch(self, epoch: int, context: CallbackContext) -> None:
+        model = context.model  # with the weights of now
+        logs = {"loss": context.status.loss}
+        if self._batch is not None:
+            logs |= {f"val_{name}": value for name, value in context.evaluate(self._batch).items()}
+        for callback in self.keras_callbacks:
+            callback.on_epoch_end(epoch, dict(logs))
+        self._epoch, self._clock = epoch + 1, context.center.clock
+        if model.stop_training and not context.final:
+            context.stop(f"a callback of Keras has stopped the training after epoch {self._epoch}")
+        elif not context.final:
+            for callback in self.keras_callbacks:
+                callback.on_epoch_begin(epoch + 1, {})
+
+
+def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None = None) -> list[Any]:
+    """The same, with those of Keras in one `KerasCallbacks`.
+
+    Raises:
+        ConfigurationError: one of Keras' that cannot work on the driver.
+    """
+    found = list(callbacks)
+    if all(isinstance(callback, Callback) for callback in found):
+        return found
+    import keras
+
+    theirs = [callback for callback in found if isinstance(callback, keras.callbacks.Callback)]
+    ours = [callback for callback in found if not isinstance(callback, keras.callbacks.Callback)]
+    return [*ours, KerasCallbacks(theirs, validation)] if theirs else ours
+
+
+def _usable(callback: Any) -> Any:
+    """A callback of Keras that can work on the driver.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    import keras
+
+    base = keras.callbacks.Callback
+    if not isinstance(callback, base):
+        raise ConfigurationError(f"`callbacks` must be of Keras' callbacks. Received: {callback!r}")
+    name = type(callback).__name__
+    for kind in type(callback).__mro__:
+        if kind.__module__.split(".")[0] != "keras":
+            continue
+        if kind.__name__ in _REFUSED:
+            raise ConfigurationError(
+                f"`callbacks` must be ones that can work on the driver: {_REFUSED[kind.__name__]}. Received: {name}"
+            )
+        frequency = getattr(callback, _OF_EPOCHS.get(kind.__name__, ""), None)
+        if kind.__name__ in _OF_EPOCHS:
+            if frequency != "epoch":
+                raise ConfigurationError(
+                    f"`{_OF_EPOCHS[kind.__name__]}` of {name} must be 'epoch': batches are the workers'. "
+                    f"Received: {frequency!r}"
+                )
+            return callback
+    hooks = [
+        hook for hook in _BATCH_HOOKS if getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook)
+    ]
+    if hooks:
+        raise ConfigurationError(
+            f"`callbacks` must be of epochs: batches are the workers'. Received: {name} with {', '.join(hooks)}"
+        )
+    return callback

@@ -1,0 +1,89 @@
+"""`KerasModel.evaluate` beside `keras.Model.evaluate`: every metric whose states add up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras import KerasModel
+
+ROWS, CLASSES = 90, 3
+#: What a metric must be told.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "SensitivityAtSpecificity": {"specificity": 0.5},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5},
+    "PrecisionAtRecall": {"recall": 0.5},
+    "RecallAtPrecision": {"precision": 0.5},
+    "TopKCategoricalAccuracy": {"k": 2},
+    "SparseTopKCategoricalAccuracy": {"k": 2},
+    "MeanRelativeError": {"normalizer": [1.0] * CLASSES},
+    "MeanIoU": {"num_classes": CLASSES},
+    "IoU": {"num_classes": CLASSES, "target_class_ids": [0]},
+    "BinaryIoU": {"target_class_ids": [0, 1]},
+    "OneHotIoU": {"num_classes": CLASSES, "target_class_ids": [0, 1]},
+    "OneHotMeanIoU": {"num_classes": CLASSES},
+}
+#: No metrics of predictions, or of more than a number.
+LEFT_OUT = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}
+#: By the labels that they take; all others take one-hot ones.
+SPARSE = {"SparseCategoricalAccuracy", "SparseCategoricalCrossentropy", "SparseTopKCategoricalAccuracy"}
+CONFUSION = {"MeanIoU", "IoU"}
+
+
+def metrics(names: Callable[[str], bool]) -> list[keras.metrics.Metric]:
+    """Every class of Keras whose name is chosen, made."""
+    found = [(name, kind) for name, kind in vars(keras.metrics).items() if inspect.isclass(kind)]
+    return [
+        kind(**ARGUMENTS.get(name, {}) | ({"average": "macro"} if name in ("F1Score", "FBetaScore") else {}))
+        for name, kind in sorted(found)
+        if name not in LEFT_OUT and names(name)
+    ]
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(7)
+    classes = draw.integers(0, CLASSES, ROWS)
+    return {
+        "features": draw.normal(size=(ROWS, 4)).astype(np.float32),
+        "class": classes.astype(np.int32),
+        "onehot": np.eye(CLASSES, dtype=np.float32)[classes],
+        "weight": draw.uniform(0.5, 2.0, ROWS).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession, data: dict[str, np.ndarray]) -> DataFrame:
+    schema = "features array<float>, class int, onehot array<float>, weight float"
+    return spark.createDataFrame(list(zip(*(column.tolist() for column in data.values()), strict=True)), schema).cache()
+
+
+@pytest.mark.parametrize("label", ["class", pytest.param("onehot", marks=pytest.mark.slow)])
+def test_every_metric_of_keras(df: DataFrame, data: dict[str, np.ndarray], label: str) -> None:
+    chosen = metrics(lambda name: name in SPARSE if label == "class" else name not in SPARSE | CONFUSION)
+    assert len(chosen) > (2 if label == "class" else 30)
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(CLASSES, "softmax", activity_regularizer="l2")])
+    loss = "sparse_categorical_crossentropy" if label == "class" else "categorical_crossentropy"
+    # Those of intersections count whole rows only.
+    plain = [metric for number, metric in enumerate(chosen) if number % 2 or "io_u" in metric.name]
+    model.compile("sgd", loss, metrics=plain, weighted_metrics=[metric for metric in chosen if metric not in plain])
+    expected = model.evaluate(
+        data["features"],
+        data[label],
+        sample_weight=data["weight"],
+        batch_size=32,
+        verbose=0,
+        return_dict=True,
+    )
+    fitted = KerasModel(model, label_col=label, sample_weight_col="weight", prediction_batch_size=32)
+    found = fitted.evaluate(df.repartition(2))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(float(value), rel=2e-5, abs=1e-6), name

@@ -1,0 +1,71 @@
+"""A model as a function of Spark SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras import KerasModel, register_function
+from distkeras.ps.errors import ConfigurationError
+
+pytest.importorskip("pyspark", "4.1")
+
+X = np.random.default_rng(2).normal(size=(20, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    data = [(i, *map(float, x), x.tolist(), Vectors.dense(x)) for i, x in enumerate(X)]
+    frame = spark.createDataFrame(data, ["id", "a", "b", "c", "list", "vector"]).repartition(2).cache()
+    frame.createOrReplaceTempView("functions_rows")
+    return frame
+
+
+def classifier() -> keras.Model:
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def results(spark: SparkSession, call: str) -> list[Any]:
+    return [row["y"] for row in spark.sql(f"SELECT id, {call} AS y FROM functions_rows ORDER BY id").collect()]
+
+
+@pytest.mark.parametrize("arguments", ["list", "vector", "a, b, c"])
+def test_what_the_model_predicts(spark: SparkSession, rows: DataFrame, arguments: str) -> None:
+    model = classifier()
+    register_function(spark, "class_of", model)
+    expected = model.predict(X, verbose=0)
+    np.testing.assert_array_equal(results(spark, f"class_of({arguments})"), expected.argmax(axis=1))
+    register_function(spark, "chances", KerasModel(model, prediction_batch_size=4), "probability")
+    found = [vector.toArray() for vector in results(spark, f"chances({arguments})")]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> None:
+    one, many = keras.Input((), name="one"), keras.Input((3,), name="many")
+    total = keras.layers.Dense(1, name="total")(many)
+    pair = keras.layers.Dense(2, name="pair")(many)
+    shifted = keras.layers.Add(name="shifted")([total, keras.layers.Reshape((1,))(one)])
+    model = keras.Model([one, many], [shifted, pair])
+    register_function(spark, "both", model)
+    expected = model.predict([X[:, 0], X], verbose=0)
+    found = results(spark, "both(a, list)")
+    np.testing.assert_allclose([row["shifted"] for row in found], expected[0][:, 0], atol=1e-6)
+    np.testing.assert_allclose([row["pair"] for row in found], expected[1], atol=1e-6)
+
+
+def test_what_cannot_work_is_refused(spark: SparkSession, rows: DataFrame) -> None:
+    number = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(ConfigurationError, match="classifier"):
+        register_function(spark, "f", number, "probability")
+    with pytest.raises(ConfigurationError, match="`returns`"):
+        register_function(spark, "f", number, "class")
+    with pytest.raises(ConfigurationError, match="`name`"):
+        register_function(spark, "", number)

@@ -1,0 +1,145 @@
+"""A stream of files that a model scores while they arrive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.patience import patience
+
+from distkeras import KerasModel
+from distkeras.transformers import ModelPredictor
+
+ROWS = 16
+SCHEMA = "id int, features array<float>"
+
+
+def classifier() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def features(ids: range) -> np.ndarray:
+    return np.stack([np.random.default_rng(number).normal(size=3) for number in ids]).astype(np.float32)
+
+
+def arrive(folder: Path, number: int) -> None:
+    """One more file, whole from the first moment that it is seen."""
+    ids = range(number * ROWS, (number + 1) * ROWS)
+    table = pa.table(
+        {"id": pa.array(ids, pa.int32()), "features": pa.array(features(ids).tolist(), pa.list_(pa.float32()))}
+    )
+    pq.write_table(table, folder / f".{number}.parquet")
+    (folder / f".{number}.parquet").rename(folder / f"{number}.parquet")
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def assert_each_once(spark: SparkSession, folder: Path, files: int, model: keras.Model) -> None:
+    """Every row of so many files is there once, with its prediction and its features."""
+    out = spark.read.parquet(str(folder)).orderBy("id").collect()
+    ids = range(files * ROWS)
+    assert Counter(row["id"] for row in out) == Counter(ids)
+    expected = model.predict(features(ids), verbose=0)
+    np.testing.assert_allclose([row["probability"].toArray() for row in out], expected, atol=1e-6)
+    np.testing.assert_array_equal([row["prediction"] for row in out], expected.argmax(axis=1))
+    np.testing.assert_array_equal([row["features"] for row in out], features(ids))
+
+
+def test_files_that_arrive_are_scored_once_across_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    model, arriving = classifier(), tmp_path / "arriving"
+    arriving.mkdir()
+    fitted = KerasModel(model)
+
+    def start(**trigger: Any) -> Any:
+        writer = fitted.transform(stream(spark, arriving)).writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger)
+        return writer.start(str(tmp_path / "out"))
+
+    arrive(arriving, 0)
+    arrive(arriving, 1)
+    query = start(availableNow=True)
+    assert query.awaitTermination(int(patience(60)))
+    arrive(arriving, 2)
+    query = start(processingTime="0 seconds")
+    while not query.lastProgress or query.lastProgress["batchId"] < 2:
+        assert query.exception() is None
+        query.awaitTermination(1)  # a step of the waiting, not its limit: the test's own is
+    query.stop()  # in whatever it is doing
+    arrive(arriving, 3)
+    assert start(availableNow=True).awaitTermination(int(patience(60)))
+    assert_each_once(spark, tmp_path / "out", 4, model)
+
+
+def test_the_predictor_scores_a_stream_too(spark: SparkSession, tmp_path: Path) -> None:
+    model, arriving = classifier(), tmp_path / "arriving"
+    arriving.mkdir()
+    arrive(arriving, 0)
+    out = ModelPredictor(model, output_col="p").transform(stream(spark, arriving))
+    query = out.writeStream.format("memory").queryName("predicted").trigger(availableNow=True).start()
+    assert query.awaitTermination(int(patience(60)))
+    found = [row["p"] for row in spark.table("predicted").orderBy("id").collect()]
+    np.testing.assert_allclose(found, model.predict(features(range(ROWS)), verbose=0), atol=1e-6)
+
+
+#: Scores files one at a time, for ever.
+DRIVER = """
+import sys
+from pyspark.sql import SparkSession
+from distkeras import KerasModel
+folder = sys.argv[1]
+spark = (SparkSession.builder.master("local[2,2]").config("spark.ui.enabled", "false")
+         .config("spark.ui.showConsoleProgress", "false").getOrCreate())
+spark.sparkContext.setLogLevel("OFF")
+arriving = (spark.readStream.schema("id int, features array<float>").option("maxFilesPerTrigger", 1)
+            .parquet(f"{folder}/arriving"))
+query = (KerasModel.load(f"{folder}/model").transform(arriving).writeStream.format("parquet")
+         .option("checkpointLocation", f"{folder}/checkpoint").start(f"{folder}/out"))
+query.awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_costs_no_row_and_repeats_none(spark: SparkSession, tmp_path: Path) -> None:
+    model, arriving = classifier(), tmp_path / "arriving"
+    arriving.mkdir()
+    KerasModel(model).save(str(tmp_path / "model"))
+    files = 40
+    for number in range(files // 2):
+        arrive(arriving, number)
+    for batches in (2, 6):  # killed twice, in the midst of some batch
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(tmp_path)], env=environment, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + patience(120)
+            while len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))) < batches:
+                assert driver.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)  # Python, the JVM and its workers
+            driver.wait(patience(30))
+    for number in range(files // 2, files):
+        arrive(arriving, number)
+    writer = KerasModel.load(str(tmp_path / "model")).transform(stream(spark, arriving)).writeStream.format("parquet")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    assert writer.start(str(tmp_path / "out")).awaitTermination(int(patience(200)))
+    assert_each_once(spark, tmp_path / "out", files, model)

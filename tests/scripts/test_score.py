@@ -1,0 +1,100 @@
+"""scripts/score.py: its flags, and rows that it scores as a batch and as a stream."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import keras
+import numpy as np
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+from support.patience import patience
+
+from distkeras.data.datasets import write_parquet
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "score.py"
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+X = np.random.default_rng(0).random((50, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def score() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scripts_score", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
+    made.compile("sgd", "sparse_categorical_crossentropy")
+    return made
+
+
+def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", SCRIPT, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=patience(240),
+    )
+
+
+def test_every_parameter_of_the_model_is_a_flag_or_left_out(score: ModuleType) -> None:
+    options = score.parser().options()
+    assert set(score.keywords().values()) <= set(options)
+    assert {"features", "prediction", "probability", "batch_size", "batch_bytes", "output_type"} <= set(options)
+    assert "rows a call of the model" in inspect.cleandoc(score.parser().format_help()).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--stream"], "`--checkpoint`"),
+        (["--every", "3"], "`--stream`"),
+        (["--stream", "--checkpoint", "c", "--overwrite"], "`--overwrite`"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    score: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score.main(["--data", "d", "--model", "m.keras", "--out", "o", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_batch_and_a_stream(tmp_path: Path) -> None:
+    trained = model()
+    trained.save(tmp_path / "model.keras")
+    expected = trained.predict(X, verbose=0)
+    (tmp_path / "arriving").mkdir()
+    write_parquet(tmp_path / "arriving" / "0.parquet", X[:30], np.arange(30))
+    common = ("--data", "arriving", "--model", "model.keras", "--prediction", "class")
+    done = submit(tmp_path, *common, "--out", "scored", "--raw-prediction", "")
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(tmp_path / "scored").sort_by("label")
+    assert rows.column_names == ["features", "label", "class", "probability"]
+    assert rows["class"].to_pylist() == expected[:30].argmax(axis=1).tolist()
+    assert submit(tmp_path, *common, "--out", "scored").returncode == 2  # it is there
+
+    stream = (*common, "--out", "streamed", "--stream", "--checkpoint", "progress")
+    for call in range(2):
+        if call:
+            write_parquet(tmp_path / "arriving" / "1.parquet", X[30:], np.arange(30, 50))
+        done = submit(tmp_path, *stream)
+        assert done.returncode == 0, done.stderr
+    rows = pq.read_table(tmp_path / "streamed").sort_by("label")
+    assert rows["label"].to_pylist() == list(range(50))
+    assert rows["class"].to_pylist() == expected.argmax(axis=1).tolist()

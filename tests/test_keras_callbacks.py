@@ -1,0 +1,203 @@
+"""Keras' own callbacks, called on the driver."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from distkeras import KerasCallbacks
+from distkeras.callbacks import CallbackContext, CenterWeights, TimeBudget, TrainingSetup
+from distkeras.data.batches import Batch
+from distkeras.job.callback_runner import require_callbacks
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.protocol.messages import Status
+
+ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)
+FRAME: Any = object()  # its rows are those of `Job`
+
+
+@pytest.fixture
+def replica() -> KerasReplica:
+    """One weight w without a bias: over the only row, 1 with the target 0, the loss is w squared."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return KerasReplica(model)
+
+
+class Job:
+    """What a job tells its callback: weights, one after the other, with how many epochs have passed."""
+
+    def __init__(self, callback: KerasCallbacks, replica: KerasReplica, rows: Batch | None = ROWS) -> None:
+        self.callback, self.replica = callback, replica
+        self.stopped: str | None = None
+        callback.on_begin(TrainingSetup(("loss", "mae"), lambda: replica, lambda df, most: rows))
+
+    def tell(self, weight: float, clock: int, epochs: float, *, final: bool = False) -> CallbackContext:
+        center = CenterWeights(clock, np.array([weight], np.float32), np.empty(0, np.float32))
+        status = Status(clock, 2, 0, 0, 0, 0.5, math.nan, epochs)
+        context = CallbackContext(status, 1.0, lambda: center, lambda: self.replica, self.stop, final=final)
+        (self.callback.on_end if final else self.callback.on_center)(context)
+        return context
+
+    def stop(self, reason: str) -> None:
+        self.stopped = self.stopped or reason
+
+
+def calls(**keywords: Any) -> tuple[KerasCallbacks, list[Any]]:
+    found: list[Any] = []
+    watching = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: found.append((epoch, logs)),
+        on_train_begin=lambda logs: found.append("begin"),
+        on_train_end=lambda logs: found.append("end"),
+    )
+    return KerasCallbacks([watching], **keywords), found
+
+
+class TestEpochs:
+    def test_those_of_the_data(self, replica: KerasReplica) -> None:
+        callback, found = calls()
+        job = Job(callback, replica)
+        for clock, epochs in enumerate((0.2, 0.9, 1.0, 1.4, 3.1)):
+            job.tell(1.0, clock, epochs)
+        job.tell(1.0, 9, 4.0, final=True)
+        assert found == ["begin", (0, {"loss": 0.5}), (2, {"loss": 0.5}), (3, {"loss": 0.5}), "end"]
+
+    def test_so_many_commits(self, replica: KerasReplica) -> None:
+        callback, found = calls(every_commits=3)
+        job = Job(callback, replica)
+        for clock in range(8):
+            job.tell(1.0, clock, 0.0)
+        job.tell(1.0, 7, 0.0, final=True)
+        assert [entry[0] for entry in found if entry not in ("begin", "end")] == [0, 1, 2]
+
+    def test_no_center_is_told_twice(self, replica: KerasReplica) -> None:
+        callback, found = calls()
+        job = Job(callback, replica)
+        job.tell(1.0, 5, 1.0)
+        job.tell(1.0, 5, 1.0, final=True)
+        assert found == ["begin", (0, {"loss": 0.5}), "end"]
+
+    def test_validation(self, replica: KerasReplica) -> None:
+        callback, found = calls(validation=FRAME)
+        Job(callback, replica).tell(3.0, 1, 1.0)
+        assert found[1][1] == {"loss": 0.5, "val_loss": 9.0, "val_mae": 3.0}
+        with pytest.raises(EmptyDataError):
+            Job(callback, replica, rows=None)
+
+    def test_a_second_job_begins_anew(self, replica: KerasReplica) -> None:
+        callback, found = calls()
+        for _ in range(2):
+            job = Job(callback, replica)
+            job.tell(1.0, 1, 1.0)
+            job.tell(1.0, 1, 1.0, final=True)
+        assert found == ["begin", (0, {"loss": 0.5}), "end"] * 2
+
+
+class TestEachKind:
+    def test_early_stopping_stops_and_restores(self, replica: KerasReplica) -> None:
+        stopping = keras.callbacks.EarlyStopping("val_mae", patience=2, mode="min", restore_best_weights=True)
+        job = Job(KerasCallbacks([stopping], FRAME), replica)
+        for epoch, weight in enumerate((3.0, 1.0, 2.0), start=1):
+            job.tell(weight, epoch, epoch)
+        assert job.stopped is None
+        job.tell(2.5, 4, 4)
+        assert job.stopped == "a callback of Keras has stopped the training after epoch 4"
+        restored = job.tell(2.6, 5, 4.5, final=True).restored
+        assert restored is not None
+        assert restored.vector.tolist() == [1.0]
+
+    def test_without_a_restored_weight_the_last_center_stays(self, replica: KerasReplica) -> None:
+        job = Job(KerasCallbacks([keras.callbacks.EarlyStopping("loss")]), replica)
+        assert job.tell(2.0, 1, 1.0, final=True).restored is None
+
+    def test_model_checkpoint(self, replica: KerasReplica, tmp_path: Path) -> None:
+        path = str(tmp_path / "{epoch}-{val_loss:.0f}.keras")
+        best = keras.callbacks.ModelCheckpoint(path, "val_loss", save_best_only=True)
+        job = Job(KerasCallbacks([best], FRAME), replica)
+        for epoch, weight in enumerate((3.0, 4.0, 2.0), start=1):
+            job.tell(weight, epoch, epoch)
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["1-9.keras", "3-4.keras"]
+        assert keras.saving.load_model(tmp_path / "3-4.keras").get_weights()[0].item() == 2.0
+
+    def test_csv_logger(self, replica: KerasReplica, tmp_path: Path) -> None:
+        job = Job(KerasCallbacks([keras.callbacks.CSVLogger(tmp_path / "log.csv")], FRAME), replica)
+        job.tell(3.0, 1, 1.0)
+        job.tell(2.0, 2, 2.0)
+        job.tell(2.0, 2, 2.0, final=True)
+        rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
+        assert [(row["epoch"], float(row["val_loss"])) for row in rows] == [("0", 9.0), ("1", 4.0)]
+
+    def test_tensorboard(self, replica: KerasReplica, tmp_path: Path) -> None:
+        if keras.backend.backend() != "tensorflow":
+            pytest.skip("Keras' TensorBoard writes with TensorFlow")
+        pytest.importorskip("tensorboard")
+        import tensorflow as tf
+
+        job = Job(KerasCallbacks([keras.callbacks.TensorBoard(tmp_path, write_graph=False)], FRAME), replica)
+        job.tell(3.0, 1, 1.0)
+        job.tell(2.0, 2, 2.0)
+        job.tell(2.0, 2, 2.0, final=True)
+        found = {}
+        for file in tmp_path.rglob("*tfevents*"):
+            for event in tf.compat.v1.train.summary_iterator(str(file)):
+                for value in event.summary.value:
+                    found[file.parent.name, value.tag, event.step] = tf.make_ndarray(value.tensor).item()
+        assert found["train", "epoch_loss", 0] == 0.5
+        assert [found["validation", "epoch_loss", step] for step in (0, 1)] == [9.0, 4.0]
+
+    def test_ones_own(self, replica: KerasReplica) -> None:
+        class Doubling(keras.callbacks.Callback):
+            def on_train_end(self, logs: Any = None) -> None:
+                self.model.set_weights([2 * weights for weights in self.model.get_weights()])
+
+        restored = Job(KerasCallbacks([Doubling()]), replica).tell(2.0, 1, 1.0, final=True).restored
+        assert restored is not None
+        assert restored.vector.tolist() == [4.0]
+
+
+class OfBatches(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("callback", "told"),
+        [
+            (keras.callbacks.ReduceLROnPlateau(), "optimizers"),
+            (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), "schedule"),
+            (keras.callbacks.TerminateOnNaN(), "bad_numbers"),
+            (keras.callbacks.BackupAndRestore("folder"), "checkpoint="),
+            (keras.callbacks.ModelCheckpoint("m.keras", save_freq=10), "`save_freq`"),
+            (keras.callbacks.TensorBoard("logs", update_freq=5), "`update_freq`"),
+            (keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None), "on_train_batch_end"),
+            (OfBatches(), "on_train_batch_end"),
+            (TimeBudget(1.0), "of Keras"),
+        ],
+    )
+    def test_what_is_of_batches_or_of_the_workers(self, callback: Any, told: str) -> None:
+        with pytest.raises(ConfigurationError, match=told):
+            KerasCallbacks([callback])
+
+    def test_what_is_not_told_cannot_be_monitored(self, replica: KerasReplica) -> None:
+        for monitor, validation in (("val_loss", None), ("val_auc", FRAME), ("mae", FRAME)):
+            callback = KerasCallbacks([keras.callbacks.EarlyStopping(monitor)], validation)
+            with pytest.raises(ConfigurationError, match=f"Received: monitor='{monitor}'"):
+                Job(callback, replica)
+        Job(KerasCallbacks([keras.callbacks.ModelCheckpoint("m.keras")]), replica)  # monitors nothing
+
+    def test_among_others(self) -> None:
+        budget, stopping = TimeBudget(1.0), keras.callbacks.EarlyStopping("loss")
+        ours, theirs = require_callbacks([stopping, budget])
+        assert ours is budget
+        assert isinstance(theirs, KerasCallbacks)
+        assert theirs.keras_callbacks == [stopping]
+        assert copy.copy(theirs).keras_callbacks[0] is not stopping
