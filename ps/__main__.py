@@ -20,6 +20,7 @@ from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.lifeline import DriverLink
+from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
@@ -115,7 +116,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     _log_to_standard_error(link is not None)
     if link is None:
         return serve(lambda: request_from(arguments), _send_report, lambda _: _until_interrupted(arguments.lifetime))
-    return serve(lambda: _request_of(link), _send_report, lambda _: _until_over(link))
+    return serve(lambda: _request_of(link), _send_report, lambda server: _until_over(link, server))
 
 
 def _send_report(report: StartReport) -> None:
@@ -130,11 +131,11 @@ def _request_of(link: DriverLink) -> StartRequest:
     return StartRequest.from_json(line)
 
 
-def _until_over(link: DriverLink) -> int:
+def _until_over(link: DriverLink, server: ParameterServer) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
-    link.wait_until_over()
+    link.wait_until_over(lambda: server.spoilt)
     signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
-    return 0
+    return int(server.spoilt)
 
 
 def _until_interrupted(lifetime: float | None) -> int:

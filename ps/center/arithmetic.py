@@ -1,4 +1,7 @@
-"""A NaN or infinity is found at the operation that makes it of finite numbers, at no pass over the vectors."""
+"""What fails within a commit leaves it applied in part, which is noted here.
+
+A NaN or infinity is found at the operation that makes it of finite numbers, at no pass over the vectors.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ class CheckedArithmetic:
 
     Args:
         rule: name of the rule whose arithmetic it is.
-        enabled: False: nothing is checked.
+        enabled: False: numbers are not checked.
     """
 
     def __init__(self, rule: str, *, enabled: bool) -> None:
         self._rule = rule
         self.enabled = enabled
-        #: Whether something was found: what the arithmetic wrote may be written in part.
+        #: Whether something was raised: what the arithmetic wrote may be written in part.
         self.failed = False
         self._where: tuple[int, int | None, int] = (-1, None, 0)
         self._flags = np.errstate()
@@ -38,11 +41,11 @@ class CheckedArithmetic:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.failed = self.failed or error is not None
         if not self.enabled:
             return
         self._flags.__exit__(kind, error, trace)
         if isinstance(error, ArithmeticError):
-            self.failed = True
             worker, step, clock = self._where
             raise NonFiniteError(
                 f"rule {self._rule!r} must keep the center finite. Received: {error}, at clock {clock}",

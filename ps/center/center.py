@@ -364,8 +364,9 @@ class Center:
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:
+            version = self.pool.take()
             with self._arithmetic.of(worker, None, self.clock):
-                version = self._view(worker, lease)
+                self._view(worker, lease, version)
         else:
             version = self.current.hold()
         if self._keeps_sent:
@@ -374,14 +375,12 @@ class Center:
             lease.released = self.clock
         return Released(version, self.clock, lease.sequence, self.rate(self.clock), self.moving_statistics)
 
-    def _view(self, worker: int, lease: PartitionLease) -> Buffer:
-        """What the rule sends in place of the center."""
-        version = self.pool.take()
+    def _view(self, worker: int, lease: PartitionLease, version: Buffer) -> None:
+        """Writes what the rule sends in place of the center."""
         # A view uses the eta of the commit that it follows.
         scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
         for chunk in self._chunks.over(version.array, self.current.array, (), self.model, lease.vectors):
             self.rule.view(chunk, scalars)
-        return version
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""

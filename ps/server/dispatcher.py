@@ -15,7 +15,7 @@ from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, not_finite
 from distkeras.ps.center.leases import NO_ATTEMPT
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import JobStoppedError, NonFiniteError, Origin, RemoteProtocolError
+from distkeras.ps.errors import DistkerasError, JobStoppedError, NodeError, NonFiniteError, Origin, RemoteProtocolError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.error_codes import error_of, fault_of
@@ -150,9 +150,15 @@ class Dispatcher:
             return  # connections that are refused come and go without waking everybody
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
+            center = self._host.center  # also one that is applied in part
             if self.holders.get(peer.lease[0]) is peer:
-                self._host.require().leases.disconnected(*peer.lease)
+                assert center is not None
+                center.leases.disconnected(*peer.lease)
             self.changed.notify_all()
+
+    def spoilt(self, error: NodeError) -> DistkerasError:
+        """See `PublishedCenter.spoilt`."""
+        return self._host.spoilt(error)
 
     def answer(self, peer: Peer, message: Message) -> Message:
         """The reply to ``message``.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable
 
 from distkeras.ps.world.processes import LOOK, PIECE
 
@@ -35,9 +36,11 @@ class DriverLink:
         if driver is not None:
             self._poller.register(driver, select.POLLIN)
 
-    def line(self) -> str | None:
-        """The next line; None where the driver has said goodbye, or is gone."""
+    def line(self, over: Callable[[], bool] = lambda: False) -> str | None:
+        """The next line; None where the driver has said goodbye or is gone, or where it is ``over``."""
         while b"\n" not in self._received:
+            if over():
+                return None
             ready = [descriptor for descriptor, _ in self._poller.poll(1000 * LOOK)]
             if self._stream in ready:
                 piece = os.read(self._stream, PIECE)
@@ -49,7 +52,7 @@ class DriverLink:
         line, _, self._received = self._received.partition(b"\n")
         return None if line + b"\n" == GOODBYE else line.decode()
 
-    def wait_until_over(self) -> None:
-        """Returns when the driver has said goodbye, or is gone."""
-        while self.line() is not None:
+    def wait_until_over(self, over: Callable[[], bool] = lambda: False) -> None:
+        """Returns when the driver has said goodbye or is gone, or where it is ``over``."""
+        while self.line(over) is not None:
             pass

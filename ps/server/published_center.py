@@ -12,7 +12,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import DifferentJobError, RemoteProtocolError
+from distkeras.ps.errors import DifferentJobError, DistkerasError, NodeError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.messages import Publish
 from distkeras.ps.server.waiting import JobCondition
@@ -97,6 +97,16 @@ class PublishedCenter:
             fail=lambda error: self._changed.fail(fault_of(error)),
         )
 
+    def spoilt(self, error: NodeError) -> DistkerasError:
+        """What is to be raised for ``error``, which has left a commit applied in part.
+
+        Where there are snapshots, the server ends, and another one begins with the latest of them; else the job does.
+        """
+        if self._checkpointer is None:
+            return error
+        self._changed.spoil(error.message)
+        return ServerLostError(f"the server must have its center whole. Received: {error.message}")
+
     def start(self) -> None:
         """Begins to save the center, if there is one and a place for it."""
         if self._checkpointer is not None:
@@ -140,7 +150,10 @@ class PublishedCenter:
 
         Raises:
             RemoteProtocolError: it is not published yet.
+            ServerLostError: it is applied in part.
         """
+        if self._changed.spoilt is not None:
+            self._changed.require_running()
         if self.center is None:
             raise RemoteProtocolError("the center must be published first. Received: a request for it")
         return self.center

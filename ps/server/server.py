@@ -87,6 +87,11 @@ class ParameterServer:
         return self.dispatcher.changed.fault
 
     @property
+    def spoilt(self) -> bool:
+        """Whether it is of no more use, and to be started again from its latest snapshot."""
+        return self.dispatcher.changed.spoilt is not None
+
+    @property
     def sessions(self) -> list[Session]:
         """Those that have not ended, the oldest first."""
         with self._lock:

@@ -12,9 +12,11 @@ from distkeras.ps.errors import (
     LeaseLostError,
     LedgerError,
     LocalProtocolError,
+    NodeError,
     NonFiniteError,
     RemoteProtocolError,
     ShapeError,
+    sorted_error,
 )
 from distkeras.ps.events import report
 from distkeras.ps.protocol.error_codes import fault_of
@@ -29,7 +31,7 @@ from distkeras.ps.transport.deadlines import Deadlines
 log = logging.getLogger(__name__)
 
 #: Errors found here that end the job, and not only the request they answer.
-_ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError)
+_ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError, NodeError)
 
 
 class Session:
@@ -148,12 +150,16 @@ class Session:
     def _answer(self, message: Message) -> Message:
         try:
             return self._dispatcher.answer(self, message)
-        except (DistkerasError, OSError):
+        except DistkerasError:
             raise
         except Exception as error:
             center = self._dispatcher.center
-            if isinstance(error, MemoryError) and not (center and center.corrupt):
+            spoilt = center is not None and center.corrupt
+            if isinstance(error, (OSError, MemoryError)) and not spoilt:
                 raise  # the connection ends, and the peer sends again what was not applied
+            told = sorted_error(error)
+            if isinstance(told, NodeError):
+                raise self._dispatcher.spoilt(told) from error
             # A rule's mistake, or ours. Unanswered, the worker would only see a lost connection, and try again.
             raise LocalProtocolError(
                 f"a {type(message).__name__} must be answered. Received: {type(error).__name__}: {error}",

@@ -32,6 +32,8 @@ class JobCondition:
         self.fault: Fault | None = None
         #: Whether the server ends: nobody is kept waiting.
         self.closing = False
+        #: Why this server is to end and to be started again, if it is: its center is applied in part.
+        self.spoilt: str | None = None
 
     def __enter__(self) -> bool:
         return self._lock.__enter__()
@@ -58,6 +60,14 @@ class JobCondition:
                 report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
             self.notify_all()
 
+    def spoil(self, reason: str) -> None:
+        """Nobody is answered with the center any more; the driver starts another server. Takes the lock."""
+        with self:
+            if self.spoilt is None:
+                self.spoilt = reason
+                report(log, "restart", "this server has to be started again: %s", reason)
+            self.notify_all()
+
     def close(self) -> None:
         """From now on nobody is kept waiting. Takes the lock."""
         with self:
@@ -69,7 +79,10 @@ class JobCondition:
 
         Raises:
             JobStoppedError: it does not.
+            ServerLostError: it does, with another server.
         """
+        if self.spoilt is not None:
+            raise ServerLostError(f"the server must have its center whole. Received: {self.spoilt}")
         if self.fault is not None:
             raise JobStoppedError(f"the job was ended: {self.fault.message}")
         if self.closing:

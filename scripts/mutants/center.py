@@ -180,10 +180,15 @@ CENTER = (
     Mutant(
         "a center that is half applied counts as whole",
         "ps/center/arithmetic.py",
-        "            self.failed = True\n",
+        "        self.failed = self.failed or error is not None\n",
         "",
-        "it is saved, and a resumed job goes on from it",
-        (*_TESTS, "tests/ps/checkpoint/test_checkpointer.py", "tests/ps/rules/test_extremes.py"),
+        "it is saved, and a resumed job goes on from it; a commit without memory is applied twice",
+        (
+            *_TESTS,
+            "tests/ps/server/test_half_a_commit.py",
+            "tests/ps/checkpoint/test_checkpointer.py",
+            "tests/ps/rules/test_extremes.py",
+        ),
     ),
     Mutant(
         "a NaN of the server's own arithmetic",

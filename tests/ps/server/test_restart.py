@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forgetful_server import Forgetful
 from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.toy_model import toy_client
 
+from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import (
@@ -75,7 +77,11 @@ class Job:
         self.errors: list[Exception] = []
 
     def publish(self) -> None:
-        self.driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
+        self.publish_with(self.driver)
+
+    @staticmethod
+    def publish_with(driver: DriverClient) -> None:
+        driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
 
     def start(self, worker: int, *, attempt: int = 0, gradient: Callable[..., Any] | None = None) -> threading.Thread:
         def run() -> None:
@@ -374,3 +380,16 @@ class TestTwoDrivers:
 def at_snapshot(folder: Path) -> None:
     """Waits for the first snapshot."""
     until(lambda: list(folder.glob("snapshot-*.dks")))
+
+
+def test_a_commit_that_is_applied_in_part_is_forgotten(tmp_path: Path) -> None:
+    with Job(tmp_path, every=2, world=Forgetful()) as job, Supervisor(job.process, job.publish_with) as server:
+        for worker in range(2):
+            job.start(worker)
+        while any(thread.is_alive() for thread in job.threads):
+            server.watch()
+            job.threads[0].join(0.05)
+        job.join()
+        job.driver.close()  # its connection was to the server before
+        check_exact(job)
+        assert server.restarts == 1
