@@ -1,8 +1,12 @@
-"""Trains on three executors while processes are killed and stopped, connections cut, and the snapshot disk filled.
+"""Trains on executors of three hosts while everything happens that may happen to them.
+
+Hit are Python workers, executors, the parameter server and drivers (killed, and two at once on one checkpoint);
+connections and whole hosts are cut off; the disk of the snapshots is full, their store slow or failing half-way; and
+strangers come to the port. Tasks that last get second attempts, by Spark's speculation.
 
 Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
 that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
-needs the package psutil (the extra `tests` brings it).
+needs the package psutil (the extra `tests` brings it). Hosts are cut off where this user may make network namespaces.
 """
 
 from __future__ import annotations
@@ -17,34 +21,36 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos import leftovers, targets
+from chaos.cluster import SECOND_ATTEMPT, Cluster, stop_session
 from chaos.disk import Disk
-from chaos.injector import Injector
+from chaos.drivers import Drivers
+from chaos.hosts import Hosts
+from chaos.injector import Injector, Scene
 from chaos.jobs import (
     POINTS,
+    WORKERS,
     JobResult,
     JobSpec,
     check,
     counting_job,
+    deadlines,
     image_job,
-    start_spark,
-    stop_spark,
     with_batches_counted,
 )
-from chaos.plan import KINDS, plan
+from chaos.plan import KINDS, PlannedFault, plan
+from chaos.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Seconds that one job may take at most, faults and all; then it is interrupted, and counts as hanging.
 LIMIT = 1200.0
-#: Seconds that a server may stand still; "stop server" is shorter, and "freeze server" longer.
-STANDSTILL = 15.0
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,18 @@ def say(text: str) -> None:
 
 
 class JobRunner:
-    """Runs jobs on one Spark session, each with a fresh folder for snapshots on the small disk."""
+    """Runs jobs, each with a fresh folder for snapshots on the small disk.
 
-    def __init__(self, spark: SparkSession, disk: Disk, scratch: Path, findings: Findings) -> None:
+    Args:
+        spark: the session of those whose driver is this process.
+        scene: the disk, and who is told of drivers in processes of their own.
+        scratch: for these.
+        findings: takes what is left behind.
+    """
+
+    def __init__(self, spark: SparkSession, scene: Scene, scratch: Path, findings: Findings) -> None:
         self._spark = spark
-        self._disk = disk
+        self._scene = scene
         self._scratch = scratch
         self._findings = findings
         self._jobs = 0
@@ -103,12 +116,10 @@ class JobRunner:
         """One job, inside ``disturbing()``; the first of its kind tells which mini-batches there are."""
         from distkeras.ps.checkpoint.checkpointer import Checkpoint
         from distkeras.ps.errors import DistkerasError
-        from distkeras.ps.transport.deadlines import Deadlines
 
-        self._jobs += 1
-        folder = self._disk.folder / f"job-{self._jobs}"
+        folder = self._folder()
         before = set(threading.enumerate())
-        trainer = spec.trainer(deadlines=Deadlines(lease=30.0, standstill=STANDSTILL))
+        trainer = spec.trainer(deadlines=deadlines())
         try:
             with watched(), disturbing():
                 model = trainer.train(spec.frame(self._spark), checkpoint=Checkpoint(str(folder), every=25))
@@ -117,10 +128,28 @@ class JobRunner:
         except (DistkerasError, KeyboardInterrupt) as error:
             told = f"{type(error).__name__}: {error}"
             outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(told,))
+        return spec, self._cleaned(outcome, before, folder)
+
+    def run_drivers(self, spec: JobSpec, disturbing: Callable[[], Any]) -> JobResult:
+        """One job whose drivers are processes of their own, inside ``disturbing()``."""
+        folder, before = self._folder(), set(threading.enumerate())
+        drivers = self._scene.drivers = Drivers(spec, folder, self._scratch, LIMIT)
+        try:
+            with disturbing():
+                outcome = drivers.run()
+        finally:
+            self._scene.drivers = None
+        return self._cleaned(outcome, before, folder)
+
+    def _folder(self) -> Path:
+        self._jobs += 1
+        return self._scene.disk.folder / f"job-{self._jobs}"
+
+    def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path) -> JobResult:
         left = leftovers.of_a_job(before) + leftovers.drafts(folder)
         self._findings.left += left
         shutil.rmtree(folder, ignore_errors=True)
-        return spec, replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
+        return replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
 
 
 @contextmanager
@@ -157,7 +186,11 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
         spec = known[number % len(known)]
         number += 1
         faults = sum(injector.injected.values())
-        _, outcome = runner.run(spec, injector.disturbing)
+        if injector.waiting:
+            spec = replace(known[-1], name="counting, with drivers of its own")
+            outcome = runner.run_drivers(spec, injector.disturbing)
+        else:
+            _, outcome = runner.run(spec, injector.disturbing)
         say(f"job {number} {describe(spec, outcome)}")
         problems = list(outcome.problems)
         if outcome.accuracy is not None:
@@ -181,15 +214,17 @@ def describe(spec: JobSpec, outcome: JobResult) -> str:
     )
 
 
-def report(findings: Findings, injector: Injector, log: Path) -> str:
+def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> str:
     """All figures in one place."""
     faults = sum(injector.injected.values())
-    failures = log.read_text(errors="replace").count("a snapshot failed")
+    told = log.read_text(errors="replace")
     lines = ["", "faults injected"]
     lines += [f"  {kind:<16} {injector.injected[kind]:4d}" for kind in KINDS]
     lines += [
         f"  {'all':<16} {faults:4d}, survived {findings.survived}; found nothing to hit: {injector.missed.total()}",
-        f"snapshots that failed on the full disk, and came later: {failures}",
+        *([f"  no host was cut off: {hosts.whole}"] if hosts.whole else []),
+        f"snapshots that failed, and came later: {told.count('a snapshot failed')}",
+        f"second attempts, by speculation: {told.count(SECOND_ATTEMPT)}",
         f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
         f"mini-batches expected {sum(one.expected for one in findings.outcomes)}, "
         f"committed {sum(one.committed for one in findings.outcomes)}, "
@@ -221,28 +256,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_to(log)
     import keras  # noqa: F401 - its threads are nobody's leftovers
 
-    faults = plan(options.seed, 60 * options.minutes)
     size, findings = (TINY if options.tiny else FULL), Findings()
     before = leftovers.Before(targets.mark())
     scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
-    disk = Disk(scratch / "disk")
-    say(f"{len(faults)} faults of {len({fault.kind for fault in faults})} kinds planned; snapshots go to {disk.how}")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        disk = Disk(scratch / "disk")
+        stack.callback(disk.close)
+        hosts = Hosts(WORKERS)
+        stack.callback(hosts.close)
+        scene = Scene(disk, Store(scratch / "orders"), hosts)
+        faults = [fault for fault in plan(options.seed, 60 * options.minutes) if not _spared(fault, hosts)]
+        kinds = len({fault.kind for fault in faults})
+        say(f"{len(faults)} faults of {kinds} kinds planned; snapshots go to {disk.how}")
+        if hosts.whole:
+            say(f"no host is cut off: {hosts.whole}")
+        injector = Injector(faults, scene, say)
+        _train(options, size, scratch, injector, scene, findings)
+        findings.left += before.left() + leftovers.files(scratch, "local", "tmp", "work")
+        findings.broken += [f"left behind: {one}" for one in findings.left]
+        print(report(findings, injector, hosts, log))
+    return 1 if findings.broken else 0
+
+
+def _spared(fault: PlannedFault, hosts: Hosts) -> bool:
+    return fault.kind == "cut off host" and bool(hosts.whole)
+
+
+def _train(
+    options: argparse.Namespace, size: JobSizes, scratch: Path, injector: Injector, scene: Scene, findings: Findings
+) -> None:
+    cluster = Cluster(scene.hosts, scratch)
     try:
-        spark = start_spark(scratch)
+        spark = cluster.session()
         say(f"Spark {spark.version} is up")
         try:
             specs = [
                 image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
                 counting_job(scratch, rows=size.counted_rows, epochs=size.counted_epochs),
             ]
-            injector = Injector(faults, disk, say)
-            disturb(specs, injector, JobRunner(spark, disk, scratch, findings), findings)
+            disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
         finally:
-            stop_spark(spark)
-        findings.left += before.left() + leftovers.files(scratch, "local", "tmp", "work")
-        findings.broken += [f"left behind: {one}" for one in findings.left]
-        print(report(findings, injector, log))
+            stop_session(spark)
     finally:
-        disk.close()
-        shutil.rmtree(scratch, ignore_errors=True)
-    return 1 if findings.broken else 0
+        cluster.close()

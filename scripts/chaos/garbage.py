@@ -9,7 +9,7 @@ import struct
 _VISITORS = 40
 
 
-def throw(port: int, seed: int) -> int:
+def throw(address: tuple[str, int], seed: int) -> int:
     """Connects many times and sends what the server did not ask for. Returns how many connections came about.
 
     Some hang up at once, some reset, some send and wait for an answer, and some stay silent for a moment.
@@ -19,7 +19,7 @@ def throw(port: int, seed: int) -> int:
     visits = 0
     for _ in range(_VISITORS):
         try:
-            sock = socket.create_connection(("127.0.0.1", port), timeout=1.0)
+            sock = socket.create_connection(address, timeout=1.0)
         except OSError:  # the server is down, or busy
             continue
         visits += 1

@@ -11,17 +11,38 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from chaos import garbage, targets
 from chaos.disk import Disk
-from chaos.plan import PlannedFault
+from chaos.drivers import Drivers
+from chaos.hosts import Hosts
+from chaos.plan import OF_DRIVERS, PlannedFault
+from chaos.store import Store
 
 #: How long a fault waits for a target, in seconds: between two incarnations of a server there is none.
 _PATIENCE = 20.0
 _TICK = 0.1
+
+
+@dataclass
+class Scene:
+    """What is hit beside processes and connections.
+
+    Args:
+        disk: the one with the snapshots.
+        store: likewise, as the servers see it.
+        hosts: the executors'.
+        drivers: of the job that runs, where they are processes of their own.
+    """
+
+    disk: Disk
+    store: Store
+    hosts: Hosts
+    drivers: Drivers | None = None
 
 
 class Injector:
@@ -29,13 +50,16 @@ class Injector:
 
     Args:
         faults: the plan.
-        disk: the one with the snapshots.
+        scene: where.
         say: told one line a fault.
     """
 
-    def __init__(self, faults: Sequence[PlannedFault], disk: Disk, say: Callable[[str], None]) -> None:
+    def __init__(self, faults: Sequence[PlannedFault], scene: Scene, say: Callable[[str], None]) -> None:
         self._left = list(reversed(faults))
-        self._disk = disk
+        #: Of drivers, which are due.
+        self._waiting: list[PlannedFault] = []
+        self._scene = scene
+        self._disk = scene.disk
         self._say = say
         self._clock = 0.0
         self._undo: list[tuple[float, int, Callable[[], None]]] = []
@@ -48,7 +72,12 @@ class Injector:
     @property
     def done(self) -> bool:
         """Whether the plan is worked off."""
-        return not self._left
+        return not self._left and not self._waiting
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are faults that wait for a job with drivers in processes of their own."""
+        return bool(self._waiting)
 
     @contextmanager
     def disturbing(self) -> Iterator[None]:
@@ -75,20 +104,37 @@ class Injector:
                 self._settle(self._clock)
                 if self._disk.full:
                     self._disk.fill()
+                self._hit_driver()
                 while self._left and self._left[-1].at <= self._clock:
                     fault = self._left[-1]
+                    if fault.kind in OF_DRIVERS:
+                        self._waiting.append(self._left.pop())
+                        continue
                     what = self._inject(fault)
                     waited += passed
                     if what is None and waited < _PATIENCE:
                         break
                     waited = 0.0
                     self._left.pop()
-                    (self.missed if what is None else self.injected)[fault.kind] += 1
-                    self._say(f"{self._clock:6.1f} s  {fault.kind}: {what or 'nothing to hit'}")
+                    self._tell(fault, what)
         except Exception as error:  # noqa: BLE001 - raised in the main thread when the job is over
             self._failure = error
         finally:
             self._settle(float("inf"))
+
+    def _tell(self, fault: PlannedFault, what: str | None) -> None:
+        (self.missed if what is None else self.injected)[fault.kind] += 1
+        self._say(f"{self._clock:6.1f} s  {fault.kind}: {what or 'nothing to hit'}")
+
+    def _hit_driver(self) -> None:
+        drivers = self._scene.drivers
+        if not self._waiting or drivers is None:
+            return
+        fault = self._waiting[0]
+        what = drivers.kill() if fault.kind == "kill driver" else drivers.double()
+        if what is not None:
+            self._waiting.pop(0)
+            self._tell(fault, what)
 
     def _settle(self, until: float) -> None:
         while self._undo and self._undo[0][0] <= until:
@@ -99,27 +145,52 @@ class Injector:
 
     def _inject(self, fault: PlannedFault) -> str | None:
         """Returns what was done; None where there is no target now."""
-        verb, _, noun = fault.kind.partition(" ")
+        verb, _, noun = fault.kind.rpartition(" ")
         match verb:
             case "fork":
                 return self._fork(fault.lasts)
             case "kill" | "stop" | "freeze":
-                find = {"worker": targets.workers, "executor": targets.executors, "server": targets.servers}[noun]
-                process = _picked(find(), fault)
-                if process is None:
-                    return None
-                return self._kill(process) if verb == "kill" else self._stop(process, fault.lasts)
+                return self._hit_process(verb, noun, fault)
             case "cut":
                 return self._cut(fault)
-            case "fill":
-                self._disk.fill()
-                self._later(fault.lasts, self._disk.free)
-                return f"for {fault.lasts:.1f} s"
+            case "cut off":
+                return self._cut_off(fault)
+            case "throw":
+                return self._throw(fault)
             case _:
-                server = _picked(targets.servers(), fault)
-                ports = targets.listening(server) if server is not None else []
-                visits = garbage.throw(ports[0], fault.seed) if ports else 0
-                return f"{visits} visitors" if visits else None
+                return self._hit_disk(verb, fault.lasts)
+
+    def _hit_process(self, verb: str, noun: str, fault: PlannedFault) -> str | None:
+        find = {"worker": targets.workers, "executor": targets.executors, "server": targets.servers}[noun]
+        process = _picked(find(), fault)
+        if process is None:
+            return None
+        return self._kill(process) if verb == "kill" else self._stop(process, fault.lasts)
+
+    def _hit_disk(self, verb: str, seconds: float) -> str:
+        disk, store = self._scene.disk, self._scene.store
+        hit, undo = {
+            "fill": (disk.fill, disk.free),
+            "slow": (store.slow, store.hurry),
+            "tear": (store.tear, store.mend),
+        }[verb]
+        hit()
+        self._later(seconds, undo)
+        return f"for {seconds:.1f} s"
+
+    def _cut_off(self, fault: PlannedFault) -> str:
+        hosts = self._scene.hosts
+        host = _picked(range(len(hosts.addresses)), fault)
+        hosts.cut_off(host)
+        self._later(fault.lasts, lambda: hosts.connect(host))
+        return f"{hosts.addresses[host]} for {fault.lasts:.1f} s"
+
+    @staticmethod
+    def _throw(fault: PlannedFault) -> str | None:
+        server = _picked(targets.servers(), fault)
+        addresses = targets.addresses(server) if server is not None else []
+        visits = garbage.throw(addresses[0], fault.seed) if addresses else 0
+        return f"{visits} visitors" if visits else None
 
     def _fork(self, seconds: float) -> str:
         """A child of the driver that has all its descriptors, as multiprocessing makes them; it may outlive the job."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +15,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distkeras import Trainer
+    from distkeras.ps.transport.deadlines import Deadlines
 
 WORKERS = 3
+#: Seconds that a server may stand still; "stop server" is shorter, and "freeze server" longer.
+_STANDSTILL = 15.0
 #: Points of accuracy that a disturbed job may be away from the undisturbed one.
 POINTS = 1.0
 
@@ -92,6 +92,13 @@ class JobResult:
     seconds: float = 0.0
     accuracy: float | None = None
     problems: tuple[str, ...] = ()
+
+
+def deadlines() -> Deadlines:
+    """Of all jobs."""
+    from distkeras.ps.transport.deadlines import Deadlines
+
+    return Deadlines(lease=30.0, standstill=_STANDSTILL)
 
 
 def check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
@@ -201,54 +208,3 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
         )
 
     return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, judge)
-
-
-def start_spark(scratch: Path) -> SparkSession:
-    """Three executor JVMs of one core, which come back and whose tasks are tried again as often as it takes."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
-    os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
-    os.environ["TMPDIR"] = str(scratch / "tmp")
-    # Executors come and go: what makes a JVM fast after minutes only costs here.
-    os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    for name in ("work", "local", "tmp"):
-        (scratch / name).mkdir()
-    settings = {
-        "spark.driver.memory": "2g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "1g",
-        "spark.local.dir": str(scratch / "local"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.shuffle.partitions": str(WORKERS),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        # As often as it takes: a task, a stage whose input went with an executor, an executor.
-        "spark.task.maxFailures": "10000",
-        "spark.stage.maxConsecutiveAttempts": "10000",
-        "spark.deploy.maxExecutorRetries": "-1",
-        "spark.excludeOnFailure.enabled": "false",
-        # A dead executor's shuffle files are gone at once; a stopped or a slow one is no dead one.
-        "spark.shuffle.io.maxRetries": "2",
-        "spark.shuffle.io.retryWait": "1s",
-        "spark.network.timeout": "300s",
-        "spark.locality.wait": "0s",
-        "spark.sql.codegen.wholeStage": "false",
-    }
-    builder = SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]").appName("distkeras chaos")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
-def stop_spark(spark: SparkSession) -> None:
-    """Stops Spark and its driver's JVM, which `stop` alone leaves running until Python ends."""
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no other way to its JVM's process
-    spark.stop()
-    with suppress(Exception):  # what matters is whether the process is gone, and that is looked at
-        gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(60)

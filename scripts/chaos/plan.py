@@ -16,10 +16,18 @@ KINDS: dict[str, tuple[float, float]] = {
     "stop server": (0.5, 5.0),
     "freeze server": (30.0, 60.0),
     "fork driver": (1.0, 30.0),
+    "kill driver": (0.0, 0.0),
+    "double driver": (0.0, 0.0),
     "cut connections": (0.0, 0.0),
+    "cut off host": (2.0, 45.0),
     "fill disk": (2.0, 12.0),
+    "slow store": (5.0, 20.0),
+    "tear store": (5.0, 20.0),
     "throw garbage": (0.0, 0.0),
 }
+
+#: Kinds that hit a driver of a job in processes of its own; they wait for such a job.
+OF_DRIVERS = ("kill driver", "double driver")
 
 #: When the first fault comes, and the mean time from one to the next, in seconds.
 FIRST, GAP = 3.0, 9.0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import psutil
 
@@ -19,6 +21,10 @@ _T = TypeVar("_T")
 
 #: The number of this system call is the same on all of Linux' architectures.
 _PIDFD_GETFD = 438
+#: States of a socket, as the system writes them.
+_ESTABLISHED, _LISTENS = "01", "0A"
+#: It writes an address as a number in the machine's own order.
+_BYTES = -1 if sys.byteorder == "little" else 1
 
 
 def mark() -> str:
@@ -74,14 +80,48 @@ def servers() -> list[psutil.Process]:
 
 def listening(process: psutil.Process) -> list[int]:
     """Its TCP ports."""
-    found: list[Any] = _ask_process(process, lambda one: one.net_connections("tcp"), [])
-    return [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN]
+    return [each.port for each in _sockets(process) if each.state == _LISTENS]
+
+
+def addresses(process: psutil.Process) -> list[tuple[str, int]]:
+    """Where it listens, by IPv4."""
+    found = [each for each in _sockets(process) if each.state == _LISTENS and len(each.address) == 8]
+    return [(socket.inet_ntoa(bytes.fromhex(each.address)[::_BYTES]), each.port) for each in found]
 
 
 def connections(process: psutil.Process, ports: set[int]) -> list[int]:
     """File descriptors of its established connections to one of ``ports``."""
-    found: list[Any] = _ask_process(process, lambda one: one.net_connections("tcp"), [])
-    return [each.fd for each in found if each.status == psutil.CONN_ESTABLISHED and each.raddr.port in ports]
+    found = _sockets(process)
+    return [each.descriptor for each in found if each.state == _ESTABLISHED and each.peer_port in ports]
+
+
+class _Socket(NamedTuple):
+    descriptor: int
+    address: str
+    port: int
+    peer_port: int
+    state: str
+
+
+def _sockets(process: psutil.Process) -> list[_Socket]:
+    """Its TCP sockets; psutil would look for them in this process' network."""
+    home = Path("/proc", str(process.pid))
+    descriptors, found = {}, []
+    try:
+        for path in (home / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if (target := str(path.readlink())).startswith("socket:["):
+                    descriptors[target[8:-1]] = int(path.name)
+        for table in ("tcp", "tcp6"):
+            for line in (home / "net" / table).read_text().splitlines()[1:]:
+                words = line.split()
+                (address, port), (_, peer_port) = (words[end].split(":") for end in (1, 2))
+                if words[9] in descriptors:
+                    own = descriptors[words[9]], address
+                    found.append(_Socket(*own, int(port, 16), int(peer_port, 16), words[3]))
+    except OSError:  # it has ended
+        return []
+    return found
 
 
 def cut(process: psutil.Process, descriptor: int, *, reset: bool) -> bool:

@@ -1,0 +1,158 @@
+"""A job whose drivers are processes of their own, so that they can be killed, and be two at once.
+
+The next driver goes on from the checkpoint of the one before. Of two at once the newer one has the job: the older one
+ends with an `OwnershipLostError`, unless it was done by then.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.jobs import JobResult, JobSpec
+
+_PROGRAM = Path(__file__).with_name("driver.py")
+_LOOK = 0.2
+#: Seconds that the older of two drivers may take to end after the newer one, and that any process may take to die.
+_PATIENCE, _DEATH = 180.0, 30.0
+
+
+@dataclass
+class _Driver:
+    folder: Path
+    process: subprocess.Popen[bytes]
+    began_with: str
+    killed: bool = False
+
+
+class Drivers:
+    """One such job. `run` is for one thread, `kill` and `double` for another.
+
+    Args:
+        spec: a counting job, with its mini-batches counted.
+        checkpoint: where its snapshots are.
+        scratch: for the drivers' own files.
+        limit: seconds that it may take.
+    """
+
+    def __init__(self, spec: JobSpec, checkpoint: Path, scratch: Path, limit: float) -> None:
+        self._spec, self._checkpoint, self._scratch = spec, checkpoint, scratch
+        self._deadline = time.monotonic() + limit
+        self._lock = threading.Lock()
+        self._drivers: list[_Driver] = []
+        self._over = False
+
+    # ---- faults; they return what was done, None where it cannot be done now
+
+    def kill(self) -> str | None:
+        """Kills the newest driver, if it has got on since it began."""
+        with self._lock:
+            if not self._gets_on():
+                return None
+            driver = self._drivers[-1]
+            driver.killed = True
+            driver.process.kill()
+            return f"process {driver.process.pid}; another one goes on"
+
+    def double(self) -> str | None:
+        """Starts another driver beside the newest one, if that has got on since it began."""
+        with self._lock:
+            if not self._gets_on():
+                return None
+            before, now = self._drivers[-1].process.pid, self._start().process.pid
+            return f"process {now} beside {before}"
+
+    def _gets_on(self) -> bool:
+        if self._over or self._drivers[-1].process.poll() is not None:
+            return False
+        newest = self._newest()
+        return newest > self._drivers[-1].began_with and not newest.endswith("-000000000000")
+
+    def _newest(self) -> str:
+        return max((path.stem for path in self._checkpoint.glob("snapshot-*.dks")), default="")
+
+    # ---- the job
+
+    def run(self) -> JobResult:
+        """What became of it."""
+        with self._lock:
+            self._start()
+        try:
+            while (ended := self._ended()) is None:
+                if time.monotonic() > self._deadline:
+                    return self._problem("the job must end in time")
+                time.sleep(_LOOK)
+            return self._judged(ended)
+        finally:
+            self._end_all()
+
+    def _start(self) -> _Driver:
+        folder = self._scratch / f"{self._checkpoint.name}-driver-{len(self._drivers)}"
+        folder.mkdir()
+        order: dict[str, Any] = {"folder": str(folder), "checkpoint": str(self._checkpoint)}
+        order |= {"rows": self._spec.rows, "epochs": self._spec.epochs, "batches": self._spec.batches}
+        began_with = self._newest()
+        with (folder / "log").open("wb") as log:
+            command = [sys.executable, str(_PROGRAM), json.dumps(order)]
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._drivers.append(_Driver(folder, process, began_with))
+        return self._drivers[-1]
+
+    def _ended(self) -> _Driver | None:
+        """The newest driver, once it has ended and no other one follows."""
+        with self._lock:
+            newest = self._drivers[-1]
+            if newest.process.poll() is None:
+                return None
+            if newest.killed and newest.process.returncode:
+                self._start()
+                return None
+            self._over = True
+            return newest
+
+    def _judged(self, winner: _Driver) -> JobResult:
+        told = _told(winner)
+        if "result" not in told:
+            return self._problem(f"the last driver must end well. Received: {told['text']}")
+        result = JobResult(**told["result"] | {"problems": tuple(told["result"]["problems"])})
+        problems = list(result.problems)
+        for loser in self._drivers:
+            if loser is winner or loser.killed:
+                continue
+            try:
+                loser.process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                problems.append(f"driver {loser.process.pid} must end as the other one has the job. Received: it lives")
+                continue
+            lost = _told(loser)
+            problems += lost["result"]["problems"] if "result" in lost else []
+            if "result" not in lost and lost["error"] != "OwnershipLostError":
+                problems.append(f"the older driver must end with an OwnershipLostError. Received: {lost['text']}")
+        return JobResult(**vars(result) | {"problems": tuple(problems)})
+
+    def _problem(self, text: str) -> JobResult:
+        expected = self._spec.expected
+        return JobResult(expected=expected, lost=expected, problems=(text,))
+
+    def _end_all(self) -> None:
+        with self._lock:
+            self._over = True
+            for driver in self._drivers:
+                if driver.process.poll() is None:
+                    driver.process.kill()
+                driver.process.wait(_DEATH)
+
+
+def _told(driver: _Driver) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads((driver.folder / "told").read_text())
+    except FileNotFoundError:
+        tail = (driver.folder / "log").read_text(errors="replace")[-3000:]
+        return {"error": "", "text": f"exit {driver.process.returncode}: {tail}"}
+    return told
