@@ -72,7 +72,7 @@ class Drivers:
         if self._over or self._drivers[-1].process.poll() is not None:
             return False
         newest = self._newest()
-        return newest > self._drivers[-1].began_with and not newest.endswith("-000000000000")
+        return _epoch(newest) > _epoch(self._drivers[-1].began_with) and not newest.endswith("-000000000000")
 
     def _newest(self) -> str:
         return max((path.stem for path in self._checkpoint.glob("snapshot-*.dks")), default="")
@@ -147,6 +147,11 @@ class Drivers:
                 if driver.process.poll() is None:
                     driver.process.kill()
                 driver.process.wait(_DEATH)
+
+
+def _epoch(snapshot: str) -> str:
+    """Of the claim of who wrote it: see `distkeras.ps.checkpoint.names`."""
+    return snapshot.split("-")[1] if snapshot else ""
 
 
 def _told(driver: _Driver) -> dict[str, Any]:

@@ -71,7 +71,7 @@ DRIVER = (
     Mutant(
         "a checksum of the last record only",
         "distkeras/data/ordering.py",
-        "zlib.crc32(hashes[first:end].data, self._latest)",
+        "zlib.crc32(hashes[first:end].data, self._crc)",
         "zlib.crc32(hashes[first:end].data)",
         "rows that were exchanged before are not noticed",
         ("tests/data/test_source.py", "tests/data/test_batches.py"),
