@@ -21,7 +21,7 @@ class Batch:
         x: for each input, an array `(n, *column.shape)`.
         y: for each target, an array `(n, *column.shape)`.
         weight: sample weights `(n,)`, or None.
-        checksum: CRC-32 over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
+        checksum: over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
     """
 
     epoch: int

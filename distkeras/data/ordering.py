@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from distkeras.data.columns import arrow_ready, quoted
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.checkpoint.row_sums import SUM_BITS, SUM_SHIFT, checksum_of
+from distkeras.ps.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,8 +64,32 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
     return hashed.repartition(workers, ROW_HASH).sortWithinPartitions(ROW_HASH, *values)
 
 
+def require_rows(df: DataFrame, expected: int) -> None:
+    """Whether the rows of ``df``, which has the column `ROW_HASH`, are those of an earlier job: one pass, in Spark.
+
+    Args:
+        df: from `partitioned`, into whatever number of partitions.
+        expected: the sum over the rows, as `ps.checkpoint.row_sums` has it.
+
+    Raises:
+        LedgerError: they are not.
+    """
+    from pyspark.sql import functions as F
+
+    # Of more than four billion rows there is none.
+    (row,) = df.select(F.try_sum(F.shiftrightunsigned(ROW_HASH, SUM_SHIFT)).alias("sum")).collect()
+    if row["sum"] is not None and (found := row["sum"] % (1 << SUM_BITS)) != expected:
+        raise LedgerError(
+            f"the input must be the same rows again: checksum {expected:#010x} of all rows. "
+            f"Received: checksum {found:#010x}"
+        )
+
+
 class RowChecksum:
-    """CRC-32 over the row hashes of a partition, in the order of arrival, kept for the end of each block.
+    """A checksum over the row hashes of a partition as they arrive, kept for the end of each block.
+
+    Its lower 32 bits are a CRC, which depends on the order; the others the sum of what the hashes begin with, which
+    does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.row_sums`.
 
     Args:
         block_rows: rows of a block.
@@ -76,8 +101,8 @@ class RowChecksum:
         #: where they do not, or have none.
         self.share = 0.0
         self._in_order, self._last = True, _LEAST_HASH
-        self._at_block_ends = array("L", [0])
-        self._latest = self._rows = 0
+        self._at_block_ends = array("q", [0])
+        self._crc = self._sum = self._rows = 0
 
     def update(self, record: pa.RecordBatch) -> None:
         """Takes in the hashes of the next rows, their column `ROW_HASH`; rows without that column are left out."""
@@ -89,7 +114,8 @@ class RowChecksum:
         first = 0
         while first < len(hashes):
             end = min(len(hashes), first + self._block_rows - self._rows % self._block_rows)
-            self._latest = zlib.crc32(hashes[first:end].data, self._latest)
+            self._crc = zlib.crc32(hashes[first:end].data, self._crc)
+            self._sum += int((hashes[first:end].view(np.uint64) >> np.uint64(SUM_SHIFT)).sum())
             self._rows += end - first
             if self._rows % self._block_rows == 0:
                 self._at_block_ends.append(self._latest)
@@ -101,6 +127,10 @@ class RowChecksum:
         self._in_order = bool(hashes[0] >= self._last and (hashes[1:] >= hashes[:-1]).all())
         self._last = int(hashes[-1])
         self.share = (self._last - _LEAST_HASH) / -(2 * _LEAST_HASH) if self._in_order else 0.0
+
+    @property
+    def _latest(self) -> int:
+        return checksum_of(self._sum, self._crc)
 
     def before(self, row: int) -> int:
         """The checksum of the rows before ``row``: the end of a block, or of all so far. 0 where rows have no hash."""

@@ -272,8 +272,8 @@ class BatchSource:
     def _check_checksum(self, epoch: int, index: int, found: int, expected: int | None) -> None:
         if expected is not None and found != expected:
             raise LedgerError(
-                f"the input must yield the same rows again: checksum {expected:#010x} before mini-batch {index} of "
-                f"epoch {epoch}. Received: checksum {found:#010x}",
+                f"the input must yield the same rows again: checksum {expected:#018x} before mini-batch {index} of "
+                f"epoch {epoch}. Received: checksum {found:#018x}",
                 worker=self._worker,
                 step=index,
             )

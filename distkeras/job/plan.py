@@ -10,6 +10,7 @@ import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
 from distkeras.cluster.session import known_slots, master_of
+from distkeras.data.ordering import require_rows
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
 from distkeras.job.task import Task
@@ -19,6 +20,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.rules import Rule
+from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
@@ -86,8 +88,17 @@ class JobPlan:
             "compilation": self.recipe.identity(replica.model),
         }
 
-    def publisher(self) -> Callable[[DriverClient], None]:
-        """Hands the model as it is now over to a server, any number of times."""
+    def publisher(self, resumed: ResumePoint | None = None) -> Callable[[DriverClient], None]:
+        """Hands the model as it is now over to a server, any number of times.
+
+        Args:
+            resumed: where the server goes on from.
+
+        Raises:
+            LedgerError: the rows are not those of the job that it goes on with, as far as that is known.
+        """
+        if resumed is not None and resumed.row_sum is not None:
+            require_rows(self.df, resumed.row_sum)
         replica = self.replica
         start = np.empty(replica.size, np.float32)
         replica.read(start)

@@ -39,7 +39,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
     )
     with (
         process,
-        Supervisor(process, plan.publisher(), events) as server,
+        Supervisor(process, plan.publisher(process.resumed), events) as server,
         _progress_of(plan) as progress,
     ):
         outcome.resumed = Resumed.from_point(process.resumed)

@@ -14,6 +14,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.checkpoint.row_sums import sum_of
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
 
@@ -125,6 +126,14 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         active=active,
     )
     return True
+
+
+def sum_of_rows(state: State) -> int | None:
+    """The sum over the job's rows (`row_sums`); None where it does not tell: some partition was not read to its end."""
+    leases = state.header["leases"].values()
+    if len(leases) < state.header["workers"] or any(each["epoch"] < 1 or each["checksum"] < 0 for each in leases):
+        return None
+    return sum_of(each["checksum"] for each in leases)
 
 
 def _restore_lease(lease: PartitionLease, values: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from distkeras.ps.errors import SnapshotError
 from distkeras.ps.world.world import REAL, World
 
 #: The digits are the format's version: what is in the headers counts as well.
-_MAGIC = b"DKSTORE2"
+_MAGIC = b"DKSTORE3"
 _LENGTH = struct.Struct(">Q")
 _DIGEST = 16
 _SUFFIX, _DRAFT = ".dks", ".dks.part"
@@ -52,6 +51,8 @@ class Store:
     def __init__(self, uri: str, world: World = REAL, heard: Callable[[], object] = lambda: None) -> None:
         self.uri = uri
         self._heard = heard
+        #: Drafts that are being written, or could not be removed when that failed.
+        self._stray: set[str] = set()
         try:
             self._files = world.files(uri)
         except OSError as error:
@@ -97,15 +98,18 @@ class Store:
         flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
         pieces = [_MAGIC, _LENGTH.pack(len(text)), text, *flat]
         draft = name + _DRAFT
+        self._stray.add(draft)
         try:
             self._files.write(draft, _with_digest(pieces))
             # A move that survives a power cut must not survive the bytes that it names.
             self._files.sync(draft)
             self._files.move(draft, name + _SUFFIX)
+            self._stray.discard(draft)
             self._files.sync()
         except OSError as error:
-            self._discard(draft)
             raise SnapshotError(f"{name} must be written to {self.uri!r}. Received: {error}") from error
+        finally:
+            self._stray = {stray for stray in self._stray if not self._discard(stray)}
 
     def load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The header and the arrays of one file.
@@ -156,9 +160,15 @@ class Store:
         for name in names:
             self._discard(name + _DRAFT)
 
-    def _discard(self, name: str) -> None:
-        with suppress(OSError):
+    def _discard(self, name: str) -> bool:
+        """Removes a file; whether it is gone."""
+        try:
             self._files.delete(name)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def _with_digest(pieces: Iterable[Any]) -> Iterator[Any]:

@@ -113,10 +113,6 @@ class Dispatcher:
             Abort: self._on_abort,
         }
 
-    def start(self) -> None:
-        """Begins to save a restored center."""
-        self._host.start()
-
     def close(self, timeout: float) -> None:
         """Takes a last snapshot; nobody asks any more.
 

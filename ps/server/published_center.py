@@ -107,13 +107,10 @@ class PublishedCenter:
         self._changed.spoil(error.message)
         return ServerLostError(f"the server must have its center whole. Received: {error.message}")
 
-    def start(self) -> None:
-        """Begins to save the center, if there is one and a place for it."""
-        if self._checkpointer is not None:
-            self._checkpointer.start()
-
     def publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        """The center: made of these, unless it was restored.
+        """The center: made of these, unless it was restored; begins to save it.
+
+        A driver that finds that a restored one is not its own publishes nothing, and leaves all as it was.
 
         Raises:
             DifferentJobError: what was restored has other sizes.
@@ -133,7 +130,8 @@ class PublishedCenter:
                 self._settings, vector, moving_statistics, self._incarnation, self._changed.world.time
             )
             self._checkpointer = self._make_checkpointer(self.center)
-            self.start()
+        if self._checkpointer is not None:
+            self._checkpointer.start()
         return self.center
 
     def close(self, timeout: float) -> None:

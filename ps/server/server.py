@@ -99,7 +99,6 @@ class ParameterServer:
 
     def start(self) -> None:
         """Begins to accept connections."""
-        self.dispatcher.start()
         self._acceptor.start()
 
     def close(self) -> None:

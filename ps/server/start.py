@@ -13,7 +13,7 @@ from typing import Any
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.checkpoint.snapshot import rule_json
+from distkeras.ps.checkpoint.snapshot import rule_json, sum_of_rows
 from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError
 from distkeras.ps.server.published_center import make_center
 from distkeras.ps.server.server import ParameterServer
@@ -85,12 +85,15 @@ class ResumePoint:
         incarnation: of the server that goes on from it.
         exact: every partition goes on exactly where it was; else all begin with ``epoch``.
         epoch: 0 where ``exact``.
+        row_sum: over all rows (`checkpoint.row_sums`), where that is to be compared: each partition compares its own
+            where ``exact``. None: it is not, or not known.
     """
 
     clock: int
     incarnation: int
     exact: bool
     epoch: int
+    row_sum: int | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def build_server(
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
             exact = snapshots.restore(center, saved, same_attempts=mode.same_attempts, epochs=mode.epochs)
-            resumed = ResumePoint(center.clock, incarnation, exact, 0 if exact else center.leases[0].epoch)
+            begins = (0, None) if exact else (center.leases[0].epoch, sum_of_rows(saved.state))
+            resumed = ResumePoint(center.clock, incarnation, exact, *begins)
             restored = (center, saved)
     server = ParameterServer(
         settings,

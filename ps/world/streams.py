@@ -18,6 +18,9 @@ SOCKET_BUFFER = 512 * 1024
 #: Seconds after which a peer's host that acknowledges nothing is taken for gone. They begin to run again with what is
 #: sent to it meanwhile: twice as many at the most.
 HOST_SILENCE = 20
+_SILENT = f"the peer's host has acknowledged nothing for {HOST_SILENCE} s"
+#: The state of a socket whose connection is over on both sides, in the kernel's numbering.
+_TCP_CLOSE = 7
 
 _LONGEST_CALL = 60.0  # seconds that one system call waits
 _TIMEVAL = struct.Struct("@ll")  # the kernel's
@@ -243,7 +246,11 @@ class _Encrypted:
     def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
         try:
             self._sock.settimeout(timeout)
-            return self._sock.recv_into(spaces[0])
+            count = self._sock.recv_into(spaces[0])
+            # Python takes whatever breaks a connection for the end of the stream, after which a socket is still open.
+            if not count and _closed(self._sock):
+                raise ConnectionResetError(f"it was reset, or {_SILENT}")
+            return count
         except TimeoutError as error:
             raise _host_gone(error) from None
         except (AttributeError, ValueError):  # another thread closes it at this moment
@@ -263,7 +270,12 @@ def _host_gone(error: TimeoutError) -> OSError:
     """What the kernel's own time-out means: a lost connection. Where the time was a call's, ``error`` itself."""
     if error.errno != errno.ETIMEDOUT:
         return error
-    return ConnectionResetError(errno.ETIMEDOUT, f"the peer's host has acknowledged nothing for {HOST_SILENCE} s")
+    return ConnectionResetError(errno.ETIMEDOUT, _SILENT)
+
+
+def _closed(sock: socket.socket) -> bool:
+    """Whether the kernel has given a connection up, as far as it tells."""
+    return hasattr(socket, "TCP_INFO") and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
 
 def _give_up_silent_hosts(sock: socket.socket) -> None:

@@ -202,6 +202,7 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
         findings.broken += [f"job {number}, {spec.name}: {problem}" for problem in problems]
         if outcome.committed == outcome.expected:
             findings.survived += sum(injector.injected.values()) - faults
+    injector.give_up_waiting()
 
 
 def describe(spec: JobSpec, outcome: JobResult) -> str:

@@ -71,8 +71,13 @@ class Injector:
 
     @property
     def done(self) -> bool:
-        """Whether the plan is worked off."""
-        return not self._left and not self._waiting
+        """Whether the plan is worked off, but for what waits."""
+        return not self._left
+
+    def give_up_waiting(self) -> None:
+        """What waits has found nothing to hit."""
+        self.missed.update(fault.kind for fault in self._waiting)
+        self._waiting.clear()
 
     @property
     def waiting(self) -> bool:

@@ -147,6 +147,26 @@ def test_an_older_attempt_takes_over_when_the_newer_dies_and_no_other_comes(tmp_
         assert job.ended[holder.number]["begun"] == 2
 
 
+@pytest.mark.parametrize("rival", [False, True], ids=["alone", "with a rival"])
+def test_a_window_that_outlasts_a_restart_of_the_server_and_a_lease(tmp_path: Path, rival: bool) -> None:
+    """Its worker finds out at its next request. Until then a later attempt may take over, and keeps the partition."""
+    plan = Faults()
+    held = plan.at(worker=0, phase="between-epochs", attempt=0).hold()
+    with Job(tmp_path, RULE, plan, workers=1, every=1, deadlines=SHORT_LEASE) as job:
+        holder = job.start_one(0)
+        held.wait()
+        job.kill_server()
+        job.revive()
+        if rival:
+            assert job.start_one(0).over.wait(PATIENCE)
+        else:
+            assert not holder.over.wait(OUTLASTS)
+        held.release()
+        check(job)
+        assert attempts_in_order(job)[-1] == (1 if rival else 0)
+        assert set(job.ended) == ({0, 1} if rival else {0})
+
+
 def test_who_finds_everything_done_is_let_go_only_when_it_is_saved(tmp_path: Path) -> None:
     """Or a server that dies before it could save has nobody to repeat what it forgot."""
     plan, folder = Faults(), tmp_path / "snapshots"

@@ -24,7 +24,10 @@ def read(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_both_ends_notice_whether_data_is_under_way_or_not() -> None:
+@pytest.mark.parametrize("how", ["plain", "tls"])
+def test_both_ends_notice_whether_data_is_under_way_or_not(how: str) -> None:
+    if how == "tls":
+        pytest.importorskip("cryptography")
     try:
         namespaces = Namespaces()
     except PermissionError as error:
@@ -33,7 +36,7 @@ def test_both_ends_notice_whether_data_is_under_way_or_not() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | {"PYTHONPATH": ":".join(paths)}}
     with namespaces:
         host = HOSTS["server"][1]
-        server = namespaces.start("server", [*PEER, "server", host], **pipes)
+        server = namespaces.start("server", [*PEER, "server", host, how], **pipes)
         client = namespaces.start("worker", [*PEER, "client", host, read(server)], **pipes)
         try:
             assert read(server) == "ready"

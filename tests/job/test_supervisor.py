@@ -37,6 +37,12 @@ def center(driver: DriverClient) -> list[float]:
     return driver.center().center.tolist()
 
 
+def stop(pid: int) -> None:
+    """A process stands still when this returns, and not only once its signal has reached it."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
 def test_a_connection_that_the_server_has_given_up_is_made_again() -> None:
     """The driver has nothing to say for as long as the workers train; that may be longer than a server listens."""
     with ServerProcess(
@@ -104,7 +110,7 @@ class TestAServerThatStandsStill:
 
         def publish_to_the_stopped(driver: DriverClient) -> None:
             if not failed:
-                os.kill(process.pid, signal.SIGSTOP)
+                stop(process.pid)
             try:
                 driver.publish(START)
             except ServerLostError as error:
@@ -124,14 +130,14 @@ class TestAServerThatStandsStill:
         with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
             first = process.pid
             server.ask(lambda driver: driver.close())
-            os.kill(first, signal.SIGSTOP)
+            stop(first)
             assert server.ask(center) == START.tolist()
             assert server.restarts == 1
             assert not psutil.pid_exists(first)
 
     def test_one_that_nobody_hears_from_is_found_while_nobody_asks(self, tmp_path: Path) -> None:
         with self.process(tmp_path, standstill=brief(1)) as process, Supervisor(process, publish) as server:
-            os.kill(process.pid, signal.SIGSTOP)
+            stop(process.pid)
             until(lambda: server.watch() or server.restarts)
             assert server.ask(center) == START.tolist()
 
@@ -145,7 +151,7 @@ class TestAServerThatStandsStill:
 
     def test_without_a_checkpoint_the_error_names_the_call(self) -> None:
         with self.process(None, reply=brief(1)) as process, Supervisor(process, publish) as server:
-            os.kill(process.pid, signal.SIGSTOP)
+            stop(process.pid)
             try:
                 with pytest.raises(DeadlineError, match="EndEarly"):
                     server.end_early("enough")

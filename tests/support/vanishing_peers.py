@@ -5,6 +5,7 @@ Each tells, a line each, what the test waits for; then, after the line ``vanishe
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.tls import make_certificate, server_context
 from support.patience import PATIENT, brief, until
 
 KEY = bytes(range(32))
@@ -32,14 +34,16 @@ def vanished_at() -> float:
     return time.monotonic()
 
 
-def serve(host: str) -> None:
+def serve(host: str, *, tls: bool) -> None:
     settings = ServerSettings(make("downpour"), workers=1, host=host, deadlines=PATIENT)
-    with ParameterServer(settings, KEY) as server:
-        driver = DriverClient(Address(*server.address, KEY), PATIENT)
+    made = make_certificate() if tls else None
+    pinned = "" if made is None else made.certificate
+    with ParameterServer(settings, KEY, context=None if made is None else server_context(made)) as server:
+        driver = DriverClient(Address(*server.address, KEY, pinned), PATIENT)
         driver.publish(np.zeros(3, np.float32))
         driver.close()
         until(lambda: not server.sessions)
-        say(server.address[1])
+        say(json.dumps([server.address[1], pinned]))
         until(lambda: sorted(session.asking for session in server.sessions) == [False, True])
         say("ready")
         began = vanished_at()
@@ -50,8 +54,8 @@ def serve(host: str) -> None:
             time.sleep(0.1)
 
 
-def ask(host: str, port: int) -> None:
-    clients = [DriverClient(Address(host, port, KEY), PATIENT) for _ in range(2)]
+def ask(host: str, port: int, pinned: str) -> None:
+    clients = [DriverClient(Address(host, port, KEY, pinned), PATIENT) for _ in range(2)]
     for client in clients:
         client.center()
     # The answer comes after its host has vanished: to what is under way then nobody says that it came.
@@ -74,6 +78,6 @@ def ask(host: str, port: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "server":
-        serve(sys.argv[2])
+        serve(sys.argv[2], tls=sys.argv[3] == "tls")
     else:
-        ask(sys.argv[2], int(sys.argv[3]))
+        ask(sys.argv[2], *json.loads(sys.argv[3]))

@@ -43,3 +43,19 @@ def test_a_job_that_has_ended_is_no_other_jobs(clouds: DataFrame, spark: SparkSe
         np.testing.assert_array_equal(found, expected)
     assert again.resumed is not None
     assert again.resumed.exact
+
+
+def test_another_number_of_workers_finds_other_rows_before_any_work(
+    clouds: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
+    trainer_of().train(clouds, checkpoint=tmp_path)
+    saved = sorted(path.name for path in tmp_path.glob("snapshot-*"))
+    x, y = blobs()
+    x[100, 0] += 1
+    with pytest.raises(LedgerError, match=r"must be the same rows again: checksum 0x[0-9a-f]{8} of all rows"):
+        trainer_of(num_workers=3, num_epoch=2).train(table(spark, x, y), checkpoint=tmp_path, resume=True)
+    assert sorted(path.name for path in tmp_path.glob("snapshot-*")) == saved
+    more = trainer_of(num_workers=3, num_epoch=2)
+    more.train(clouds, checkpoint=tmp_path, resume=True)
+    assert more.resumed is not None
+    assert (more.resumed.exact, more.resumed.epoch) == (False, 1)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError, SnapshotError
+from distkeras.ps.world.files import Files, open_files
+from distkeras.ps.world.world import World
 
 ARRAYS: dict[str, np.ndarray] = {
     "center": np.arange(7, dtype=np.float32),
@@ -108,9 +110,9 @@ def test_a_file_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monk
 def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", HEADER, ARRAYS)
-    content = (tmp_path / "one.dks").read_bytes()[:-16].replace(b"DKSTORE2", b"DKSTORE1")
+    content = (tmp_path / "one.dks").read_bytes()[:-16].replace(b"DKSTORE3", b"DKSTORE1")
     (tmp_path / "one.dks").write_bytes(content + hashlib.blake2b(content, digest_size=16).digest())
-    with pytest.raises(SnapshotError, match=r"the format b'DKSTORE2'\. Received: b'DKSTORE1'"):
+    with pytest.raises(SnapshotError, match=r"the format b'DKSTORE3'\. Received: b'DKSTORE1'"):
         store.load("one")
 
 
@@ -139,3 +141,33 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_uri_that_nothing_opens() -> None:
     with pytest.raises(ConfigurationError, match="a URI that Arrow opens"):
         Store("gopher://host/path")
+
+
+class TornOnce(World):
+    """Its files: a write fails half-way, and so does the removal of what it has left."""
+
+    def files(self, uri: str) -> Files:
+        files = open_files(uri)
+        write, delete, errors = files.write, files.delete, [OSError(5, "torn"), OSError(5, "torn")]
+
+        def half(name: str, pieces: Any) -> None:
+            write(name, list(pieces)[: 1 if errors else None])
+            if errors:
+                raise errors.pop()
+
+        def not_now(name: str) -> None:
+            if errors:
+                raise errors.pop()
+            delete(name)
+
+        files.write, files.delete = half, not_now
+        return files
+
+
+def test_a_draft_that_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), TornOnce())
+    with pytest.raises(SnapshotError, match="torn"):
+        store.save("one", HEADER, ARRAYS)
+    assert store.drafts() == ["one"]
+    store.save("two", HEADER, ARRAYS)
+    assert store.drafts() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import select
 import socket
 import ssl
 import tempfile
@@ -35,6 +36,7 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.messages import Heartbeat
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
@@ -180,6 +182,14 @@ class TestChannel:
         socket_of(server).settimeout(patience(5))
         assert socket_of(server).recv(1) == b""
         assert server.hung_up()
+
+    def test_a_broken_connection_is_not_the_end_of_the_stream(self, pair: tuple[Channel, Channel]) -> None:
+        server, client = pair
+        client.send(Heartbeat())
+        until(lambda: select.select([socket_of(server)], [], [], 0)[0])
+        server.close()  # with bytes that nobody has read: that is a reset
+        with pytest.raises(ConnectionResetError):
+            client.receive(patience(10), "anything")
 
     def test_a_blocked_call_returns_when_another_thread_hangs_up(self, pair: tuple[Channel, Channel]) -> None:
         server, _ = pair

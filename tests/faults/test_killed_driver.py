@@ -1,0 +1,87 @@
+"""A driver that is killed in the midst of a job, with a child of a callback that lives on with all its descriptors."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.patience import patience
+
+DRIVER = """
+import json, os, signal, sys
+from pyspark.sql import SparkSession
+import keras
+from support.spark_jobs import *
+from distkeras.callbacks import Callback
+
+spark = (
+    SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+
+
+class Forks(Callback):
+    forked = False
+
+    def on_center(self, context):
+        if context.clock and not self.forked:
+            self.forked = True
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+                os._exit(0)
+            print(json.dumps({"child": child, "server": servers()}), flush=True)
+
+
+trainer = Trainer(
+    counting_model(8), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
+    num_workers=1, batch_size=8, num_epoch=1_000_000, port=int(sys.argv[1]),
+)
+trainer.train(counting_rows(spark, 8), callbacks=[Forks(every_commits=1)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="waits for a process that is no child")
+def test_its_server_ends_and_frees_the_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        text=True,
+    )
+    told = {"child": 0}
+    try:
+        assert driver.stdout is not None
+        assert select.select([driver.stdout], [], [], patience(100))[0], "no training"
+        told = json.loads(driver.stdout.readline())
+        (server,) = told["server"]
+        descriptor = os.pidfd_open(server)
+        driver.kill()
+        driver.wait(patience(10))
+        assert select.select([descriptor], [], [], patience(10))[0]
+        os.close(descriptor)
+        assert psutil.Process(told["child"]).status() != psutil.STATUS_ZOMBIE
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+    finally:
+        driver.kill()
+        if told["child"]:
+            os.kill(told["child"], signal.SIGKILL)
+        if driver.stdout is not None:
+            driver.stdout.close()

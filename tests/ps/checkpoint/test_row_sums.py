@@ -1,0 +1,59 @@
+"""The part of a checksum of rows that does not depend on how they are spread over partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from distkeras.data.ordering import ROW_HASH, RowChecksum
+from distkeras.ps.checkpoint.row_sums import sum_of
+from distkeras.ps.checkpoint.snapshot import State, sum_of_rows
+
+HASHES = np.random.default_rng(3).integers(-(2**63), 2**63, 1000)
+
+
+def checksum(hashes: np.ndarray) -> int:
+    found = RowChecksum(block_rows=7)
+    for piece in np.array_split(hashes, 3):
+        found.update(pa.record_batch({ROW_HASH: piece}))
+    return found.before(len(hashes))
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 5])
+def test_the_sum_is_the_same_in_any_partitions_and_any_order(partitions: int) -> None:
+    shuffled = np.random.default_rng(4).permutation(HASHES)
+    assert sum_of(map(checksum, np.array_split(shuffled, partitions))) == sum_of([checksum(HASHES)])
+    assert 0 <= checksum(HASHES) < 2**63
+
+
+def test_another_row_or_one_that_is_missing_changes_it() -> None:
+    other = HASHES.copy()
+    other[500] ^= 1 << 40
+    data = (HASHES, other, HASHES[1:], np.append(HASHES, HASHES[0]))
+    assert len({sum_of([checksum(hashes)]) for hashes in data}) == len(data)
+
+
+def test_another_order_changes_the_checksum() -> None:
+    assert checksum(HASHES[::-1]) != checksum(HASHES)
+
+
+def lease(epoch: int, checksum: int = 5 << 32) -> dict[str, Any]:
+    return {"epoch": epoch, "checksum": checksum}
+
+
+@pytest.mark.parametrize(
+    ("leases", "known"),
+    [
+        ([lease(1), lease(2)], 10),
+        ([lease(1), lease(0)], None),
+        ([lease(1), lease(1, -1)], None),
+        ([lease(1)], None),
+    ],
+    ids=["all read", "one in its first epoch", "one that another job has read", "one that has not joined"],
+)
+def test_it_is_known_once_every_partition_was_read_to_its_end(leases: list[Any], known: int | None) -> None:
+    header = {"workers": 2, "leases": dict(enumerate(leases))}
+    assert sum_of_rows(State(header, {})) == known
