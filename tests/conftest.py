@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-#: Folders of tests that start whole programs. Last, one of them would keep one process busy while another idles.
-LONGEST = ("notebooks", "scripts", "docs", "training", "transformers")
+#: Folders of tests that start whole programs or jobs. Last, one would keep one process busy while another idles.
+LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "job")
 
 # A Java process lives for seconds here, too short for its second compiler to pay; that of a subprocess too.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several processes share the files so that only some of them start Spark."""
+    from support.distribution import SparkApart
+
+    return SparkApart(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -94,6 +94,7 @@ def _salvage(server: Supervisor, plan: JobPlan, outcome: JobOutcome) -> None:
         server.try_to_ask(lambda driver: _collect(driver, plan, outcome))
     except DistkerasError as error:
         outcome.events.report(log, "lost", "what the job had learned is not to be had: %s", error.message)
+        server.abandon(error)
 
 
 def _progress_of(plan: JobPlan) -> Progress:

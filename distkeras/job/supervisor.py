@@ -132,6 +132,11 @@ class Supervisor:
                 raise
         return call(self._driver)
 
+    def abandon(self, error: DistkerasError) -> None:
+        """Kills a server that gave no answer but ``error``, where it has nothing to save: its end is not waited for."""
+        if self._lost(error) and self._process.settings.checkpoint is None:
+            self._process.kill()
+
     def _call_reconnecting(self, call: Callable[[DriverClient], _R]) -> _R:
         """``call``, over new connections while the process lives.
 

@@ -86,13 +86,11 @@ def test_with_a_checkpoint_it_is_replaced_and_every_mini_batch_counts_once(
 
 def test_the_error_is_what_ended_the_job_and_not_what_was_tried_after_it(spark: SparkSession, pids: list[int]) -> None:
     class Picky(Callback):
-        every_commits = 1
-
         def on_center(self, context: CallbackContext) -> None:
             os.kill(pids[0], signal.SIGSTOP)
             raise ValueError("not good enough")
 
     job = trainer(epochs=1_000_000, reconnect=brief(1))
     with pytest.raises(ValueError, match="not good enough"):
-        job.train(counting_rows(spark, ROWS), callbacks=[Picky()])
+        job.train(counting_rows(spark, ROWS), callbacks=[Picky(every_commits=1)])
     assert "lost" in [row["kind"] for row in job.events.collect()]
