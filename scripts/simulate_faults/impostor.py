@@ -30,7 +30,7 @@ class Impostor:
     def _accept(self) -> None:
         while True:
             stream, _, port = self._listener.accept()
-            self._scheduler.start(self.process, lambda stream=stream: self._meet(stream), f"meets {port}")  # type: ignore[misc]
+            self._scheduler.start(self.process, lambda stream=stream: self._meet(stream), f"meets {port}")  # type: ignore[misc]  # it cannot infer the lambda
 
     def _meet(self, stream: VirtualStream) -> None:
         manner = int(4 * self._scheduler.random.random())

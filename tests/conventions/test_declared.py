@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PACKAGE = ("distkeras", "ps", "transformers")
 #: Distributions whose module is named otherwise.
-MODULES = {"mkdocs-material": "material"}
+MODULES = {"mkdocs-material": "material", "pytest-xdist": "xdist"}
 #: Imported where it is there, by a reader who has it; the fuzzer says how to get it.
 OPTIONAL = {"atheris"}
 
