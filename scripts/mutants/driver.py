@@ -82,7 +82,7 @@ DRIVER = (
         "        if self._futile_restarts >= _MAX_FUTILE_RESTARTS:\n",
         "        if self._futile_restarts > 10**6:\n",
         "a job that cannot get on does not end",
-        _SUPERVISOR,
+        ("tests/scripts/test_simulate_faults.py::test_a_server_that_dies_again_and_again_is_given_up",),
     ),
     Mutant(
         "a restarted server forgets that the job ends early",

@@ -24,8 +24,8 @@ from simulate_faults.world import Surroundings, VirtualWorld
 
 #: Attempts of a partition that may fail.
 _MOST_FAILURES = 30
-#: Seconds from one look of the driver at its server to the next; and from one piece of news to the next, at least.
-_POLL, _STATUS = 5.0, 0.5
+#: Seconds from one look of the driver at its server to the next; that it waits for news, and from one to the next.
+_LOOK, _POLL, _STATUS = 5.0, 1.0, 2.0
 
 
 class Executors:
@@ -172,7 +172,7 @@ class Driver:
             world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
             enough = plan.enough or math.inf
             while not executors.ended:
-                self._surroundings.scheduler.wait(executors.news, _POLL)
+                self._surroundings.scheduler.wait(executors.news, _LOOK)
                 failed += [] if executors.failure is None else [executors.failure]
                 if failed:
                     raise failed[0]

@@ -147,23 +147,36 @@ class VirtualStream:
     def _take(self, spaces: list[memoryview], offset: int, count: int) -> int:
         """Moves ``count`` bytes, or fewer, into ``spaces`` from ``offset`` on."""
         network, pieces = self.link.network, self.incoming.pieces
-        if count > 1 and network.scheduler.random.random() < network.fragmenting:
+        if count > 1 and network.fragmenting and network.scheduler.random.random() < network.fragmenting:
             count = 1 + int(network.scheduler.random.random() * (count - 1))
-        left = count
-        for whole in spaces:
-            space, offset = whole[offset:], max(0, offset - len(whole))
-            while len(space) and left:
-                arrival, data = pieces[0]
-                size = min(len(space), len(data), left)
-                space[:size] = data[:size]
-                space, left = space[size:], left - size
-                if size == len(data):
-                    pieces.popleft()
-                else:
-                    pieces[0] = (arrival, data[size:])
+        data = pieces[0][1]
+        if len(data) == count:  # as most do
+            pieces.popleft()
+        else:
+            data = self._cut_off(count)
+        at = 0
+        for space in spaces:
+            size = min(len(space) - offset, count - at)
+            if size > 0:
+                space[offset : offset + size] = data[at : at + size]
+                at += size
+            offset = max(0, offset - len(space))
         self.incoming.size -= count
-        self._scheduler.wake_all(self.incoming.writers)
+        if self.incoming.writers:
+            self._scheduler.wake_all(self.incoming.writers)
         return count
+
+    def _cut_off(self, count: int) -> memoryview:
+        """The next ``count`` bytes that are under way."""
+        pieces, taken = self.incoming.pieces, list[memoryview]()
+        while count:
+            arrival, data = pieces.popleft()
+            if len(data) > count:
+                pieces.appendleft((arrival, data[count:]))
+                data = data[:count]
+            taken.append(data)
+            count -= len(data)
+        return memoryview(b"".join(taken))
 
     def _send(self, buffers: list[memoryview], timeout: float) -> int:
         """See `Stream`."""

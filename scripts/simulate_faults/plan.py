@@ -203,8 +203,11 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     )
     struck = {fault.kind for fault in faults}
     damage = struck & {"snapshot rot", "log rot"}
+    # Whoever is held back waits for windows of others: long ones outlast its deadline.
+    paced = rule in _PACED and not long
     resized = _dealt(chance, batches) if every and not damage and chance.random() < 0.25 else ()
-    tls = chance.random() < 0.03  # its records' sizes are left to chance: nothing may depend on them
+    paced = paced and not resized
+    tls = chance.random() < 0.02  # its records' sizes are left to chance: nothing may depend on them
     return Plan(
         seed=seed,
         workers=workers,
@@ -226,7 +229,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         yielding=chance.choice((0.0, 0.05, 0.3)),
         disk=chance.choice((0.0005, 0.01, 0.1)),
         skipped=chance.choice((0, 1, 3)) if not damage and chance.random() < 0.5 else 0,
-        bound=chance.choice((0, 1, 2)) if chance.random() < 0.15 and not resized and rule in _PACED else None,
+        bound=chance.choice((0, 1, 2)) if paced and chance.random() < 0.2 else None,
         enough=1 + int(8 * chance.random()) if chance.random() < 0.1 else 0,
         resized=resized,
         stray=chance.random() < 0.1,

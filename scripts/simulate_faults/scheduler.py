@@ -99,12 +99,15 @@ class Scheduler:
 
     Args:
         seed: of every choice.
-        on_step: called before each hand-over by a watched process' task.
+        on_step: called with a watched process before each hand-over by one of its tasks.
         on_time: called when time has passed.
     """
 
     def __init__(
-        self, seed: int, on_step: Callable[[], None] = lambda: None, on_time: Callable[[], None] = lambda: None
+        self,
+        seed: int,
+        on_step: Callable[[Process], None] = lambda process: None,
+        on_time: Callable[[], None] = lambda: None,
     ) -> None:
         self.random = random.Random(seed)
         self._draw = self.random.random
@@ -118,7 +121,9 @@ class Scheduler:
         #: How often a task that could go on hands the baton on all the same.
         self.yielding = 0.1
         self.current: Task
-        self._over = self._choosing = False
+        self._choosing = False
+        #: Whether the run has ended, and all that is left unwinds.
+        self.over = False
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Task | None, int, Callable[[], None] | None]] = []
         self._order = 0
@@ -151,19 +156,19 @@ class Scheduler:
     def require_alive(self) -> Task:
         """The current task; raises `Killed` if it is dead."""
         task = self.current
-        if task.dead or self._over:
+        if task.dead or self.over:
             raise Killed
         return task
 
     @property
     def silent(self) -> bool:
         """Whether what the current task does must have no effect: it is dead."""
-        return self._over or (self.current.dead and not self._choosing)
+        return self.over or (self.current.dead and not self._choosing)
 
     def wait(self, queue: list[Task] | None, timeout: float | None) -> bool:
         """Waits in ``queue`` until somebody wakes this task, or for ``timeout`` seconds; whether it was woken."""
         task = self.current
-        if task.dead or self._over:
+        if task.dead or self.over:
             raise Killed
         task.generation += 1
         task.woken, task.queue = False, queue
@@ -179,7 +184,7 @@ class Scheduler:
     def pass_on(self, *, always: bool = False) -> None:
         """Lets others go first, sometimes."""
         task = self.current
-        if task.dead or self._over:
+        if task.dead or self.over:
             raise Killed
         if always or self._draw() < self.yielding:
             task.generation += 1
@@ -264,7 +269,7 @@ class Scheduler:
         """Ends the run with ``finding``; the first one counts."""
         if self.finding is None:
             self.finding = finding
-        self._over = True
+        self.over = True
 
     def people(self) -> str:
         """Who is there, for the text of a finding."""
@@ -287,7 +292,7 @@ class Scheduler:
     def _enter(self, task: Task) -> None:
         """The body of a task, which has just been given the baton."""
         try:
-            if not (task.dead or self._over):
+            if not (task.dead or self.over):
                 task.target()
         except Killed:
             pass
@@ -299,7 +304,7 @@ class Scheduler:
         task.ended = True
         self.wake_all(task.joiners)
         if task.number == 0:
-            self._over = True
+            self.over = True
         self._following = self._choose()
 
     def _pass_baton(self, task: Task) -> None:
@@ -316,21 +321,21 @@ class Scheduler:
         assert following is not None, "a task that waits has not ended"
         if following is not task:
             self._pass_baton(following)
-        if task.dead or self._over:
+        if task.dead or self.over:
             raise Killed
 
     def _choose(self) -> Task | None:
         """Who is next; None where every task has ended."""
         self._choosing = True
         try:
-            if self.current.process.watched and not self._over:
-                self.on_step()
-            if not self._over and (not self._ready or (self._timers and self._timers[0][0] <= self.now)):
+            if self.current.process.watched and not self.over:
+                self.on_step(self.current.process)
+            if not self.over and (not self._ready or (self._timers and self._timers[0][0] <= self.now)):
                 self._let_time_pass()
         except Finding as finding:
             self.fail(finding)
         self._choosing = False
-        if self._over:
+        if self.over:
             return self._next_to_unwind()
         ready = self._ready
         if len(ready) > 1:

@@ -82,7 +82,9 @@ class _Run:
     def __init__(self, plan: Plan, *, story: bool) -> None:
         self.plan = plan
         self.story: list[str] | None = [] if story else None
-        self.scheduler = scheduler = Scheduler(plan.seed, lambda: self.watch.step(), self._require_progress)
+        self.scheduler = scheduler = Scheduler(
+            plan.seed, lambda process: self.watch.step(process), self._require_progress
+        )
         scheduler.yielding = plan.yielding
         self.network = network = Network(scheduler, self._on_send)
         network.latency, network.capacity, network.fragmenting = plan.latency, plan.capacity, plan.fragmenting
@@ -225,6 +227,9 @@ class _Run:
             self.error = type(error).__name__
             return
         raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
+
+    def _look_at(self, process: Process) -> None:
+        self.watch.step(process)
 
     def _require_progress(self) -> None:
         patience = self._patience + self.disk.full_until

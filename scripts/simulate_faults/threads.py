@@ -21,12 +21,14 @@ class VirtualLock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """See `world.Lock`."""
         scheduler = self._scheduler
-        task = scheduler.require_alive()
-        if self.owner is task and self._reentrant:
+        task = scheduler.current
+        if self.owner is task and self._reentrant and not (task.dead or scheduler.over):
             self.count += 1
             return True
         if blocking:
             scheduler.pass_on()
+        else:
+            scheduler.require_alive()
         while self.owner is not None:
             if not blocking or (not scheduler.wait(self._waiting, None if timeout < 0 else timeout) and timeout >= 0):
                 return False

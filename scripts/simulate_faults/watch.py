@@ -11,7 +11,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT
 from simulate_faults.plan import Layout, Plan
-from simulate_faults.scheduler import Finding
+from simulate_faults.scheduler import Finding, Process
 from simulate_faults.world import Surroundings, VirtualChild
 
 #: Rules whose windows begin with what the worker was sent last.
@@ -28,6 +28,17 @@ class _Standing:
     peer: Any = None
 
 
+@dataclass
+class _Life:
+    """A server's center as it was looked at last."""
+
+    center: Center
+    standings: dict[int, _Standing]
+    #: Of its ledger.
+    rows: int
+    holders: dict[int, Any]
+
+
 class Watch:
     """Looks at the server that serves.
 
@@ -39,8 +50,7 @@ class Watch:
 
     def __init__(self, plan: Plan, surroundings: Surroundings, tell: Callable[[str], None]) -> None:
         self._plan, self._surroundings, self._tell = plan, surroundings, tell
-        self._lives: dict[int, tuple[Center, dict[int, _Standing]]] = {}
-        self._clocks: dict[int, int] = {}
+        self._lives: dict[int, _Life] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
         #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let go.
@@ -73,8 +83,8 @@ class Watch:
 
     def _owner(self) -> Center | None:
         """That of the server with the highest claim; None where that is not known: two may claim at one moment."""
-        highest = max((center.incarnation for center, _ in self._lives.values()), default=0)
-        found = {pid: center for pid, (center, _) in self._lives.items() if center.incarnation == highest}
+        highest = max((life.center.incarnation for life in self._lives.values()), default=0)
+        found = {pid: life.center for pid, life in self._lives.items() if life.center.incarnation == highest}
         if len(found) > 1:
             alive = {child.pid for child in self._surroundings.servers if child.process.alive}
             found = {pid: center for pid, center in found.items() if pid in alive}
@@ -101,42 +111,42 @@ class Watch:
             if row["worker"] == worker and self.layouts[int(row["incarnation"])].number == layout
         ]
 
-    def step(self) -> None:
-        """After each step of the run."""
-        for child in self._surroundings.servers:
-            if child.process.alive and child.server is not None and child.server.center is not None:
-                self._look_at(child, child.server.center)
+    def step(self, process: Process) -> None:
+        """After each step of a server's process."""
+        child = self._surroundings.child_of[process]
+        if process.alive and child.server is not None:
+            center = child.server.center
+            if center is not None:
+                self._look_at(child, center)
 
     def _look_at(self, child: VirtualChild, center: Center) -> None:
         life = self._lives.get(child.pid)
         if life is None:
             self._watch_server(child, center)
             life = self._lives[child.pid]
-        standings = life[1]
-        if len(center.log) != self._clocks[child.pid]:
-            self._clocks[child.pid] = len(center.log)
-            self.progressed = self._surroundings.scheduler.now
-            self._check_rows(center, standings, child.server.address[1])
+        rows, now = center.clock + center.log.skipped, self._surroundings.scheduler.now
+        if rows != life.rows:
+            life.rows, self.progressed = rows, now
+            self._check_rows(center, life.standings, child.server.address[1])
             self._check_center(center)
         holders = child.server.dispatcher.holders
-        for worker, lease in center.leases.items():
-            standing = standings.get(worker)
-            if standing is None:
-                standing = standings[worker] = _Standing()
-            if lease.attempt != standing.attempt:
-                self._check_takeover(worker, standing)
-                standing.attempt = lease.attempt
-                self._tell(f"attempt {lease.attempt} has partition {worker}")
-            standing.peer = holders.get(worker)
+        if holders != life.holders:  # whoever gets a lease is one
+            life.holders = dict(holders)
+            for worker, lease in center.leases.items():
+                standing = life.standings.setdefault(worker, _Standing())
+                if lease.attempt != standing.attempt:
+                    self._check_takeover(worker, standing)
+                    standing.attempt = lease.attempt
+                    self._tell(f"attempt {lease.attempt} has partition {worker}")
+                standing.peer = holders.get(worker)
 
     def _watch_server(self, child: VirtualChild, center: Center) -> None:
         standings = {
             worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
         }
-        self._lives[child.pid] = (center, standings)
+        self._lives[child.pid] = _Life(center, standings, center.clock + center.log.skipped, {})
         layout = self.layouts[center.incarnation] = self._surroundings.layouts[child.driver]
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
-        self._clocks[child.pid] = len(center.log)
         self.progressed = self._surroundings.scheduler.now
         if center is not self._owner():
             return  # it comes late, and will find the higher claim

@@ -36,6 +36,7 @@ class Surroundings:
         self.skews: dict[str, float] = {}
         #: Every server's process, the latest one last.
         self.servers: list[VirtualChild] = []
+        self.child_of: dict[Process, VirtualChild] = {}
         #: Seconds that the next servers take to come up.
         self.startup = 0.5
         #: How each driver's process deals the data out.
@@ -128,6 +129,7 @@ class VirtualChild:
         self.pid = len(surroundings.servers)
         self.process = Process(f"server{self.pid}", driver.host)
         self.process.watched = True
+        surroundings.child_of[self.process] = self
         self.world = VirtualWorld(surroundings, self.process, "server")
         #: What the server's process serves, once it is up.
         self.server: Any = None

@@ -30,6 +30,12 @@ SOON = {
     "one-exception-ends-the-checkpointer": 100,
     "a-server-outlives-its-driver": 100,
     "a-gap-in-the-mini-batches-is-taken": 100,
+    "a-file-of-somebody-elses-is-read": 100,
+    "numbers-are-not-looked-at": 100,
+    "a-skipped-commit-leaves-its-worker-where-it-was": 100,
+    "a-port-that-is-taken-is-given-up": 200,
+    "a-stranger-on-the-port-ends-the-job": 300,
+    "other-partitions-go-on-where-these-were": 200,
 }
 
 
@@ -89,6 +95,13 @@ def test_every_kind_strikes(kind: str) -> None:
     outcome = simulate(replace(plan, batches=(3, 3)))
     assert outcome.finding is None
     assert [fault.kind for fault in outcome.injected] == [kind]
+
+
+def test_a_server_that_dies_again_and_again_is_given_up() -> None:
+    deaths = tuple(Fault("kill server", at, "driver") for at in range(6, 200, 6))
+    outcome = simulate(Plan(1, every=100, faults=deaths))
+    assert outcome.finding is not None
+    assert "the server must live long enough to get on. Received: 5 ends in a row" in outcome.finding.text
 
 
 def test_the_command_tells_of_what_breaks(capsys: pytest.CaptureFixture[str]) -> None:
