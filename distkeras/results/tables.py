@@ -47,18 +47,22 @@ class Resumed:
         exact: each partition went on where it had stopped. Else the number of workers was another one, and all began
             with ``epoch``; rows of it that had been committed before count once more.
         epoch: the first epoch of this job; 0 where ``exact``.
+        began_clock, began_epoch: what the partitions began with, in this job or in one before; 0 where the number of
+            workers was never another one.
     """
 
     clock: int
     exact: bool
     epoch: int
+    began_clock: int = 0
+    began_epoch: int = 0
 
     @classmethod
     def from_point(cls, point: ResumePoint | None) -> Resumed | None:
         """From what the server's process tells; says in the log what it is."""
         if point is None:
             return None
-        resumed = cls(point.clock, point.exact, point.epoch)
+        resumed = cls(point.clock, point.exact, point.epoch, point.began_clock, point.began_epoch)
         if resumed.exact:
             log.info("the job goes on at clock %d, exactly where it stopped", resumed.clock)
         else:
@@ -144,7 +148,7 @@ class JobRecords:
         Args:
             batches: mini-batches an epoch of each worker, as far as known; -1 where not.
             epochs: of the job.
-            resumed: where it went on with an earlier one: other partitions' commits do not count.
+            resumed: where it went on with an earlier one: commits of other partitions than these do not count.
             stopped: the job ended early: those of each partition are the first ones of all that were due.
 
         Where records are `missing`, what is left must be without a double, and lack no more than those.
@@ -153,8 +157,8 @@ class JobRecords:
             LedgerError: one is missing or counted twice.
         """
         commits, first_epoch = self.commits_array, 0
-        if resumed is not None and not resumed.exact:
-            commits, first_epoch = commits[commits["clock"] >= resumed.clock], resumed.epoch
+        if resumed is not None:
+            commits, first_epoch = commits[commits["clock"] >= resumed.began_clock], resumed.began_epoch
         if self.missing:
             self._check_at_most_once(commits, batches, range(first_epoch, epochs), stopped=stopped)
             return

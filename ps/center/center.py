@@ -93,6 +93,8 @@ class Center:
         self.moving_statistics = np.array(moving_statistics)
         self.incarnation = incarnation
         self.clock = 0
+        #: Clock and epoch that these partitions began with: a job with another number of workers had others before.
+        self.began = (0, 0)
         #: Names of the history's columns, as `messages.Records` has them; empty before a worker has told them.
         self.metrics = ""
         #: Why the job ends early, if it does; then everybody who asks is told to leave.

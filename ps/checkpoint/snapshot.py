@@ -68,6 +68,7 @@ def capture(center: Center) -> State:
         "workers": center.workers,
         "incarnation": center.incarnation,
         "clock": center.clock,
+        "began": center.began,
         "counters": dict(center.counters),
         "leases": leases,
         "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
@@ -107,6 +108,8 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     if header["workers"] != center.workers:
         _begin_epoch(center, _first_open_epoch(leases, header["workers"]))
         return False
+    began_clock, began_epoch = header["began"]
+    center.began = began_clock, began_epoch
     center.counters = dict(header["counters"])
     for number, vector in enumerate(center.model):
         vector[...] = arrays[f"model/{number}"]
@@ -153,6 +156,7 @@ def _first_open_epoch(leases: dict[int, dict[str, Any]], workers: int) -> int:
 
 
 def _begin_epoch(center: Center, epoch: int) -> None:
+    center.began = center.clock, epoch
     for worker in range(center.workers):
         lease = center.leases.add(worker, NO_ATTEMPT)
         lease.epoch, lease.connected = epoch, False

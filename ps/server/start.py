@@ -85,6 +85,8 @@ class ResumePoint:
         incarnation: of the server that goes on from it.
         exact: every partition goes on exactly where it was; else all begin with ``epoch``.
         epoch: 0 where ``exact``.
+        began_clock, began_epoch: what the partitions began with, in this job or before: an earlier number of workers
+            had others.
         row_sum: over all rows (`checkpoint.row_sums`), where that is to be compared: each partition compares its own
             where ``exact``. None: it is not, or not known.
     """
@@ -93,6 +95,8 @@ class ResumePoint:
     incarnation: int
     exact: bool
     epoch: int
+    began_clock: int = 0
+    began_epoch: int = 0
     row_sum: int | None = None
 
 
@@ -159,8 +163,14 @@ def build_server(
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
             exact = snapshots.restore(center, saved, same_attempts=mode.same_attempts, epochs=mode.epochs)
-            begins = (0, None) if exact else (center.leases[0].epoch, sum_of_rows(saved.state))
-            resumed = ResumePoint(center.clock, incarnation, exact, *begins)
+            resumed = ResumePoint(
+                center.clock,
+                incarnation,
+                exact,
+                0 if exact else center.leases[0].epoch,
+                *center.began,
+                row_sum=None if exact else sum_of_rows(saved.state),
+            )
             restored = (center, saved)
     server = ParameterServer(
         settings,

@@ -10,7 +10,7 @@ import pytest
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
-from distkeras.results.tables import JobRecords
+from distkeras.results.tables import JobRecords, Resumed
 
 
 def records(
@@ -182,6 +182,16 @@ class TestExactlyOnce:
             found.missing = 9
             with pytest.raises(LedgerError, match="no mini-batch must be committed twice, and none beyond"):
                 found.check_exactly_once({0: 3}, 1)
+
+    @pytest.mark.parametrize("exact", [False, True], ids=["in this job", "in one before"])
+    def test_commits_of_another_number_of_workers_do_not_count(self, exact: bool) -> None:
+        """Two workers' first epoch and a part of their second; then one's second and third."""
+        others = [(0, 0, 0, 1), (1, 0, 0, 1), (0, 1, 0, 0)]
+        own = [(0, 1, 0, 3), (0, 2, 0, 3)]
+        resumed = Resumed(clock=4 if exact else 3, exact=exact, epoch=0 if exact else 1, began_clock=3, began_epoch=1)
+        records([*others, *own]).check_exactly_once({0: 4}, 3, resumed)
+        with pytest.raises(LedgerError, match="exactly once"):
+            records([*others, *own[:1]]).check_exactly_once({0: 4}, 3, resumed)
 
     def test_a_worker_without_rows(self) -> None:
         records([]).check_exactly_once({0: 0}, 3)

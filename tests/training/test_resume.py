@@ -59,3 +59,7 @@ def test_another_number_of_workers_finds_other_rows_before_any_work(
     more.train(clouds, checkpoint=tmp_path, resume=True)
     assert more.resumed is not None
     assert (more.resumed.exact, more.resumed.epoch) == (False, 1)
+    again = trainer_of(num_workers=3, num_epoch=3)  # the commits of two workers are still in the ledger
+    again.train(clouds, checkpoint=tmp_path, resume=True)
+    assert again.resumed is not None
+    assert again.resumed.exact
