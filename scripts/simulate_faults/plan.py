@@ -271,6 +271,8 @@ _TOGETHER = (
     ("nan", "kill server"),
     ("nan", "rival"),
     ("kill server twice", "half cut"),
+    ("disk slow", "kill driver twice"),
+    ("disk slow", "second driver", "kill driver"),
     ("stop at start", "rival"),
 )
 

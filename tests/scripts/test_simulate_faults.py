@@ -26,15 +26,11 @@ SOON = {
     "a-later-attempt-need-not-wait": 100,
     "no-heartbeats": 100,
     "no-owner": 400,
-    "an-old-sessions-end-disconnects-its-successor": 200,
-    "one-exception-ends-the-checkpointer": 100,
     "a-server-outlives-its-driver": 100,
     "a-gap-in-the-mini-batches-is-taken": 100,
     "a-file-of-somebody-elses-is-read": 100,
     "numbers-are-not-looked-at": 100,
     "a-skipped-commit-leaves-its-worker-where-it-was": 100,
-    "a-port-that-is-taken-is-given-up": 200,
-    "a-stranger-on-the-port-ends-the-job": 300,
     "other-partitions-go-on-where-these-were": 200,
 }
 
@@ -66,6 +62,20 @@ def test_a_seed_says_everything() -> None:
 @pytest.mark.parametrize("name", SOON)
 def test_what_is_planted_is_found(name: str) -> None:
     assert find_planted(name, 0, SOON[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("a-tie-is-lost", (Fault("disk slow", 12, amount=2.0), Fault("kill driver twice", 14, amount=0.5))),
+        ("a-stranger-on-the-port-ends-the-job", (Fault("impostor", 6, amount=10.0),)),
+    ],
+)
+def test_what_was_found_once_stays_mended(name: str, faults: tuple[Fault, ...]) -> None:
+    plans = [Plan(seed, compute=5.0, faults=faults) for seed in range(8)]
+    assert [simulate(plan).finding for plan in plans] == [None] * len(plans)
+    with planted(name):
+        assert any(simulate(plan).finding for plan in plans)
 
 
 @pytest.mark.slow
