@@ -21,6 +21,7 @@ folder imports only from those above it, and from ``ps``::
     flags        a trainer's keywords as flags, and a TOML file of them
     spark        a Spark session whose workers begin with Keras imported
     ml           the trainer as a Spark ML estimator, which stands on `transformers` too
+    jobs         the job server, its client, and the command line of both
     analysis     metrics and plots of those tables, gradients for the simulator
 """
 

@@ -55,7 +55,7 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGE, ("plots", "tls")),
+        (PACKAGE, ("plots", "tls", "jobs")),
         (("scripts",), ("tests",)),
         (("tests",), ("tests",)),
     ],

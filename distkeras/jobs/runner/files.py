@@ -1,0 +1,178 @@
+"""A job's folder: what lies where, and how a driver and the server tell each other by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Bytes of progress that one answer has at most.
+PIECE_MAX = 1 << 20
+#: Seconds after which what belongs to no job is nobody's any more.
+_STRAY = 86400.0
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """One job's files.
+
+    Args:
+        path: of the folder.
+    """
+
+    path: Path
+
+    @property
+    def sent_model(self) -> Path:
+        """The archive that was submitted."""
+        return self.path / "sent.keras"
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.path / "model.keras"
+
+    @property
+    def history(self) -> Path:
+        """A row a mini-batch, as Parquet."""
+        return self.path / "history.parquet"
+
+    @property
+    def commits(self) -> Path:
+        """A row a commit, as Parquet."""
+        return self.path / "commits.parquet"
+
+    @property
+    def log(self) -> Path:
+        """What the drivers and Spark print."""
+        return self.path / "driver.log"
+
+    @property
+    def progress(self) -> Path:
+        """A line of JSON for each look at the job, and for each event; of all attempts."""
+        return self.path / "progress.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What an attempt goes on from."""
+        return self.path / "checkpoint"
+
+    def order(self, attempt: int) -> Path:
+        """What the driver of an attempt is to do."""
+        return self.path / f"order-{attempt}.json"
+
+    def result(self, attempt: int) -> Path:
+        """What became of an attempt; there as soon as the driver knows, and whole."""
+        return self.path / f"result-{attempt}.json"
+
+    def read_result(self, attempt: int) -> dict[str, Any] | None:
+        """Likewise; None where the driver has not said."""
+        try:
+            found = json.loads(self.result(attempt).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def size(self) -> int:
+        """Bytes of all files."""
+        total = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                try:
+                    total += Path(folder, name).lstat().st_size
+                except FileNotFoundError:
+                    continue  # a snapshot that was replaced meanwhile
+        return total
+
+
+class JobFiles:
+    """The folders of all jobs, below one that servers of one database share.
+
+    Args:
+        root: which is made if it is not there; nobody else may read it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        for folder in (self.root, self._jobs, self._incoming):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root.chmod(stat.S_IRWXU)
+
+    @property
+    def _jobs(self) -> Path:
+        return self.root / "jobs"
+
+    @property
+    def _incoming(self) -> Path:
+        return self.root / "incoming"
+
+    def of(self, job_id: str) -> JobFolder:
+        """The folder of a job."""
+        return JobFolder(self._jobs / job_id)
+
+    def incoming(self) -> JobFolder:
+        """A new folder, of a job that is being submitted."""
+        folder = JobFolder(self._incoming / uuid.uuid4().hex)
+        folder.path.mkdir(mode=0o700)
+        return folder
+
+    def accept(self, folder: JobFolder, job_id: str) -> JobFolder:
+        """Makes a folder of `incoming` that of a job."""
+        accepted = self.of(job_id)
+        folder.path.rename(accepted.path)
+        return accepted
+
+    def remove(self, folder: JobFolder) -> None:
+        """Removes a job's files, if they are there."""
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+    def temporary(self) -> Path:
+        """Where what is being sent may wait, on the same disk."""
+        return self._incoming
+
+    def free(self) -> int:
+        """Bytes that the file system has left."""
+        return shutil.disk_usage(self.root).free
+
+    def strays(self) -> list[JobFolder]:
+        """Folders that have not changed for a day: those of `incoming` belong to nobody, those of jobs may not."""
+        limit = time.time() - _STRAY
+        folders = [path for parent in (self._incoming, self._jobs) for path in parent.iterdir()]
+        return [JobFolder(path) for path in folders if path.lstat().st_mtime < limit]
+
+
+def write_whole(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes JSON so that whoever finds the file finds all of it, also after the machine stopped."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines from byte ``offset`` on, at most `PIECE_MAX` of bytes, and the byte to go on from."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            piece = file.read(PIECE_MAX)
+    except FileNotFoundError:
+        return [], offset
+    end = piece.rfind(b"\n") + 1
+    rows = []
+    for line in piece[:end].splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # cut short where a driver died
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows, offset + end

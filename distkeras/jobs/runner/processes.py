@@ -1,0 +1,93 @@
+"""Processes as they are known to those that did not start them: by id and start, and by their session.
+
+A driver leads a session of its own. Whatever it starts stays in it, also Spark's Python workers, which make themselves
+a group of processes; and the system gives the session's number to no other process while one of its processes lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from dataclasses import dataclass
+
+import psutil
+
+#: Seconds by which two looks at a process' start may differ: the system computes it from its own clock.
+_SAME_START = 1.5
+_TEXT = re.compile(r"(\d{1,9}):(\d{1,12}\.\d\d)")
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process, never mistaken for a later one of the same number.
+
+    Args:
+        pid: its number.
+        started: seconds since the epoch.
+    """
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Of a process that is there.
+
+        Raises:
+            ProcessLookupError: it is not.
+        """
+        try:
+            return cls(pid, round(psutil.Process(pid).create_time(), 2))
+        except psutil.NoSuchProcess:
+            raise ProcessLookupError(f"process {pid} must run. Received: none") from None
+
+    @classmethod
+    def parse(cls, text: str | None) -> ProcessId | None:
+        """From what `str` gave; None for what it did not give."""
+        found = _TEXT.fullmatch(text or "")
+        return None if found is None else cls(int(found[1]), float(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started:.2f}"
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            return self._is(process) and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def terminate(self) -> None:
+        """Asks it to end, if it is there."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def session(self) -> list[int]:
+        """The processes of the session that it leads or has led, but for those that only wait to be forgotten."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not self._is(psutil.Process(self.pid)):
+                return []  # another one has its number: nothing of the session is left
+        return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
+
+    def kill_session(self) -> bool:
+        """Kills what is there of its session; whether nothing was left to kill."""
+        found = self.session()
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    def _is(self, process: psutil.Process) -> bool:
+        return bool(abs(process.create_time() - self.started) < _SAME_START)
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        session = os.getsid(pid)
+        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else session
+    except (OSError, psutil.NoSuchProcess):
+        return None

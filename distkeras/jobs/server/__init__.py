@@ -1,0 +1,1 @@
+"""The job server: REST under ``/api/v1``, on Flask."""

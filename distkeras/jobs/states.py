@@ -1,0 +1,38 @@
+"""What a job may be, and what may follow: the one table of transitions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+
+class JobState(enum.StrEnum):
+    """Of a job."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    TRAINING = "training"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+_ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
+
+#: What may follow each state. A job whose driver died without a word is queued again, to go on from its checkpoint.
+FOLLOWS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLED}),
+    JobState.STARTING: _ENDED | {JobState.TRAINING, JobState.QUEUED},
+    JobState.TRAINING: _ENDED | {JobState.QUEUED},
+    **dict.fromkeys(_ENDED, frozenset()),
+}
+#: In which nothing more happens.
+FINAL = frozenset(state for state, following in FOLLOWS.items() if not following)
+#: In which a job has a server that answers for it.
+ACTIVE = frozenset({JobState.STARTING, JobState.TRAINING})
+
+
+def before(state: JobState) -> frozenset[JobState]:
+    """The states that ``state`` may follow."""
+    return frozenset(earlier for earlier, following in FOLLOWS.items() if state in following)

@@ -1,0 +1,1 @@
+"""What the job server remembers: jobs, users, tokens, and who did what."""

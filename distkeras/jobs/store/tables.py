@@ -1,0 +1,152 @@
+"""The tables of the database, and the connection to it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    insert,
+    make_url,
+    select,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+
+from distkeras.ps.errors import ConfigurationError
+
+#: Of the tables below; a database of another one is refused.
+VERSION = 1
+#: Seconds that a writer waits for another one, of SQLite.
+_BUSY = 30.0
+
+METADATA = MetaData()
+
+#: Times are seconds since the epoch.
+META = Table("distkeras_meta", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
+USERS = Table(
+    "distkeras_users",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("role", String(16), nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("created", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+TOKENS = Table(
+    "distkeras_tokens",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("user_id", ForeignKey(USERS.c.id), nullable=False, index=True),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("note", String(200), nullable=False),
+    Column("created", Double, nullable=False),
+    Column("expires", Double),
+    Column("revoked", Double),
+)
+JOBS = Table(
+    "distkeras_jobs",
+    METADATA,
+    Column("number", Integer, primary_key=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("user_id", ForeignKey(USERS.c.id), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("description", Text, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("started", Double),
+    Column("ended", Double),
+    Column("attempt", Integer, nullable=False),
+    Column("server", String(200)),
+    Column("driver", String(64)),
+    Column("cancel", Double),
+    Column("error", Text),
+    Column("bytes", BigInteger, nullable=False),
+    Index("distkeras_jobs_by_user", "user_id", "number"),
+    Index("distkeras_jobs_by_state", "state", "number"),
+    sqlite_autoincrement=True,
+)
+AUDIT = Table(
+    "distkeras_audit",
+    METADATA,
+    Column("number", Integer, primary_key=True),
+    Column("time", Double, nullable=False),
+    Column("user", String(64), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("subject", String(200), nullable=False),
+    sqlite_autoincrement=True,
+)
+
+
+def open_database(url: str) -> Engine:
+    """The database, with its tables; made where there are none.
+
+    Args:
+        url: of SQLAlchemy, such as ``sqlite:////var/lib/distkeras/jobs.sqlite`` or ``postgresql+psycopg://host/name``.
+
+    Raises:
+        ConfigurationError: it cannot be opened, or is of another version of distkeras.
+    """
+    try:
+        parsed = make_url(url)
+        shown = parsed.render_as_string(hide_password=True)
+    except ArgumentError:
+        raise ConfigurationError("`database` must be a URL of SQLAlchemy. Received: something else") from None
+    try:
+        if parsed.get_backend_name() == "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise ConfigurationError(f"`database` must be a file: threads share it. Received: {shown}")
+            # Others must not read it: it says who trains what.
+            os.close(os.open(Path(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
+            engine = create_engine(parsed, connect_args={"timeout": _BUSY})
+            event.listen(engine, "connect", _prepare_sqlite)
+        else:
+            engine = create_engine(parsed, pool_pre_ping=True)
+        found = _create_tables(engine)
+    except (OSError, SQLAlchemyError, ImportError) as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigurationError(f"`database` must be one that opens. Received: {shown}: {text}") from error
+    if found != VERSION:
+        engine.dispose()
+        raise ConfigurationError(f"`database` must have tables of version {VERSION}. Received: {found}, in {shown}")
+    return engine
+
+
+def _create_tables(engine: Engine) -> int:
+    """Makes what is not there; returns the version of what is. Another server may do so at the same moment."""
+    try:
+        METADATA.create_all(engine)
+    except DBAPIError:
+        METADATA.create_all(engine)  # the other one has made them meanwhile, or this says what is wrong
+    try:
+        with engine.begin() as connection:
+            if connection.execute(select(META.c.version)).first() is None:
+                connection.execute(insert(META).values(version=VERSION))
+    except IntegrityError:
+        pass  # the other one was first
+    with engine.connect() as connection:
+        return int(connection.execute(select(META.c.version)).scalar_one())
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    """Readers and a writer do not wait for each other; what is committed outlives the machine."""
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}").close()

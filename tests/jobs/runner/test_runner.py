@@ -1,0 +1,305 @@
+"""Real processes and real signals; what they run trains nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import job_runner
+from support.job_runner import STUB
+from support.patience import patience, until
+from support.present import present
+
+from distkeras.jobs.runner.files import JobFiles, JobFolder, read_progress
+from distkeras.jobs.runner.processes import ProcessId
+from distkeras.jobs.runner.runner import JobRunner, RunnerSettings
+from distkeras.jobs.states import FINAL, JobState
+from distkeras.jobs.store.accounts import Account
+from distkeras.jobs.store.jobs import JobStore, Quota, StoredJob
+from distkeras.ps.errors import ConfigurationError
+
+
+class Office:
+    """Jobs, and a runner of them that is called by hand."""
+
+    def __init__(self, store: JobStore, files: JobFiles, ann: Account) -> None:
+        self.store, self.files, self.ann = store, files, ann
+        self.runner = self.open()
+
+    def open(self, **options: Any) -> JobRunner:
+        given: dict[str, Any] = {"slots": 4, "command": STUB, "grace": 0.0} | options
+        settings = RunnerSettings(**given)
+        return JobRunner(self.store, self.files, settings)
+
+    def add(self, todo: str, account: Account | None = None) -> StoredJob:
+        description = {"name": todo, "location": "file:///nowhere"}
+        job = self.store.add(account or self.ann, todo, description, 0, Quota())
+        self.files.of(job.id).path.mkdir()
+        return job
+
+    def look(self, job: StoredJob) -> StoredJob:
+        return self.store.get(self.ann, job.id)
+
+    def folder(self, job: StoredJob) -> JobFolder:
+        return self.files.of(job.id)
+
+    def tick_until(self, condition: Callable[[], object], runner: JobRunner | None = None) -> None:
+        def tried() -> object:
+            (runner or self.runner).tick()
+            return condition()
+
+        until(tried)
+
+    def ended(self, job: StoredJob, runner: JobRunner | None = None) -> StoredJob:
+        self.tick_until(lambda: self.look(job).state in FINAL, runner)
+        return self.look(job)
+
+    def waits(self, job: StoredJob) -> None:
+        self.tick_until((self.folder(job).path / "waits").exists)
+
+    def go_on(self, job: StoredJob) -> None:
+        (self.folder(job).path / "go-on").touch()
+
+
+@pytest.fixture
+def office(store: JobStore, people: dict[str, Account], tmp_path: Path) -> Iterator[Office]:
+    office = Office(store, JobFiles(tmp_path / "files"), people["ann"])
+    yield office
+    for job in store.active():  # of a test that failed
+        driver = ProcessId.parse(job.driver)
+        if driver is not None:
+            driver.kill_session()
+
+
+def test_a_job_is_done(office: Office) -> None:
+    job = office.ended(office.add("train"))
+    assert (job.state, job.attempt, job.error) == (JobState.DONE, 1, None)
+    assert job.bytes == office.folder(job).size() > 0
+    assert present(job.started) <= present(job.ended)
+
+
+def test_a_job_trains_once_its_driver_says_so(office: Office) -> None:
+    job = office.add("wait")
+    office.waits(job)
+    office.tick_until(lambda: office.look(job).state is JobState.TRAINING)
+    office.go_on(job)
+    assert office.ended(job).state is JobState.DONE
+
+
+def test_a_job_that_fails_says_why(office: Office) -> None:
+    job = office.ended(office.add("fail"))
+    assert (job.state, job.error) == (JobState.FAILED, "ShapeError: the rows must fit")
+
+
+def test_a_driver_that_dies_once_has_a_successor(office: Office) -> None:
+    job = office.ended(office.add("once"))
+    assert (job.state, job.attempt) == (JobState.DONE, 2)
+
+
+def test_a_job_whose_drivers_all_die_is_lost(office: Office) -> None:
+    job = office.ended(office.add("die"))
+    assert (job.state, job.attempt) == (JobState.LOST, 3)
+    assert "3 times" in present(job.error)
+    assert "exit status -9" in present(job.error)
+
+
+def test_a_driver_that_cannot_be_started_is_an_error(office: Office) -> None:
+    runner = office.open(command=("/nowhere/python",))
+    job = office.ended(office.add("train"), runner)
+    assert job.state is JobState.FAILED
+    assert "could not be started" in present(job.error)
+
+
+def test_as_many_run_as_there_are_slots(office: Office) -> None:
+    jobs = [office.add("wait") for _ in range(3)]
+    runner = office.open(slots=2)
+    office.tick_until((office.folder(jobs[1]).path / "waits").exists, runner)
+    assert [office.look(job).state is JobState.QUEUED for job in jobs] == [False, False, True]
+    for job in jobs:
+        office.go_on(job)
+    assert {office.ended(job, runner).state for job in jobs} == {JobState.DONE}
+
+
+def processes_of(job: StoredJob) -> list[int]:
+    return present(ProcessId.parse(job.driver)).session()
+
+
+def test_a_cancelled_job_leaves_no_process(office: Office) -> None:
+    """Neither its driver nor what that started, be it a group of its own that ends for no signal."""
+    job = office.add("children wait")
+    office.waits(job)
+    child = int((office.folder(job).path / "child").read_text())
+    found = office.look(job)
+    assert set(processes_of(found)) == {child, present(ProcessId.parse(found.driver)).pid}
+    office.store.request_cancel(office.ann, job.id)
+    assert office.ended(job).state is JobState.CANCELLED
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert processes_of(found) == []
+
+
+def test_a_driver_that_does_not_end_when_asked_to_is_killed(office: Office) -> None:
+    job = office.add("stubborn wait")
+    office.waits(job)
+    office.store.request_cancel(office.ann, job.id)
+    assert office.ended(job).state is JobState.CANCELLED
+
+
+def test_a_driver_has_its_time_to_end(office: Office) -> None:
+    job = office.add("stubborn wait")
+    runner = office.open(grace=patience(600))
+    office.tick_until((office.folder(job).path / "waits").exists, runner)
+    office.store.request_cancel(office.ann, job.id)
+    for _ in range(3):
+        runner.tick()
+    assert office.look(job).state is JobState.TRAINING
+    office.go_on(job)  # it was done when it was asked to end: that is the truth
+    assert office.ended(job, runner).state is JobState.DONE
+
+
+def test_a_driver_that_lingers_after_its_end_is_killed(office: Office) -> None:
+    assert office.ended(office.add("linger")).state is JobState.DONE
+
+
+def test_a_cancelled_job_is_not_tried_again(office: Office) -> None:
+    job = office.add("wait")
+    office.waits(job)
+    office.store.request_cancel(office.ann, job.id)
+    present(ProcessId.parse(office.look(job).driver)).kill_session()
+    job = office.ended(job)
+    assert (job.state, job.attempt) == (JobState.CANCELLED, 1)
+
+
+# ---- a server that dies
+
+
+@pytest.fixture
+def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process of its own."""
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    server = subprocess.Popen([sys.executable, job_runner.__file__, url, str(tmp_path / "files")])
+    yield server
+    server.kill()
+    server.wait(patience(20))
+
+
+def kill(server: subprocess.Popen[bytes]) -> None:
+    server.send_signal(signal.SIGKILL)
+    server.wait(patience(20))
+
+
+@pytest.mark.parametrize("end", ["go on", "die", "done meanwhile"])
+def test_the_next_server_knows_the_truth_about_jobs_that_ran(
+    office: Office, other_server: subprocess.Popen[bytes], end: str
+) -> None:
+    """Whether the driver outlived its server, died with it, or came to its end while there was none."""
+    job = office.add("children wait")
+    until((office.folder(job).path / "waits").exists)
+    until(lambda: office.look(job).state is JobState.TRAINING)
+    office.runner.tick()  # one that is there beside it leaves the job alone
+    before = office.look(job)
+    assert before.server != office.runner.name
+    kill(other_server)
+    driver = present(ProcessId.parse(before.driver))
+    assert driver.alive()
+    if end == "die":
+        driver.kill_session()
+    elif end == "done meanwhile":
+        office.go_on(job)
+        until(lambda: not driver.alive())
+    else:
+        office.runner.tick()
+        after = office.look(job)
+        assert (after.state, after.driver, after.server) == (JobState.TRAINING, before.driver, office.runner.name)
+    if end == "die":
+        office.runner.tick()
+        until(lambda: office.look(job).attempt == 2 or office.runner.tick())
+    office.go_on(job)
+    ended = office.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.DONE, 2 if end == "die" else 1)
+    assert driver.session() == []  # what a driver leaves behind goes with it
+
+
+def test_a_job_that_was_taken_and_not_begun_is_begun_by_the_next_server(office: Office) -> None:
+    job = office.add("train")
+    mine = office.runner.name.split("/")
+    gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1.0)}/gone"))
+    assert gone.id == job.id
+    job = office.ended(job)
+    assert (job.state, job.attempt) == (JobState.DONE, 2)
+
+
+def test_a_job_of_another_host_is_left_to_that(office: Office) -> None:
+    job = office.add("train")
+    office.store.claim("elsewhere/1:1.00/x")
+    office.runner.tick()
+    assert office.look(job).server == "elsewhere/1:1.00/x"
+    assert office.store.move(office.look(job), JobState.LOST)
+
+
+@pytest.mark.parametrize("said", [b"", b"no\n"])
+def test_a_driver_that_is_not_told_to_go_does_nothing(tmp_path: Path, said: bytes) -> None:
+    command = [sys.executable, "-c", "import sys; from distkeras.jobs.driver import main; sys.exit(main(sys.argv[1:]))"]
+    done = subprocess.run([*command, str(tmp_path), "1"], input=said, timeout=patience(120))
+    assert done.returncode == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what is kept
+
+
+def test_what_is_kept_no_longer_is_removed(office: Office) -> None:
+    old, running = office.add("train"), office.add("wait")
+    office.ended(old)
+    office.waits(running)
+    office.open(slots=0, retention=1e12).tick()
+    assert office.folder(old).path.exists()
+    office.open(slots=0, retention=1e-6).tick()
+    assert not office.folder(old).path.exists()
+    assert [job.id for job in office.store.page(office.ann)] == [running.id]
+    office.go_on(running)
+    office.ended(running)
+
+
+def test_folders_of_no_job_are_removed_once_they_are_old(office: Office) -> None:
+    job = office.ended(office.add("train"))
+    strays = [office.files.incoming(), office.files.of("0" * 32)]
+    strays[1].path.mkdir()
+    fresh = office.files.incoming()
+    for folder in [*strays, office.folder(job)]:
+        os.utime(folder.path, (0, 0))
+    office.open().tick()
+    assert [folder.path.exists() for folder in [*strays, fresh, office.folder(job)]] == [False, False, True, True]
+
+
+def test_a_file_of_progress_is_read_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    assert read_progress(path, 0) == ([], 0)
+    path.write_bytes(b'{"a": 1}\n{"cut\n[1]\n{"b": 2}\n{"half')
+    rows, following = read_progress(path, 0)
+    assert rows == [{"a": 1}, {"b": 2}]
+    assert path.read_bytes()[following:] == b'{"half'
+    assert read_progress(path, 10**6) == ([], 10**6)
+
+
+def test_a_process_is_not_taken_for_another_one() -> None:
+    me = ProcessId.of(os.getpid())
+    assert me.alive()
+    assert ProcessId.parse(str(me)) == me
+    assert not ProcessId(me.pid, me.started - 1000).alive()
+    assert ProcessId(me.pid, me.started - 1000).session() == []
+    assert ProcessId.parse("nothing") is None
+    with pytest.raises(ProcessLookupError):
+        ProcessId.of(2**22 + 1)
+
+
+@pytest.mark.parametrize("options", [{"slots": -1}, {"attempts_max": 0}, {"grace": -1}, {"retention": 0}])
+def test_settings_that_cannot_work(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        RunnerSettings(**options)

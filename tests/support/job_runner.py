@@ -1,0 +1,19 @@
+"""Runs a `JobRunner` alone, to be killed: ``job_runner.py DATABASE FILES``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from distkeras.jobs.runner.files import JobFiles
+from distkeras.jobs.runner.runner import JobRunner, RunnerSettings
+from distkeras.jobs.store.jobs import JobStore
+from distkeras.jobs.store.tables import open_database
+
+STUB = (sys.executable, str(Path(__file__).with_name("stub_driver.py")))
+
+if __name__ == "__main__":
+    engine = open_database(sys.argv[1])
+    runner = JobRunner(JobStore(engine), JobFiles(Path(sys.argv[2])), RunnerSettings(slots=4, command=STUB))
+    runner.run(threading.Event())

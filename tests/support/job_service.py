@@ -1,0 +1,133 @@
+"""A real job server on loopback: waitress, SQLite, files; its drivers train nothing, or do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distkeras.jobs import Client
+from distkeras.jobs.runner.files import JobFiles
+from distkeras.jobs.runner.runner import JobRunner, RunnerSettings
+from distkeras.jobs.server.app import create_app
+from distkeras.jobs.server.listener import HttpListener
+from distkeras.jobs.server.services import FailureLimit, Services, ServiceSettings
+from distkeras.jobs.states import FINAL
+from distkeras.jobs.store.accounts import Accounts
+from distkeras.jobs.store.jobs import JobStore
+from distkeras.jobs.store.tables import open_database
+from support.job_runner import STUB
+from support.patience import patience, until
+from support.present import present
+
+
+class Answer:
+    """What came back: status, headers, and a body that may be JSON."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = response.status, dict(response.getheaders()), response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class JobService:
+    """A server with the users admin, ann and ben, as a context."""
+
+    def __init__(self, folder: Path, *, failures: FailureLimit | None = None, upload_max: int = 1 << 20) -> None:
+        (folder / "data").mkdir(exist_ok=True)
+        self._stop = threading.Event()
+        self.engine = open_database(f"sqlite:///{folder / 'jobs.sqlite'}")
+        self.accounts, self.store = Accounts(self.engine), JobStore(self.engine)
+        self.files = JobFiles(folder / "files")
+        settings = ServiceSettings(data=[str(folder / "data")], upload_max=upload_max, reserve=0)
+        self.services = Services(self.accounts, self.store, self.files, settings)
+        self.tokens = {}
+        for name, role in (("admin", "admin"), ("ann", "user"), ("ben", "user")):
+            self.accounts.add_user(name, role)
+            self.tokens[name] = self.accounts.add_token(name)
+        limit = failures or FailureLimit(most=10_000)
+        self._http = HttpListener(
+            create_app(self.services, limit), self.accounts, "127.0.0.1", 0, upload_max=upload_max + (2 << 20)
+        )
+        self.port = self._http.port
+        self.runner = JobRunner(self.store, self.files, RunnerSettings(slots=2, command=STUB, grace=0.0))
+        self._thread = threading.Thread(target=self._http.run, args=(self._stop,), daemon=True)
+
+    def __enter__(self) -> JobService:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stop.set()
+        self._thread.join(patience(20))
+        self.engine.dispose()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, name: str) -> Client:
+        return Client(self.url, self.tokens[name])
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        who: str | None = None,
+        *,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        prefix: str = "/api/v1",
+    ) -> Answer:
+        """A request, in the name of ``who``; a token of nobody's is taken as it is."""
+        headers = dict(headers or {})
+        if who is not None:
+            headers["Authorization"] = f"Bearer {self.tokens.get(who, who)}"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience(20))
+        try:
+            connection.request(method, prefix + path, body, headers)
+            return Answer(connection.getresponse())
+        finally:
+            connection.close()
+
+    def post(self, path: str, who: str, value: Any) -> Answer:
+        return self.call("POST", path, who, body=json.dumps(value).encode(), headers={"Content-Type": JSON})
+
+    def submit(self, who: str | None, model: bytes, **description: Any) -> Answer:
+        """A form, as a client sends it."""
+        given = {"rule": "downpour", "data": self.data("train.parquet"), "name": "train"} | description
+        return self.send_form(who, {"job": json.dumps(given).encode()}, {"model": model})
+
+    def send_form(self, who: str | None, fields: dict[str, bytes], files: dict[str, bytes]) -> Answer:
+        boundary = secrets.token_hex(8)
+        parts = [f'form-data; name="{name}"\r\n\r\n'.encode() + value for name, value in fields.items()]
+        parts += [f'form-data; name="{n}"; filename="../{n}"\r\n\r\n'.encode() + value for n, value in files.items()]
+        mark = f"--{boundary}".encode()
+        body = b"".join(mark + b"\r\nContent-Disposition: " + part + b"\r\n" for part in parts) + mark + b"--\r\n"
+        kind = f"multipart/form-data; boundary={boundary}"
+        return self.call("POST", "/jobs", who, body=body, headers={"Content-Type": kind})
+
+    def data(self, name: str) -> str:
+        return str(self.files.root.parent / "data" / name)
+
+    def tick_until(self, condition: Callable[[], object]) -> None:
+        def tried() -> object:
+            self.runner.tick()
+            return condition()
+
+        until(tried)
+
+    def finish(self, job_id: str) -> str:
+        """Runs a job to its end, and returns its state."""
+        viewer = present(self.accounts.authenticate(self.tokens["admin"]))
+        self.tick_until(lambda: self.store.get(viewer, job_id).state in FINAL)
+        return self.store.get(viewer, job_id).state
+
+
+JSON = "application/json"

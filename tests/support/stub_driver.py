@@ -1,0 +1,53 @@
+"""A driver of jobs that trains nothing: it does what the job's name says. Run as ``stub_driver.py FOLDER ATTEMPT``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+#: A process that is a group of its own, as Spark's Python workers are, and ends for no SIGTERM.
+STUBBORN = (
+    "import os, signal, sys, time; os.setpgid(0, 0); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+)
+
+
+def main(folder: Path, attempt: int) -> int:
+    if sys.stdin.readline() != "go\n":
+        return 3
+    order = json.loads((folder / f"order-{attempt}.json").read_text())
+    todo = order["description"]["name"].split()
+    (folder / f"begun-{attempt}").touch()
+    with (folder / "progress.jsonl").open("a") as progress:
+        progress.write(json.dumps({"time": 0, "kind": "training", "attempt": attempt, "metrics": ["loss"]}) + "\n")
+    if "children" in todo:
+        subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder / "child")])
+        while not (folder / "child").exists() or not (folder / "child").read_text():
+            time.sleep(0.01)
+    if "stubborn" in todo:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "wait" in todo:
+        (folder / "waits").touch()
+        while not (folder / "go-on").exists():
+            time.sleep(0.01)
+    if "die" in todo or ("once" in todo and attempt == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    sent = (folder / "sent.keras").read_bytes() if (folder / "sent.keras").exists() else b"model"
+    (folder / "model.keras").write_bytes(sent)
+    failed = {"state": "failed", "type": "ShapeError", "error": "the rows must fit"}
+    result = failed if "fail" in todo else {"state": "done", "summary": {}}
+    partial = folder / "partial"
+    partial.write_text(json.dumps(result))
+    partial.rename(folder / f"result-{attempt}.json")
+    if "linger" in todo:
+        time.sleep(600)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
