@@ -69,6 +69,7 @@ def capture(center: Center) -> State:
         "incarnation": center.incarnation,
         "clock": center.clock,
         "began": center.began,
+        "ends_early": center.stopping is not None,
         "counters": dict(center.counters),
         "leases": leases,
         "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
@@ -106,7 +107,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     center.clock = header["clock"]
     leases = {int(worker): values for worker, values in header["leases"].items()}
     if header["workers"] != center.workers:
-        _begin_epoch(center, _first_open_epoch(leases, header["workers"]))
+        _begin_epoch(center, _first_open_epoch(header))
         return False
     began_clock, began_epoch = header["began"]
     center.began = began_clock, began_epoch
@@ -147,12 +148,14 @@ def _restore_lease(lease: PartitionLease, values: dict[str, Any]) -> None:
             setattr(lease, name, values[name])
 
 
-def _first_open_epoch(leases: dict[int, dict[str, Any]], workers: int) -> int:
-    if len(leases) < workers:
+def _first_open_epoch(header: dict[str, Any]) -> int:
+    leases = list(header["leases"].values())
+    if len(leases) < header["workers"]:
         return 0
-    # A partition without rows has ended in epoch 0.
-    unfinished: list[int] = [values["epoch"] for values in leases.values() if not values["finished"]]
-    return min(unfinished) if unfinished else max(int(values["epoch"]) for values in leases.values())
+    # Who left without a commit has no rows, and nothing to end; but in a job that ended early it may not have begun.
+    with_rows = [lease for lease in leases if lease["sequence"] or not lease["finished"] or header["ends_early"]]
+    epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
+    return min(epochs) if with_rows else max(epochs)
 
 
 def _begin_epoch(center: Center, epoch: int) -> None:

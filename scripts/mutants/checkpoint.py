@@ -254,4 +254,28 @@ CHECKPOINT = (
         "the latest commits are missing in the ledger",
         ("tests/ps/center/test_commit_log.py",),
     ),
+    Mutant(
+        "other workers begin with the epoch of the one ahead",
+        SNAPSHOT,
+        """ or header["ends_early"]]""",
+        "]",
+        "rows of a job that a callback had ended are never trained on",
+        ("tests/ps/checkpoint/test_other_workers.py",),
+    ),
+    Mutant(
+        "an earlier number of workers is forgotten",
+        SNAPSHOT,
+        "    center.began = began_clock, began_epoch\n",
+        "",
+        "a job that is resumed twice ends with a LedgerError",
+        ("tests/ps/checkpoint/test_other_workers.py",),
+    ),
+    Mutant(
+        "rows that nobody has read count as compared",
+        SNAPSHOT,
+        """each["epoch"] < 1 or """,
+        "",
+        "a resumed job ends with a LedgerError, though the rows are the same",
+        ("tests/ps/checkpoint/test_row_sums.py",),
+    ),
 )
