@@ -15,7 +15,6 @@ from distkeras.data.class_weight import require_class_weight
 from distkeras.data.schema import names_of
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.validate import (
     invalid,
@@ -148,7 +147,7 @@ def rule_of(rule: Rule | str, window: int | str | None) -> Rule:
     made = make(rule) if isinstance(rule, str) else rule
     if not isinstance(made, Rule):
         raise invalid("rule", rule, "a `Rule` or the name of one")
-    if window is None or window == "auto":
+    if window is None or (isinstance(window, str) and window == "auto"):
         return made
     return dataclasses.replace(made, window=require_integer("communication_window", window))
 
@@ -177,8 +176,6 @@ def server_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
         "max_skipped": training.max_skipped if training.bad_numbers == "skip" else 0,
     }
     given.pop("host")
-    if not isinstance(given["deadlines"], Deadlines):
-        raise invalid("deadlines", given["deadlines"], "`Deadlines`")
     return ServerSettings(**given)
 
 
@@ -189,12 +186,13 @@ def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
         ConfigurationError: one of them cannot work.
     """
     window, share = arguments["communication_window"], arguments["communication_share"]
-    if share is not None and window != "auto":
+    measured = isinstance(window, str) and window == "auto"
+    if share is not None and not measured:
         raise invalid("communication_share", share, 'None, unless `communication_window` is "auto"')
     given = _fields(WorkerSettings, arguments) | {
         "rule": rule,
         "workers": training.num_workers or 1,
-        "communication_share": _DEFAULT_SHARE if share is None and window == "auto" else share,
+        "communication_share": _DEFAULT_SHARE if share is None and measured else share,
     }
     return WorkerSettings(**given)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, TrainingSetup
@@ -13,7 +13,8 @@ from distkeras.cluster.failures import short_errors
 from distkeras.cluster.session import default_workers, driver_host
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
-from distkeras.data.dataframe import require_dataframe
+from distkeras.data.dataframe import require_batch
+from distkeras.data.labels import require_class_numbers
 from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import data_spec
@@ -24,12 +25,10 @@ from distkeras.job.run import finish_job, run_job
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import require_boolean
 from distkeras.results.job_results import JobOutcome, JobResults
 from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
 
@@ -160,7 +159,9 @@ class Trainer(JobResults):
         deadlines: Deadlines | None = None,
         stall_after: float | None = 300.0,
     ) -> None:
-        arguments = {**locals(), "deadlines": deadlines or Deadlines()}  # each setting finds its keyword by name
+        arguments = dict(locals())  # each setting finds its keyword by name
+        if deadlines is None:
+            arguments["deadlines"] = Deadlines()
         super().__init__()
         self.rule = rule_of(rule, communication_window)
         self.settings = train_settings(arguments)
@@ -220,7 +221,7 @@ class Trainer(JobResults):
             KeyboardInterrupt: likewise; `model` has the center's last weights.
         """
         began = time.monotonic()
-        plan = self._prepare(df, callbacks, _checkpoint_of(checkpoint, resume), resume)
+        plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
         ended = run_job(plan, self._outcome)
         finish_job(plan, ended, self._outcome)
         finished = time.monotonic()
@@ -236,11 +237,12 @@ class Trainer(JobResults):
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
         """Settles everything that can be settled without a server; what cannot work fails here."""
-        require_dataframe("df", df)
+        require_batch("df", df)
         callbacks = require_callbacks(callbacks)
         settings, replica = self.settings, self._build_replica()
         rewindable = checkpoint is not None or self.worker_settings.overlap
         spec = replace(self._spec(replica.model, df), rewindable=rewindable)
+        require_class_numbers(df, spec)
         rows = df
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
@@ -272,7 +274,7 @@ class Trainer(JobResults):
 
     def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
         """Rows of a validation DataFrame, with the columns that the trainer is told of."""
-        require_dataframe("df", df)
+        require_batch("df", df)
         spec = self._spec(self._build_replica().model, df)
         return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
 
@@ -293,9 +295,3 @@ class Trainer(JobResults):
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size
         return f"{type(self).__name__}(rule={self.rule}, num_workers={workers}, batch_size={batch_size})"
-
-
-def _checkpoint_of(checkpoint: str | PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
-    if require_boolean("resume", resume) and checkpoint is None:
-        raise ConfigurationError("`resume` needs to be told from where. Received: resume=True, checkpoint=None")
-    return checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(fspath(checkpoint))

@@ -12,11 +12,14 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distkeras.cluster.failures import short_errors
 from distkeras.compat import warn_porter
 from distkeras.compat.accessors import DistributedAccessors, Histories, TrainerAccessors, only_table
 from distkeras.compat.documents import documented
 from distkeras.compat.refusals import RULES, RefusedClass, refusal
 from distkeras.data.columns import quoted
+from distkeras.data.dataframe import field_of, require_batch
+from distkeras.keras_model.archive import require_model
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.validate import require_integer
 
@@ -68,13 +71,14 @@ class Trainer(TrainerAccessors):
         return super().__new__(cls)
 
     def __init__(self, keras_model: keras.Model, **arguments: Any) -> None:
+        require_model(keras_model, "keras_model")
         names = (field.name for field in dataclasses.fields(all_rules()[self.rule_name]))
         chosen = {name: arguments.pop(name) for name in names if name in arguments}
         if arguments.get("communication_window") is None and self.default_window is not None:
             chosen.setdefault("window", self.default_window)
         port = arguments.pop("master_port", None)
         if port is not None:
-            arguments["port"] = port
+            arguments["port"] = require_integer("master_port", port, 0, 0xFFFF)
         self._adapt(chosen, arguments)
         super().__init__(keras_model, make(self.rule_name, **chosen), **arguments)
         self._compilation = {name: arguments.get(name) for name in ("loss", "metrics", "loss_weights")} | {
@@ -97,6 +101,7 @@ def _given(local: dict[str, Any]) -> dict[str, Any]:
 class DistributedTrainer(DistributedAccessors, Trainer):
     """The base of dist-keras' trainers with a parameter server; it was abstract."""
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -122,6 +127,7 @@ class AsynchronousDistributedTrainer(DistributedTrainer):
 class _WindowTrainer(AsynchronousDistributedTrainer):
     """With dist-keras' positional arguments of a rule that has nothing but a window."""
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -192,6 +198,7 @@ class AEASGD(AsynchronousDistributedTrainer):
 
     rule_name = "aeasgd"
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -222,6 +229,7 @@ class EAMSGD(AsynchronousDistributedTrainer):
 
     rule_name = "eamsgd"
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -260,6 +268,7 @@ class AveragingTrainer(Trainer):
 
     rule_name = "averaging"
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -283,6 +292,7 @@ class SingleTrainer(Trainer):
     rule_name = "downpour"
     default_window = 10
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -308,6 +318,7 @@ class EnsembleTrainer(Histories):
         options: any other argument of `Trainer`.
     """
 
+    @short_errors
     def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
         self,
         keras_model: keras.Model,
@@ -326,6 +337,7 @@ class EnsembleTrainer(Histories):
         #: One trainer a model, each with its own history and commits.
         self.trainers = [SingleTrainer(**arguments) for _ in range(count)]
 
+    @short_errors
     def train(
         self, df: DataFrame | None = None, shuffle: bool | None = None, *, dataframe: DataFrame | None = None
     ) -> list[keras.Model]:
@@ -336,12 +348,14 @@ class EnsembleTrainer(Histories):
             shuffle: in place of the constructor's, this time.
 
         Raises:
-            DistkerasError: the first model's that failed, after all have ended.
+            DistkerasError: what ``df`` lacks, before any work; the first model's that failed, after all have ended.
         """
         from pyspark.sql import functions as F
 
         table, count, settings = only_table(df, dataframe), len(self.trainers), self.trainers[0].settings
-        columns = [F.col(quoted(name)) for name in (*settings.features_col, *settings.label_col)]
+        require_batch("df", table)
+        names = (*settings.features_col, *settings.label_col)
+        columns = [F.col(quoted(field_of(table.schema.fields, name).name)) for name in names]
         part = F.pmod(F.xxhash64(F.lit(settings.seed), *columns), F.lit(count))
         failures: list[tuple[int, BaseException]] = []
 
@@ -377,6 +391,9 @@ class EnsembleTrainer(Histories):
         """See `TrainerAccessors.set_model`."""
         for trainer in self.trainers:
             trainer.set_model(model)
+
+
+Trainer.register(EnsembleTrainer)  # as it was there: it shares nothing with the others but the name
 
 
 class Experimental(RefusedClass, instead=f"it was an experiment, and {RULES}"):

@@ -66,6 +66,7 @@ class ServerSettings:
         _replace(self, "max_body", require_integer("max_body", self.max_body))
         for name in ("measure_gap", "authenticate_vectors"):
             _replace(self, name, require_boolean(name, getattr(self, name)))
+        _require_deadlines(self.deadlines)
         if self.staleness_bound is not None:
             _replace(self, "staleness_bound", require_integer("staleness_bound", self.staleness_bound, 0))
         scheduler_for(self.rule, self.workers, self.staleness_bound)
@@ -118,6 +119,7 @@ class WorkerSettings:
         _replace(self, "workers", require_integer("workers", self.workers))
         require_format(self.wire_format, self.rule)
         _replace(self, "overlap", require_boolean("overlap", self.overlap))
+        _require_deadlines(self.deadlines)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
@@ -172,6 +174,11 @@ def require_share(rule: Rule, share: float) -> float:
 def _require_rule(rule: Rule) -> None:
     if not isinstance(rule, Rule):
         raise invalid("rule", rule, "a `Rule`")
+
+
+def _require_deadlines(deadlines: Deadlines) -> None:
+    if not isinstance(deadlines, Deadlines):
+        raise invalid("deadlines", deadlines, "`Deadlines`")
 
 
 def _replace(settings: ServerSettings | WorkerSettings, name: str, value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     Raises:
         ConfigurationError: it is something else.
     """
-    if value not in choices:
+    if not isinstance(value, Hashable) or value not in choices:  # an array is equal to nothing, or to all
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
 
 

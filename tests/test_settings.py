@@ -33,14 +33,14 @@ BAD: dict[str, tuple[Any, ...]] = {
     "staleness_bound": NO_COUNT,
     "port": (65536, None, *NO_COUNT),
     "threads": (0, *NO_COUNT),
-    "communication_window": (0, "often", *NO_COUNT),
+    "communication_window": (0, "often", np.zeros(2), *NO_COUNT),
     "stall_after": (0, -1.0, math.nan, math.inf, 10**400, "1", True),
     "log_every": (0, -1.0, math.nan, math.inf, 10**400, "1", True),
-    "deadlines": (5.0, {"reply": 5.0}),
-    "bad_numbers": ("ignore", None),
-    "wire_format": ("float16", None),
-    "features_col": ((), "", (3,)),
-    "label_col": ((), ""),
+    "deadlines": (5.0, {"reply": 5.0}, 0, False, ""),
+    "bad_numbers": ("ignore", None, np.zeros(2)),
+    "wire_format": ("float16", None, np.zeros(2)),
+    "features_col": ((), "", (3,), 5, True),
+    "label_col": ((), "", 5),
     "learning_rate": (0.1,),  # the rule takes no steps at the server
     "communication_share": (0.1,),  # the window is not to be measured
     "class_weight": (
@@ -62,6 +62,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "tls": (None, *NO_SWITCH),
     "measure_gap": (None, *NO_SWITCH),
     "authenticate_vectors": (None, *NO_SWITCH),
+    "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),
     "progress": NO_SWITCH,
 }

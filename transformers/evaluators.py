@@ -7,21 +7,23 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from pyspark.ml.evaluation import Evaluator, MulticlassClassificationEvaluator, RegressionEvaluator
-from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from distkeras.cluster.failures import short_errors
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, null_or_nan, raise_in_job, typed_errors
-from distkeras.transformers.params import HasLabelCol, HasPredictionCol, Stage, finite_float, param
+from distkeras.transformers.params import HasLabelCol, HasPredictionCol, StageEvaluator, finite_float, param
+from distkeras.transformers.writing import ParamsWritable
 
 #: Keras clips probabilities by this much before it takes their logarithm.
 _EPSILON = 1e-7
 
 
 class AccuracyEvaluator(
-    Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultParamsReadable["AccuracyEvaluator"], DefaultParamsWritable
+    StageEvaluator, HasPredictionCol, HasLabelCol, DefaultParamsReadable["AccuracyEvaluator"], ParamsWritable
 ):
     """Share of the rows whose predicted class is the labeled one, in [0, 1].
 
@@ -42,6 +44,7 @@ class AccuracyEvaluator(
         "activation_threshold", "least single score of class 1", finite_float, "a finite number"
     )
 
+    @short_errors
     def __init__(
         self,
         label_col: str | None = None,
@@ -68,7 +71,7 @@ class AccuracyEvaluator(
 
 
 class LossEvaluator(
-    Evaluator, Stage, HasPredictionCol, HasLabelCol, DefaultParamsReadable["LossEvaluator"], DefaultParamsWritable
+    StageEvaluator, HasPredictionCol, HasLabelCol, DefaultParamsReadable["LossEvaluator"], ParamsWritable
 ):
     """Mean loss over the rows, as Keras' loss of that name with default arguments gives it.
 
@@ -98,6 +101,7 @@ class LossEvaluator(
 
     loss = param("loss", "name of a Keras loss", lambda name: _supported_loss(name), "the name of a supported loss")
 
+    @short_errors
     def __init__(
         self, loss: str | None = None, prediction_col: str | None = None, label_col: str | None = None
     ) -> None:

@@ -6,14 +6,27 @@ the constructor, `set`, `copy` and `load` alike, since all of them go through th
 
 from __future__ import annotations
 
+import functools
 import math
+from abc import ABC
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pyspark.ml import Transformer
+from pyspark.ml.evaluation import Evaluator
 from pyspark.ml.param import Param, Params
+from pyspark.sql import DataFrame
 
+from distkeras.cluster.failures import short_errors
+from distkeras.data.dataframe import require_dataframe
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_boolean, require_integer, require_number, require_text
+
+if TYPE_CHECKING:
+    from pyspark.ml._typing import ParamMap
+
+_S = TypeVar("_S")
+_R = TypeVar("_R")
 
 
 def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> Param[Any]:
@@ -89,6 +102,66 @@ class Stage(Params):
         if not self.isDefined(name):
             raise ConfigurationError(f"`{name}` must be set. Received: {type(self).__name__} without {name}")
         return self.getOrDefault(name)
+
+
+def on_dataframe(function: Callable[[_S, DataFrame], _R]) -> Callable[[_S, DataFrame], _R]:
+    """Makes what a stage does with a DataFrame refuse anything else, and say in short what it cannot do."""
+
+    @short_errors
+    @functools.wraps(function)
+    def call(stage: _S, dataset: DataFrame) -> _R:
+        require_dataframe("dataset", dataset)
+        return function(stage, dataset)
+
+    return call
+
+
+class StageTransformer(Transformer, Stage, ABC):
+    """A stage that adds columns, and says in short what it cannot do."""
+
+    @short_errors
+    def transform(
+        self, dataset: DataFrame | None = None, params: ParamMap | None = None, *, dataframe: DataFrame | None = None
+    ) -> DataFrame:
+        """The rows with further columns.
+
+        Args:
+            dataset: the rows.
+            params: in place of the parameters that are set, this time.
+            dataframe: what dist-keras called ``dataset``.
+        """
+        return super().transform(one_dataframe(dataset, dataframe), params)
+
+
+class StageEvaluator(Evaluator, Stage, ABC):
+    """A number that rows are worth; it says in short what it cannot do."""
+
+    @short_errors
+    def evaluate(
+        self, dataset: DataFrame | None = None, params: ParamMap | None = None, *, dataframe: DataFrame | None = None
+    ) -> float:
+        """The number.
+
+        Args:
+            dataset: the rows.
+            params: in place of the parameters that are set, this time.
+            dataframe: what dist-keras called ``dataset``.
+        """
+        return super().evaluate(one_dataframe(dataset, dataframe), params)
+
+
+def one_dataframe(dataset: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
+    """The DataFrame that is given, under either name.
+
+    Raises:
+        ConfigurationError: none or both are given, or something else, or its session has ended.
+    """
+    if dataset is not None and dataframe is not None:
+        raise ConfigurationError("`dataset` must be given once. Received: dataset and dataframe")
+    found = dataset if dataframe is None else dataframe
+    require_dataframe("dataset", found)
+    assert found is not None
+    return found
 
 
 class HasInputCol(Params):

@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.ml import Transformer
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from distkeras.cluster.failures import short_errors
 from distkeras.data.columns import arrow_ready, map_in_arrow
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
 from distkeras.transformers.archive_files import load_archive, save_archive
 from distkeras.transformers.outputs import OutputColumn
-from distkeras.transformers.params import HasOutputType, Stage, column_names, integer_from, param
+from distkeras.transformers.params import HasOutputType, StageTransformer, column_names, integer_from, param
+from distkeras.transformers.writing import StageWriter
 
 if TYPE_CHECKING:
     import keras
@@ -51,7 +52,7 @@ _TYPES: dict[str, tuple[str, T.DataType]] = {
 _FLOAT = ("float32", T.FloatType())
 
 
-class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredictor"], MLWritable):
+class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor"], MLWritable):
     """Adds what a Keras model predicts for each row, and keeps all other columns, rows and their order.
 
     The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
@@ -88,6 +89,7 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
         "batch_bytes", "of the inputs and outputs of a call, at most", integer_from(1), "a positive integer"
     )
 
+    @short_errors
     def __init__(
         self,
         keras_model: keras.Model | PackedModel | None = None,
@@ -106,7 +108,7 @@ class ModelPredictor(Transformer, Stage, HasOutputType, MLReadable["ModelPredict
         )
         self._set_given(output_type=output_type)
         if keras_model is not None and not isinstance(keras_model, PackedModel):
-            keras_model = PackedModel(archive.to_bytes(keras_model), custom_objects)
+            keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects)
         self._model = keras_model
 
     @property
@@ -294,7 +296,7 @@ def _shape_and_dtype(tensor: Any) -> tuple[tuple[int | None, ...], str]:
     return tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
 
 
-class _Writer(MLWriter):
+class _Writer(StageWriter):
     """Spark ML's metadata, and the archive as rows of Parquet beside it."""
 
     def __init__(self, instance: ModelPredictor) -> None:
@@ -312,6 +314,7 @@ class _Reader(MLReader[ModelPredictor]):
         super().__init__()
         self.kind = kind
 
+    @short_errors
     def load(self, path: str) -> ModelPredictor:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         predictor = self.kind(PackedModel(load_archive(self.sparkSession, path)))

@@ -7,29 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pyspark.ml import Transformer
 from pyspark.ml.stat import Summarizer
-from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
+from distkeras.cluster.failures import short_errors
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, raise_in_job, typed_errors
 from distkeras.transformers.params import (
     HasInputCol,
     HasOutputCol,
-    Stage,
+    StageTransformer,
     column_name,
     column_names,
     finite_float,
+    on_dataframe,
     param,
     true_or_false,
 )
+from distkeras.transformers.writing import ParamsWritable
 
 
 class MinMaxTransformer(
-    Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable["MinMaxTransformer"], DefaultParamsWritable
+    StageTransformer, HasInputCol, HasOutputCol, DefaultParamsReadable["MinMaxTransformer"], ParamsWritable
 ):
     r"""Maps the range ``[o_min, o_max]`` linearly onto ``[n_min, n_max]``.
 
@@ -59,6 +61,7 @@ class MinMaxTransformer(
     n_max = param("n_max", "upper end of the new range", finite_float, "a finite number")
     is_vector = param("is_vector", "vectors or arrays, not numbers", true_or_false, "True or False")
 
+    @short_errors
     def __init__(
         self,
         o_min: float | None = None,
@@ -102,9 +105,7 @@ def _moments(value: Any) -> list[list[float]]:
     return [[finite_float(element) for element in column] for column in value]
 
 
-class StandardScaleTransformer(
-    Transformer, Stage, DefaultParamsReadable["StandardScaleTransformer"], DefaultParamsWritable
-):
+class StandardScaleTransformer(StageTransformer, DefaultParamsReadable["StandardScaleTransformer"], ParamsWritable):
     r"""Shifts and scales each element of each column to mean 0 and sample standard deviation 1.
 
     .. math:: y = (x - \mu) / \sigma
@@ -131,6 +132,7 @@ class StandardScaleTransformer(
     means = param("means", "means, one list a column", _moments, "one list of finite numbers a column")
     stddevs = param("stddevs", "deviations, one list a column", _moments, "one list of finite numbers a column")
 
+    @short_errors
     def __init__(
         self,
         columns: Sequence[str] | None = None,
@@ -142,6 +144,7 @@ class StandardScaleTransformer(
         self._setDefault(suffix="_normalized")
         self._set_given(columns=columns, suffix=suffix, means=means, stddevs=stddevs)
 
+    @on_dataframe
     def fit(self, dataset: DataFrame) -> StandardScaleTransformer:
         """A copy that standardizes by the moments of ``dataset`` from now on. Runs one job."""
         sources = [expressions.numeric_column(dataset, name) for name in self._required("columns")]

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.ml import Transformer
-from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from distkeras.cluster.failures import short_errors
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import raise_in_job
@@ -19,22 +19,22 @@ from distkeras.transformers.params import (
     HasOutputCol,
     HasOutputDim,
     HasOutputType,
-    Stage,
+    StageTransformer,
     finite_float,
     integer_from,
     param,
 )
+from distkeras.transformers.writing import ParamsWritable
 
 
 class OneHotTransformer(
-    Transformer,
-    Stage,
+    StageTransformer,
     HasInputCol,
     HasOutputCol,
     HasOutputDim,
     HasOutputType,
     DefaultParamsReadable["OneHotTransformer"],
-    DefaultParamsWritable,
+    ParamsWritable,
 ):
     """Turns a class number into ``output_dim`` numbers, all 0 but a 1 at that place.
 
@@ -52,6 +52,7 @@ class OneHotTransformer(
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
+    @short_errors
     def __init__(
         self,
         output_dim: int | None = None,
@@ -84,13 +85,12 @@ class OneHotTransformer(
 
 
 class LabelIndexTransformer(
-    Transformer,
-    Stage,
+    StageTransformer,
     HasInputCol,
     HasOutputCol,
     HasOutputDim,
     DefaultParamsReadable["LabelIndexTransformer"],
-    DefaultParamsWritable,
+    ParamsWritable,
 ):
     """Turns a prediction into the number of its class, as a double, which is what Spark's evaluators read.
 
@@ -121,6 +121,7 @@ class LabelIndexTransformer(
         "default_index", "the class where no score is above 0", integer_from(0), "an integer from 0 on"
     )
 
+    @short_errors
     def __init__(
         self,
         output_dim: int | None = None,
@@ -171,7 +172,7 @@ def _to_extents(value: Any) -> list[int]:
 
 
 class ReshapeTransformer(
-    Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable["ReshapeTransformer"], DefaultParamsWritable
+    StageTransformer, HasInputCol, HasOutputCol, DefaultParamsReadable["ReshapeTransformer"], ParamsWritable
 ):
     """Arranges the numbers of an array (nested or flat) or vector as arrays nested by ``shape``, row-major.
 
@@ -190,6 +191,7 @@ class ReshapeTransformer(
 
     shape = param("shape", "extents of one row's value", _to_extents, "positive integers, at most one of them -1")
 
+    @short_errors
     def __init__(
         self,
         input_col: str | None = None,
@@ -245,7 +247,7 @@ def _computed_once(value: Column, body: Callable[[Column], Column]) -> Column:
 
 
 class DenseTransformer(
-    Transformer, Stage, HasInputCol, HasOutputCol, DefaultParamsReadable["DenseTransformer"], DefaultParamsWritable
+    StageTransformer, HasInputCol, HasOutputCol, DefaultParamsReadable["DenseTransformer"], ParamsWritable
 ):
     """Turns vectors, sparse or dense, into dense vectors. Arrays are dense already and are refused.
 
@@ -258,6 +260,7 @@ class DenseTransformer(
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
+    @short_errors
     def __init__(self, input_col: str | None = None, output_col: str | None = None) -> None:
         super().__init__()
         self._set_given(input_col=input_col, output_col=output_col)

@@ -37,6 +37,20 @@ def context_of(session: SparkSession) -> SparkContext | None:
         return None
 
 
+def is_stopped(session: SparkSession) -> bool:
+    """Whether a session has ended, and its DataFrames with it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    context = context_of(session)
+    if context is None:
+        return bool(getattr(session, "is_stopped", False))
+    try:
+        return context.defaultParallelism < 1  # whatever a stopped context refuses to tell
+    except (AttributeError, OSError, Py4JError, PySparkException):
+        return True
+
+
 def default_workers(session: SparkSession) -> int:
     """Spark's default parallelism.
 
@@ -50,9 +64,18 @@ def default_workers(session: SparkSession) -> int:
 
 
 def driver_host(session: SparkSession) -> str:
-    """The driver's address for executors: loopback for a local master."""
+    """The driver's address for executors: loopback for a local master.
+
+    Raises:
+        ConfigurationError: Spark Connect hides it.
+    """
     if _LOCAL.fullmatch(master_of(session)):
         return "127.0.0.1"
+    if context_of(session) is None:
+        raise ConfigurationError(
+            "`host` must be given under Spark Connect: the parameter server runs beside this client, at an address "
+            "that executors can reach. Received: None"
+        )
     return _setting(session, "spark.driver.host", "127.0.0.1")
 
 

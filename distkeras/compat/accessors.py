@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.cluster.failures import short_errors
 from distkeras.compat import warn_porter
 from distkeras.compat.histories import averaged_history, executor_history, history_list
 from distkeras.compat.refusals import RULES, SUBMIT, refusal, refused
@@ -93,6 +94,7 @@ class TrainerAccessors(Histories, Trainer):
     #: The arguments of ``compile``, for another model.
     _compilation: dict[str, Any]
 
+    @short_errors
     def train(
         self,
         df: DataFrame | None = None,
@@ -160,6 +162,7 @@ class DistributedAccessors(TrainerAccessors):
 
     _parallelism = 1
 
+    @short_errors
     def train(
         self,
         df: DataFrame | None = None,

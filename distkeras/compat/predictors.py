@@ -29,7 +29,7 @@ class Predictor:
         raise refusal(f"{type(self).__name__}.predict", "write it, or use `distkeras.transformers.ModelPredictor`")
 
 
-class ModelPredictor(new.ModelPredictor):
+class ModelPredictor(new.ModelPredictor, Predictor):
     """`distkeras.transformers.ModelPredictor` with flat outputs as dense vectors, and `predict` for `transform`.
 
     Args:

@@ -6,17 +6,18 @@ import math
 import numbers
 from typing import Any
 
-import pyspark.ml
-from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
+from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from distkeras.cluster.failures import short_errors
 from distkeras.compat.refusals import refusal, refused
 from distkeras.data.columns import quoted
 from distkeras.ps.errors import MissingColumnError
 from distkeras.transformers.expressions import check_new_columns, vector_of
-from distkeras.transformers.params import Stage, column_name, param
+from distkeras.transformers.params import StageTransformer, column_name, param
 from distkeras.transformers.scaling import StandardScaleTransformer
+from distkeras.transformers.writing import ParamsWritable
 
 _MOMENTS = "its means and deviations are `means` and `stddevs` of what `fit` returns"
 
@@ -35,9 +36,7 @@ def _label(value: Any) -> Any:
     return value
 
 
-class BinaryLabelTransformer(
-    pyspark.ml.Transformer, Stage, DefaultParamsReadable["BinaryLabelTransformer"], DefaultParamsWritable
-):
+class BinaryLabelTransformer(StageTransformer, DefaultParamsReadable["BinaryLabelTransformer"], ParamsWritable):
     """Turns a column into the vector [1, 0] where it is ``label``, else into [0, 1]; also where it is null.
 
     Args:
@@ -54,6 +53,7 @@ class BinaryLabelTransformer(
     output_column = param("output_column", "new column to write", column_name, "the name of a new column")
     label = param("label", "the value of [1, 0]", _label, "a string or a number")
 
+    @short_errors
     def __init__(
         self, input_column: str | None = None, output_column: str | None = None, label: Any | None = None
     ) -> None:

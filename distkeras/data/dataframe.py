@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from distkeras.cluster.session import is_stopped
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ _CONVERSIONS = (
 
 
 def require_dataframe(name: str, value: Any) -> None:
-    """A Spark DataFrame, of the classic kind or of Spark Connect, that is read as a whole.
+    """A Spark DataFrame, of the classic kind or of Spark Connect, whose session runs.
 
     Args:
         name: of the argument.
         value: what came.
 
     Raises:
-        ConfigurationError: it is something else, or a stream; the text names the way to a DataFrame.
+        ConfigurationError: it is something else, whose way to a DataFrame the text names; or its session has ended.
     """
     from pyspark.sql import DataFrame
 
@@ -60,6 +61,19 @@ def require_dataframe(name: str, value: Any) -> None:
         way = next((way for start, way in _CONVERSIONS if kind.startswith(start)), None)
         told = "" if way is None or value is None else f"; {way.format(name=name)}"
         raise ConfigurationError(f"`{name}` must be a Spark DataFrame{told}. Received: {name} of type {kind}")
+    if is_stopped(value.sparkSession):
+        raise ConfigurationError(
+            f"`{name}` must be of a Spark session that runs: make it anew in one. Received: {name} of a stopped session"
+        )
+
+
+def require_batch(name: str, value: Any) -> None:
+    """A Spark DataFrame, as `require_dataframe` wants it, that is read as a whole.
+
+    Raises:
+        ConfigurationError: it is something else, or a stream.
+    """
+    require_dataframe(name, value)
     if value.isStreaming:
         raise ConfigurationError(
             f"`{name}` must be no stream: call `train` on each micro-batch, in `writeStream.foreachBatch`, or on what "
@@ -94,6 +108,12 @@ def is_vector(kind: DataType) -> bool:
     """Whether a column holds ML vectors."""
     # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
     return type(kind).__name__ == "VectorUDT"
+
+
+def known_length(field: StructField) -> int | None:
+    """How long the vectors of a column are, as Spark ML's own stages tell; None where nobody does."""
+    length = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(field.dataType) else None
+    return None if length is None else int(length)
 
 
 def is_scalar(kind: DataType) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 
 from distkeras.data.batches import Batch
 from distkeras.data.columns import Column
-from distkeras.data.dataframe import field_of, is_scalar, is_vector, require_numbers
+from distkeras.data.dataframe import field_of, is_scalar, known_length, require_numbers
+from distkeras.data.labels import require_length
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 
@@ -26,7 +27,7 @@ _SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 def names_of(columns: str | Sequence[str], argument: str) -> tuple[str, ...]:
     """One column name or several, as a tuple."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    names = (columns,) if isinstance(columns, str) else tuple(columns) if isinstance(columns, Iterable) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigurationError(f"`{argument}` must be a column name or several. Received: {argument}={columns!r}")
     return names
@@ -56,8 +57,7 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         ColumnTypeError: a column holds no numbers.
         ConfigurationError: another number of columns than of inputs or outputs, an open shape, an input of text, or a
             cross-entropy over classes on an output of one number.
-        ShapeError: a column of numbers, or of vectors whose size Spark knows, that does not fill the input; one of
-            numbers for an output of several, or of arrays for a class.
+        ShapeError: a column of numbers, or of vectors whose size Spark knows, that does not fill its input or output.
     """
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if not inputs or not outputs:
@@ -72,10 +72,15 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         types[name] = field_of(df.schema.fields, name).dataType
         if name not in decode:
             require_numbers(name, types[name])
+    losses = losses_of(model)
     targets = [
         _target_column(name, types[name], output, loss, name in decode)
-        for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
+        for name, output, loss in zip(labels, outputs, losses, strict=True)
     ]
+    names = tuple("" if loss is None else loss_name(loss) for loss in losses)
+    for (column, classes), loss in zip(targets, names, strict=True):
+        if column.name not in decode:
+            require_length(df.schema[column.name], column, loss, classes)
     return DataSpec(
         features=tuple(
             replace(_feature_column(df.schema[name], tensor, name in decode), decode=decode.get(name))
@@ -88,6 +93,7 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         seed=seed,
         shuffle=shuffle,
         classes=tuple(classes for _, classes in targets),
+        losses=names,
         spool_bytes=spool_bytes,
     )
 
@@ -152,8 +158,7 @@ def _feature_column(field: StructField, tensor: Any, decoded: bool) -> Column:
             f"numbers. Received: {kind.simpleString()}",
             column=name,
         )
-    # Spark ML's own stages tell how long their vectors are.
-    known = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(kind) and not decoded else None
+    known = None if decoded else known_length(field)
     if known is not None and known != size:
         raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {known}", column=name)
     # The model casts floats to its own precision; integers and booleans stay.

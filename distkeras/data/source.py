@@ -27,7 +27,7 @@ from distkeras.data.prefetch import Prefetcher
 from distkeras.data.shuffling import BatchRows, EpochOrder
 from distkeras.data.spec import DataSpec
 from distkeras.data.spool import Spool, local_directory
-from distkeras.ps.errors import ConfigurationError, LedgerError, MissingColumnError, ShapeError
+from distkeras.ps.errors import BadValueError, ConfigurationError, LedgerError, MissingColumnError, ShapeError
 from distkeras.ps.validate import require_integer
 
 # How long `close` waits for the thread, which may be in the midst of reading from Spark.
@@ -91,7 +91,8 @@ class BatchSource:
         self._arrow = _in_pieces(arrow, spec.batch_size) if spec.encoded else arrow
         self._ended = False
         self._spec = spec
-        self._columns = tuple(zip(spec.columns, _class_limits(spec), strict=True))
+        self._columns = spec.columns
+        self._labels = dict(zip(spec.labels, zip(spec.class_limits, spec.label_losses, strict=True), strict=True))
         self._worker = worker
         self._depth = depth
         self._timeout = timeout
@@ -228,17 +229,18 @@ class BatchSource:
             "first_row": self.rows,
         }
         arrays = []
-        for column, limit in self._columns:
+        for column in self._columns:
             if record.schema.get_field_index(column.name) < 0:
                 raise MissingColumnError(
                     f"the rows must have the column {column.name!r}. Received: columns={record.schema.names}",
                     worker=self._worker,
                     column=column.name,
                 )
-            if limit is None:
-                arrays.append(to_numpy(record.column(column.name), column, **place))
+            values = record.column(column.name)
+            if column in self._labels:
+                arrays.append(_labels(values, column, self._labels[column], **place))
             else:
-                arrays.append(_classes(record.column(column.name), column, limit, **place))
+                arrays.append(to_numpy(values, column, **place))
         rows = tuple(arrays)
         self._checksum.update(record)
         if self._spool is not None:
@@ -298,18 +300,17 @@ def _in_pieces(records: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
             yield record.slice(start, rows)
 
 
-def _classes(values: pa.Array, column: Column, classes: int, **place: int) -> np.ndarray:
-    """A label column of class numbers."""
+def _labels(values: pa.Array, column: Column, known: tuple[int | None, str], **place: int) -> np.ndarray:
+    """A column of labels, of which the number of classes and the loss are known: the error tells that, too."""
+    classes, loss = known
     try:
         array = to_numpy(values, column, **place)
-    except ShapeError as error:
-        error.message = f"labels must be class numbers: for one-hot ones there is another loss. {error.message}"
+        if classes is not None:
+            check_classes(array, column, classes, **place)
+    except (BadValueError, ShapeError) as error:
+        if classes is not None and isinstance(error, ShapeError):
+            other = "one-hot ones need the loss 'categorical_crossentropy'"
+            error.message = f"labels must be class numbers; {other}: {error.message}"
+        error.message += f", loss={loss!r}" if loss else ""
         raise
-    check_classes(array, column, classes, **place)
     return array
-
-
-def _class_limits(spec: DataSpec) -> tuple[int | None, ...]:
-    """For each column that is read, the number of classes that its values must lie below, or None."""
-    limits = dict(zip(spec.labels, spec.class_limits, strict=True))
-    return tuple(limits.get(column) for column in spec.columns)

@@ -26,6 +26,7 @@ class DataSpec:
         shuffle: a new order for every epoch, or the order of arrival for all.
         classes: integer labels must be in [0, classes). One number for all labels, or one for each (None
             where a label is not a class), or None for no check.
+        losses: name of each label's loss, for error texts; empty where nobody says.
         spool_bytes: memory that one worker may keep rows in for its later epochs. More than that goes to a
             memory-mapped file.
         rewindable: keep the rows of a single epoch too, for a worker may be told to go back.
@@ -42,6 +43,7 @@ class DataSpec:
     seed: int = 0
     shuffle: bool = True
     classes: int | tuple[int | None, ...] | None = None
+    losses: tuple[str, ...] = ()
     spool_bytes: int = 256 << 20
     rewindable: bool = False
 
@@ -74,6 +76,11 @@ class DataSpec:
     def encoded(self) -> frozenset[str]:
         """The names of the columns that executors decode."""
         return frozenset(column.name for column in self.columns if column.decode is not None)
+
+    @property
+    def label_losses(self) -> tuple[str, ...]:
+        """The name of each label's loss; empty where nobody says."""
+        return self.losses or ("",) * len(self.labels)
 
     @property
     def class_limits(self) -> tuple[int | None, ...]:

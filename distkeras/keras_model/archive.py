@@ -39,23 +39,24 @@ _ARCHIVE_ERRORS = (
 )
 
 
-def to_bytes(model: keras.Model) -> bytes:
+def to_bytes(model: keras.Model, name: str = "model") -> bytes:
     """A model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
+
+    Args:
+        model: what a caller gave.
+        name: of the caller's argument.
 
     Raises:
         ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; a part of it cannot
             be described by its configuration; or Keras runs on a backend that does not train.
     """
-    import keras
-
     running_backend()
-    if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"`model` must be a keras.Model. Received: model of {type(model)}")
+    require_model(model, name)
     unbuilt = next((layer.name for layer in _layers(model) if not layer.built), None)
     if unbuilt is not None:
         raise ConfigurationError(
-            "`model` must be built: give it an `Input`, or call it once on data. "
-            f"Received: model={model.name!r}, of which {unbuilt!r} is not built"
+            f"`{name}` must be built: give it an `Input`, or call it once on data. "
+            f"Received: {name}={model.name!r}, of which {unbuilt!r} is not built"
         )
     with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
         path = Path(directory, "model.keras")
@@ -63,10 +64,22 @@ def to_bytes(model: keras.Model) -> bytes:
             model.save(path)
         except _ARCHIVE_ERRORS as error:
             raise ConfigurationError(
-                f"`model` must be one that Keras can save. Received: model={model.name!r}; "
+                f"`{name}` must be one that Keras can save. Received: {name}={model.name!r}; "
                 f"Keras said: {headline(str(error))}"
             ) from error
         return path.read_bytes()
+
+
+def require_model(value: Any, name: str = "model") -> None:
+    """A model of Keras 3; whether it is built is another question.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    import keras
+
+    if not isinstance(value, keras.Model):
+        raise ConfigurationError(f"`{name}` must be a keras.Model. Received: {name} of {type(value)}")
 
 
 def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = False) -> keras.Model:

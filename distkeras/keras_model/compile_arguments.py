@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.tracebacks import headline
+from distkeras.ps.validate import require_number
 
 #: What callers name the arguments, where they name them otherwise.
 _KEYWORDS = {"optimizer": "worker_optimizer"}
@@ -34,11 +36,13 @@ def pack(name: str, value: Any) -> Any:
     import keras
 
     keyword = _KEYWORDS.get(name, name)
-    if isinstance(value, Mapping):
-        return {key: pack(name, part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Mapping | list | tuple) and (value or name in ("metrics", "weighted_metrics")):
+        if isinstance(value, Mapping):
+            return {key: pack(name, part) for key, part in value.items()}
         return [pack(name, part) for part in value]
-    if value is None or isinstance(value, (str, int, float)):
+    if name == "loss_weights":
+        return require_number(name, value, -math.inf)
+    if value is None or (isinstance(value, str) and value):
         return value
     if isinstance(value, type):
         raise ConfigurationError(f"`{keyword}` must be made: `{value.__name__}()`. Received: the class {value!r}")

@@ -114,7 +114,8 @@ def recipe_of(
     }
     compiled = _compiled_arguments(model)
     arguments = {name: compiled.get(name) if value is None else value for name, value in given.items()}
-    arguments["optimizer"] = arguments["optimizer"] or "sgd"
+    if arguments["optimizer"] is None:
+        arguments["optimizer"] = "sgd"
     if arguments["loss"] is None:
         raise ConfigurationError(
             "`loss` must be given, or the model be compiled with one. Received: loss=None and "

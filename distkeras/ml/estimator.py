@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 
 from distkeras.callbacks import EarlyStopping
+from distkeras.cluster.failures import short_errors
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.ml.features import assembled
@@ -20,6 +21,7 @@ from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, arc
 from distkeras.ml.validation import split
 from distkeras.ps.errors import ConfigurationError
 from distkeras.trainer import Trainer
+from distkeras.transformers.params import on_dataframe
 
 if TYPE_CHECKING:
     import keras
@@ -72,6 +74,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         ConfigurationError: a keyword that there is not, or a value that cannot work.
     """
 
+    @short_errors
     def __init__(self, model: keras.Model | None = None, rule: Any = None, **keywords: Any) -> None:
         super().__init__()
         defaults = {name: keyword.default for name, keyword in trainer_keywords().items()}
@@ -86,6 +89,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         given = {"model": model, "rule": rule, **keywords}
         self.setParams(**{name: value for name, value in given.items() if value is not None})
 
+    @on_dataframe
     def _fit(self, dataset: DataFrame) -> KerasModel:
         model = self.value("model")
         if model is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
 
+from distkeras.cluster.failures import short_errors
 from distkeras.data.schema import data_spec, example, names_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import compiled_recipe
@@ -19,6 +20,7 @@ from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, arc
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import decoders
 from distkeras.transformers.outputs import OutputColumn
+from distkeras.transformers.params import on_dataframe
 from distkeras.transformers.predictor import PackedModel, column_type, predicted
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         ConfigurationError: a model that cannot be saved, or columns that do not fit it.
     """
 
+    @short_errors
     def __init__(self, keras_model: keras.Model | None = None, **keywords: Any) -> None:
         super().__init__()
         self.setParams(**keywords)
@@ -96,7 +99,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._packed: PackedModel | None = None
         self._output_names: list[str] = []
         if keras_model is not None:
-            self._data = archive_with_optimizer(keras_model)
+            self._data = archive_with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"))
             self._heads = heads_of(keras_model)
             self._output_names = list(
@@ -135,6 +138,7 @@ class KerasModel(Model, PredictionParams, Saveable):
             raise ConfigurationError("`keras_model` must be set. Received: KerasModel without keras_model")
         return self._data
 
+    @on_dataframe
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
         features = names_of(self.value("features_col"), "features_col")
@@ -147,6 +151,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         out = predicted(ready, packed, inputs, self.output_columns(), self.limits, self.feature_decoders())
         return out.drop(ASSEMBLED) if inputs == [ASSEMBLED] else out
 
+    @on_dataframe
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` gives them: in one pass, on executors.
 
@@ -248,8 +253,12 @@ class KerasModel(Model, PredictionParams, Saveable):
         return KerasMLReader(cls)
 
     def archive_to_save(self) -> bytes | None:
-        """The model with its optimizer, as it was fitted."""
-        return self._data
+        """The model with its optimizer, as it was fitted.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        return self._saved_bytes()
 
     def extra_to_save(self) -> dict[str, Any]:
         """What the outputs are."""

@@ -20,6 +20,7 @@ from pyspark.ml.param.shared import (
 )
 
 from distkeras.flags import texts_of_arguments
+from distkeras.keras_model.archive import require_model
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
 from distkeras.trainer import Trainer
@@ -73,6 +74,8 @@ def with_trainer_params(kind: _P) -> _P:
 
 def _checked(keyword: str) -> Callable[[Any], Any]:
     """What a trainer's settings can say of one value alone is said where it is set; the rest is said by `fit`."""
+    if keyword == "model":
+        return _model
     if keyword not in {field.name for field in dataclasses.fields(TrainSettings)}:
         return lambda value: value
 
@@ -81,6 +84,11 @@ def _checked(keyword: str) -> Callable[[Any], Any]:
         return value
 
     return convert
+
+
+def _model(value: Any) -> Any:
+    require_model(value)
+    return value
 
 
 def one_or_several(value: Any) -> str | list[str]:

@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml.param import Params
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
-from pyspark.sql import SparkSession
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable
 
+from distkeras.cluster.failures import short_errors
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.transformers.archive_files import load_archive, save_archive
+from distkeras.transformers.writing import StageWriter
 
 if TYPE_CHECKING:
     import keras
@@ -123,7 +124,7 @@ class Saveable(Params, MLReadable[Any], MLWritable, ABC):
 _S = TypeVar("_S", bound=Saveable)
 
 
-class KerasMLWriter(MLWriter):
+class KerasMLWriter(StageWriter):
     """Writes metadata, parameters as JSON, and the archive as rows of Parquet beside them.
 
     Args:
@@ -137,7 +138,7 @@ class KerasMLWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes."""
-        spark = SparkSession.active()
+        spark = self.sparkSession
         params = {
             param.name: to_json(value, param.name)
             for param, value in self.instance._paramMap.items()  # noqa: SLF001 - as Spark ML's own writers do
@@ -163,13 +164,14 @@ class KerasMLReader(MLReader[_S]):
         super().__init__()
         self.kind = kind
 
+    @short_errors
     def load(self, path: str) -> _S:
         """Reads.
 
         Raises:
             ConfigurationError: a class or function that Keras does not know in this process, or of another kind.
         """
-        spark = SparkSession.active()
+        spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
         if metadata["class"].rpartition(".")[2] != self.kind.__name__:
             raise ConfigurationError(f"{path} must hold a {self.kind.__name__}. Received: {metadata['class']}")
@@ -182,7 +184,7 @@ class KerasMLReader(MLReader[_S]):
         return instance
 
 
-def archive_with_optimizer(model: keras.Model) -> bytes:
+def archive_with_optimizer(model: keras.Model, name: str = "model") -> bytes:
     """A model as a ``.keras`` archive, from which a compiled one can be loaded as it is.
 
     An optimizer that has taken no step yet is built first: Keras cannot load the archive of one that is not.
@@ -194,4 +196,4 @@ def archive_with_optimizer(model: keras.Model) -> bytes:
 
     if isinstance(model, keras.Model) and model.compiled and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    return archive.to_bytes(model)
+    return archive.to_bytes(model, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from distkeras.ps.center.commit_file import BLOCK_COMMITS, LogRows, joined
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory, take
 from distkeras.ps.checkpoint.log_files import LogFiles
-from distkeras.ps.errors import DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.backoff import Backoff
-from distkeras.ps.validate import require_integer
+from distkeras.ps.validate import invalid, require_boolean, require_integer, require_text
 from distkeras.ps.world.world import REAL, Condition, World
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Checkpoint:
         keep: snapshots to keep, at least 1.
 
     Raises:
-        ConfigurationError: a number that is not positive.
+        ConfigurationError: no text, or a number that is not positive.
     """
 
     uri: str
@@ -48,8 +49,25 @@ class Checkpoint:
     keep: int = 3
 
     def __post_init__(self) -> None:
+        uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
+        object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
         for name in ("every", "keep"):
             object.__setattr__(self, name, require_integer(name, getattr(self, name)))
+
+
+def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
+    """Where a job is saved, from a caller's arguments of these names.
+
+    Raises:
+        ConfigurationError: one of them cannot work.
+    """
+    if require_boolean("resume", resume) and checkpoint is None:
+        raise ConfigurationError("`resume` needs to be told from where. Received: resume=True, checkpoint=None")
+    if checkpoint is None or isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    if not isinstance(checkpoint, str | os.PathLike) or not os.fspath(checkpoint):
+        raise invalid("checkpoint", checkpoint, "a directory, a URI, or a `Checkpoint`")
+    return Checkpoint(os.fspath(checkpoint))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import BLOCK, Rule, Vector
+from distkeras.ps.validate import require_choice
 
 
 class Codec(ABC):
@@ -175,9 +176,7 @@ def codec_of(wire_format: str, size: int) -> Codec | None:
     Raises:
         ConfigurationError: no such format.
     """
-    if wire_format not in FORMATS:
-        names = ", ".join(map(repr, FORMATS))
-        raise ConfigurationError(f"`wire_format` must be one of {names}. Received: wire_format={wire_format!r}")
+    require_choice("wire_format", wire_format, FORMATS)
     kind = _CODECS[wire_format]
     return None if kind is None else kind(size)
 

@@ -38,7 +38,7 @@ def make(name: str, **hyper_parameters: Any) -> Rule:
     Raises:
         ConfigurationError: no such rule, or a hyper-parameter that it does not have or cannot take.
     """
-    rule = all_rules().get(name.lower())
+    rule = all_rules().get(name.lower()) if isinstance(name, str) else None
     if rule is None:
         raise ConfigurationError(f"`rule` must be one of {', '.join(all_rules())}. Received: rule={name!r}")
     known = {field.name for field in dataclasses.fields(rule)}

@@ -53,6 +53,8 @@ class Constant(Schedule):
 
 def _require_clocks(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """Rising clocks, as a tuple: JSON brings a list."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise invalid(name, values, "a list of rising clocks")
     clocks = tuple(require_integer(name, value, 0) for value in values)
     if list(clocks) != sorted(set(clocks)):
         raise invalid(name, values, "rising clocks")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+
+from distkeras.ps.validate import check_field, require_number
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Deadlines:
         reconnect: a worker's attempts to reach the server again after a lost connection.
         rows: a worker's wait for Spark's next rows, which other stages may have to compute first.
         close: for the server's threads to end.
+
+    Raises:
+        ConfigurationError: one is not a finite number above 0.
     """
 
     connect: float = 20.0
@@ -38,3 +44,7 @@ class Deadlines:
     reconnect: float = 30.0
     rows: float = 3600.0
     close: float = 10.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_field(self, field.name, require_number)

@@ -199,6 +199,14 @@ CENTER = (
         ("tests/ps/rules/test_extremes.py", *_TESTS),
     ),
     Mutant(
+        "moving statistics overflow",
+        CENTER_FILE,
+        "            self._blend_moving_statistics(commit, lease)\n",
+        "            with np.errstate(all='ignore'):\n                self._blend_moving_statistics(commit, lease)\n",
+        "everybody's are infinite at a commit that nobody names",
+        ("tests/ps/center/test_arithmetic.py",),
+    ),
+    Mutant(
         "a round ends without all",
         SCHEDULERS,
         "return bool(self.arrived) and self.active <= self.arrived",

@@ -69,6 +69,14 @@ DRIVER = (
         ("tests/data/test_columns.py",),
     ),
     Mutant(
+        "a model comes with an infinity in its moving statistics",
+        "distkeras/job/plan.py",
+        "published = {*replica.layout.names, *replica.moving_statistics.names}",
+        "published = {*replica.layout.names}",
+        "workers are blamed for what the caller gave",
+        ("tests/job/test_plan.py",),
+    ),
+    Mutant(
         "a checksum of the last record only",
         "distkeras/data/ordering.py",
         "zlib.crc32(hashes[first:end].data, self._crc)",

@@ -188,6 +188,27 @@ class TestByPosition:
         assert old("evaluators", "AccuracyEvaluator") is old("transformers", "AccuracyEvaluator")
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "arguments"),
+    [
+        ("transformers", "MinMaxTransformer", (0, 1, 0, 1, "a", "b")),
+        ("transformers", "BinaryLabelTransformer", ("a", "b", "c")),
+        ("transformers", "StandardTransformer", (["a"],)),
+        ("transformers", "DenseTransformer", ("a", "b")),
+        ("transformers", "ReshapeTransformer", ("a", "b", (2, 2))),
+        ("transformers", "OneHotTransformer", (2, "a", "b")),
+        ("transformers", "LabelIndexTransformer", (2,)),
+        ("predictors", "ModelPredictor", ()),
+        ("evaluators", "AccuracyEvaluator", ()),
+    ],
+)
+def test_data_are_taken_by_their_old_keyword(module: str, name: str, arguments: tuple[Any, ...]) -> None:
+    stage = old(module, name)(*arguments)
+    method = {"evaluators": "evaluate", "predictors": "predict"}.get(module, "transform")
+    with pytest.raises(ConfigurationError, match=r"must be a Spark DataFrame.*of type builtins\.int"):
+        getattr(stage, method)(dataframe=5)
+
+
 class TestAdag:
     """The one name whose meaning changed."""
 
@@ -307,6 +328,8 @@ class TestAccessors:
             trainer.train(1, dataframe=2)
 
     def test_the_hierarchy(self, trainer: Any) -> None:
+        assert issubclass(old("trainers", "EnsembleTrainer"), old("trainers", "Trainer"))
+        assert issubclass(old("predictors", "ModelPredictor"), old("predictors", "Predictor"))
         for name in ("Trainer", "DistributedTrainer", "AsynchronousDistributedTrainer"):
             assert isinstance(trainer, old("trainers", name))
 

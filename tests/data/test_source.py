@@ -258,7 +258,12 @@ VECTORS = [[0.0, 1.0]] * 20
         ({"y": column([0] * 20, 13, 10)}, BadValueError, "y", r"\[0, 10\). Received: 10 in row 13"),
         ({"y": column([0] * 20, 13, -1)}, BadValueError, "y", "Received: -1 in row 13"),
         ({"y": column([0.0] * 20, 13, 1.5)}, BadValueError, "y", "Received: 1.5 in row 13"),
-        ({"y": pa.array([[0, 1]] * 20)}, ShapeError, "y", "must be class numbers: for one-hot ones.*2 values in row 0"),
+        (
+            {"y": pa.array([[0, 1]] * 20)},
+            ShapeError,
+            "y",
+            "must be class numbers; one-hot ones need.*2 values in row 0",
+        ),
         ({"y": column([0] * 20, 13, None)}, BadValueError, "y", "null in row 13"),
     ],
 )

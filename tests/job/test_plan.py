@@ -37,6 +37,7 @@ def trainer_of(model: keras.Model) -> Trainer:
         (np.nan, "first", 0, "first/kernel"),
         (np.inf, "last", 1, "last/bias"),
         (np.nan, "norm", 2, "norm/moving_mean"),
+        (np.inf, "norm", 3, "norm/moving_variance"),
         (np.nan, "frozen", 0, "frozen/kernel"),
     ],
 )

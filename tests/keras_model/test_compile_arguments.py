@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from distkeras.keras_model import archive
@@ -45,6 +47,15 @@ class Inexplicable(keras.losses.Loss):
         return y_pred
 
 
+#: Argument, what callers call it, and values that it cannot have.
+REFUSED: list[tuple[str, str, tuple[Any, ...]]] = [
+    ("optimizer", "worker_optimizer", (0, 5, "", [], {}, True, np.zeros(2))),
+    ("loss", "loss", (0, 5, "", [], {}, True, np.zeros(2), math.nan)),
+    ("metrics", "metrics", (0, "", [5], [["mae", 1.5]])),
+    ("loss_weights", "loss_weights", ("", math.nan, [1, "a"], [], {"a": None})),
+]
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -59,6 +70,7 @@ class Inexplicable(keras.losses.Loss):
         ({"optimizer": object()}, r"`worker_optimizer` must be an optimizer of Keras 3"),
         ({"loss": object()}, r"`loss` must be a name, a function or an object"),
         ({"loss": Inexplicable(2.0)}, r"`loss` must be of Keras' classes.*Received: Inexplicable"),
+        *(({name: bad}, f"^`{told}` must be") for name, told, values in REFUSED for bad in values),
         ({"objects": [OwnLoss]}, r"`custom_objects` must be a dictionary"),
         ({"objects": {"OwnLoss": 3}}, r"`custom_objects` must be a dictionary"),
     ],

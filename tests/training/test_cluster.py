@@ -78,6 +78,10 @@ for name in sys.argv[2:]:
         "attempts": sorted(map(int, ledger.groupby("worker").attempt.nunique())), "samples": int(history.samples.sum()),
     }))
 spark.stop()
+try:
+    trainer.train(frame)
+except Exception as error:
+    print(type(error).__name__, error)
 """
 
 
@@ -101,6 +105,7 @@ def run(directory: Path, *names: str) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr[-8000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [one["name"] for one in told] == list(names)
+    assert "ConfigurationError `df` must be of a Spark session that runs" in done.stdout
     for one in told:
         assert one["executors"] == 2
         assert one["fired"]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 from support.present import present
 from support.spark_jobs import wrong_model
 
-from distkeras import Trainer
-from distkeras.ps.errors import BadValueError, ConfigurationError
+from distkeras import DOWNPOUR, EnsembleTrainer, KerasEstimator, KerasModel, Trainer
+from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError
+from distkeras.transformers import (
+    AccuracyEvaluator,
+    LossEvaluator,
+    MinMaxTransformer,
+    ModelPredictor,
+    OneHotTransformer,
+    StandardScaleTransformer,
+)
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -25,7 +34,44 @@ def train(spark: SparkSession, rows: list[Any]) -> None:
     trainer.train(spark.createDataFrame(rows, "features array<float>, label int"))
 
 
+SPARSE = "sparse_categorical_crossentropy"
+#: What a user calls, on whatever is passed as a DataFrame, and what the error names.
+CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a transformer's constructor": (lambda df: OneHotTransformer(0), "output_dim"),
+    "transform": (lambda df: MinMaxTransformer(0.0, 1.0, input_col="gone", output_col="x").transform(df), "gone"),
+    "fit": (lambda df: StandardScaleTransformer(["gone"]).fit(df), "gone"),
+    "an evaluator's constructor": (lambda df: LossEvaluator("krossentropy"), "loss"),
+    "evaluate": (lambda df: AccuracyEvaluator(prediction_col="gone").evaluate(df), "gone"),
+    "evaluate, in a job": (lambda df: AccuracyEvaluator(prediction_col="nan").evaluate(df), "nan"),
+    "a predictor's constructor": (lambda df: ModelPredictor("model"), "keras_model"),
+    "a predictor": (lambda df: ModelPredictor(wrong_model(), "gone").transform(df), "gone"),
+    "a predictor without a model": (lambda df: ModelPredictor().transform(df), "keras_model"),
+    "an estimator's constructor": (lambda df: KerasEstimator(wrong_model(), batch_size=0), "batch_size"),
+    "an estimator": (lambda df: KerasEstimator(wrong_model(), loss=SPARSE, features_col="gone").fit(df), "gone"),
+    "an estimator without a model": (lambda df: KerasEstimator(loss=SPARSE).fit(df), "model"),
+    "a fitted model": (lambda df: KerasModel(wrong_model(), features_col="gone").transform(df), "gone"),
+    "a fitted model's evaluation": (lambda df: KerasModel(wrong_model()).evaluate(df), "compile"),
+    "saving": (lambda df: KerasModel().save("nowhere"), "keras_model"),
+    "a name of dist-keras": (lambda df: DOWNPOUR(wrong_model(), "sgd", SPARSE, num_workers=0), "num_workers"),
+    "its training": (lambda df: DOWNPOUR(wrong_model(), "sgd", SPARSE, features_col="gone").train(df), "gone"),
+    "several models": (lambda df: EnsembleTrainer(wrong_model(), "sgd", SPARSE, num_ensembles=0), "num_ensembles"),
+    "their training": (lambda df: EnsembleTrainer(wrong_model(), "sgd", SPARSE, label_col="gone").train(df), "gone"),
+    "no DataFrame to transform": (lambda df: MinMaxTransformer(0.0, 1.0).transform(df.toPandas()), "dataset"),
+    "no DataFrame to fit": (lambda df: KerasEstimator(wrong_model(), loss=SPARSE).fit(cast(Any, [1])), "dataset"),
+    "no DataFrame to evaluate": (lambda df: LossEvaluator().evaluate(cast(Any, "rows.parquet")), "dataset"),
+}
+
+
 class TestWhatIsShown:
+    @pytest.mark.parametrize("name", CALLS)
+    def test_a_call_that_cannot_work(self, spark: SparkSession, name: str) -> None:
+        call, told = CALLS[name]
+        df = spark.createDataFrame(GOOD, "features array<float>, label int").selectExpr("*", "double('nan') as nan")
+        with pytest.raises(DistkerasError) as caught:
+            call(df)
+        assert told in str(caught.value).partition("\n")[0]
+        assert len(self.lines(caught.value)) <= 15
+
     def lines(self, error: BaseException) -> list[str]:
         return "".join(traceback.format_exception(error)).splitlines()
 

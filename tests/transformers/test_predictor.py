@@ -172,7 +172,7 @@ def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, b
         ({"output_col": "Text"}, ConfigurationError, "`output_col` must name a new column"),
         ({"batch_size": 0}, ConfigurationError, "`batch_size` must be a positive integer"),
         ({"features_col": []}, ConfigurationError, "`features_col` must be"),
-        ({"keras_model": "model"}, ConfigurationError, "`model` must be a keras.Model"),
+        ({"keras_model": "model"}, ConfigurationError, "`keras_model` must be a keras.Model"),
         ({"keras_model": None}, ConfigurationError, "`keras_model` must be set"),
     ],
 )

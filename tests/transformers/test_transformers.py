@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml import Pipeline, PipelineModel, Transformer
 from pyspark.ml.linalg import DenseVector, SparseVector, Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -283,7 +283,7 @@ def test_names_with_dots_backticks_and_spaces(spark: SparkSession, name: str) ->
 
 
 def test_a_pipeline_survives_the_trip_to_disk(rows: DataFrame, tmp_path: Path) -> None:
-    stages = [
+    stages: list[Transformer] = [
         MinMaxTransformer(o_min=0, o_max=255, input_col="pixels", output_col="scaled"),
         OneHotTransformer(3, "whole", "hot", output_type="array"),
         LabelIndexTransformer(3, "hot", "index"),

@@ -62,6 +62,18 @@ class TestFinite:
         assert center.corrupt
         assert center.clock == 1
 
+    @pytest.mark.parametrize("name", ["downpour", "averaging"])
+    def test_moving_statistics_that_overflow_are_found(self, name: str) -> None:
+        """Those of two workers, each finite, at the server's mean of both."""
+        statistics = np.full(1, 3e38, np.float32)
+        zeros = np.zeros(3, np.float32)
+        center = Center(make(name), zeros, workers=2, moving_statistics=statistics, check_finite=True)
+        for worker in (0, 1):
+            joined(center, worker)
+        with pytest.raises(NonFiniteError, match=r"must keep the center finite.*overflow"):  # noqa: PT012 - either
+            for worker, sign in ((0, -1), (1, 1)):
+                send(center, commit_of(worker, last=1, moving_statistics=statistics * np.float32(sign)))
+
     @pytest.mark.parametrize("name", list(all_rules()))
     def test_a_center_that_overflows_is_found_under_every_rule(self, name: str) -> None:
         """Each number that comes is finite, and so is the center before it."""

@@ -387,9 +387,3 @@ def test_only_damaged_snapshots_are_an_error(tmp_path: Path) -> None:
         path.write_bytes(b"nonsense")
     with pytest.raises(SnapshotError, match="one of 2 snapshots must be readable"):
         SnapshotDirectory(str(tmp_path)).latest()
-
-
-@pytest.mark.parametrize("bad", [{"every": 0}, {"keep": 0}, {"every": 1.5}])
-def test_bad_numbers(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="must be a positive integer"):
-        Checkpoint("folder", **bad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -176,6 +176,8 @@ def test_bad_window_is_refused(name: str, window: float | str) -> None:
 def test_unknown_rule_and_unknown_hyper_parameter_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="`rule` must be one of"):
         rules.make("adam")
+    with pytest.raises(ConfigurationError, match=r"`rule` must be one of.*Received: rule=5"):
+        rules.make(cast(Any, 5))
     with pytest.raises(ConfigurationError, match="takes window"):
         rules.make("downpour", rho=1)
 

@@ -76,6 +76,8 @@ def test_the_center_tells_each_worker_the_rate_of_the_next_commit(schedule: Sche
         (StepDecay, {"rate": -1.0}),
         (StepDecay, {"boundaries": (3, 3)}),
         (StepDecay, {"boundaries": (5, 3)}),
+        (StepDecay, {"boundaries": 5}),
+        (StepDecay, {"boundaries": "12"}),
         (StepDecay, {"boundaries": (-1, 3)}),
         (StepDecay, {"boundaries": (1.5, 3)}),
         (StepDecay, {"boundaries": ("1",)}),

@@ -1,0 +1,159 @@
+"""What is found on the driver, before any job: by name, with what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml.feature import OneHotEncoder
+from pyspark.sql import DataFrame, SparkSession
+from support.spark_jobs import assert_nothing_left, wrong_model
+
+from distkeras import TimeBudget, Trainer
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
+
+pytestmark = pytest.mark.timeout(120)
+
+SPARSE = "sparse_categorical_crossentropy"
+SCHEMA = "features array<float>, label int"
+BATCH = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+
+
+def train(df: DataFrame, model: keras.Model | None = None, rule: str = "downpour", **options: Any) -> keras.Model:
+    defaults: dict[str, Any] = {"loss": SPARSE, "num_workers": 2, "batch_size": BATCH}
+    return Trainer(model or wrong_model(), rule, **defaults | options).train(df)
+
+
+def frame(spark: SparkSession, rows: list[Any], schema: str = SCHEMA) -> Any:
+    return spark.createDataFrame(rows, schema)
+
+
+GOOD = [([float(number), 1.0], number % 2) for number in range(20)]
+
+
+class TestBeforeAnyWork:
+    """Found on the driver: no job starts, so there is no worker to name."""
+
+    @pytest.fixture(autouse=True)
+    def no_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*args: object, **options: Any) -> None:
+            raise AssertionError("a server was started")
+
+        monkeypatch.setattr("distkeras.job.run.ServerProcess", refuse)
+
+    @pytest.mark.parametrize(
+        "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]
+    )
+    def test_missing_column(self, spark: SparkSession, options: dict[str, str]) -> None:
+        with pytest.raises(MissingColumnError, match=r"must have the column 'pixels'.*features.*label") as caught:
+            train(frame(spark, GOOD), **options)
+        assert caught.value.column == "pixels"
+
+    def test_column_of_text(self, spark: SparkSession) -> None:
+        with pytest.raises(ColumnTypeError, match=r"must hold numbers.*StringIndexer") as caught:
+            train(frame(spark, [("a", 1)], "features string, label int"))
+        assert caught.value.column == "features"
+
+    def test_scalar_labels_for_an_output_of_several_numbers(self, spark: SparkSession) -> None:
+        with pytest.raises(ShapeError, match=r"labels must be arrays of shape \(2,\)") as caught:
+            train(frame(spark, GOOD), loss="mse")
+        assert caught.value.column == "label"
+
+    def test_a_loss_that_does_not_fit(self, spark: SparkSession) -> None:
+        def narrow(y_true: Any, y_pred: Any) -> Any:
+            return keras.ops.matmul(y_pred, keras.ops.ones((3, 3)))
+
+        with pytest.raises(ConfigurationError, match="loss and metrics that fit the data"):
+            train(frame(spark, GOOD), loss=narrow)
+
+    def test_an_unknown_loss(self, spark: SparkSession) -> None:
+        with pytest.raises(ConfigurationError, match="`loss` must be a name that Keras knows"):
+            train(frame(spark, GOOD).selectExpr("features", "array(label, label) as label"), loss="krossentropy")
+
+    def test_another_number_of_columns_than_of_inputs(self, spark: SparkSession) -> None:
+        with pytest.raises(ConfigurationError, match="a column for each of the 1 inputs"):
+            train(frame(spark, GOOD), features_col=["features", "label"])
+
+    def test_class_weights_without_classes(self, spark: SparkSession) -> None:
+        with pytest.raises(ConfigurationError, match=r"`class_weight` must be of classes in \[0, 2\)"):
+            train(frame(spark, GOOD), class_weight={2: 1.0})
+
+    @pytest.mark.parametrize(
+        ("make", "way"),
+        [
+            (lambda df: df.toPandas(), "`spark.createDataFrame"),
+            (lambda df: np.zeros((3, 2)), "`spark.createDataFrame"),
+            (lambda df: df.rdd, "`spark.createDataFrame"),
+            (lambda df: [(1, 2)], "`spark.createDataFrame"),
+            (lambda df: df.toArrow(), "to_pandas"),
+            (lambda df: "train.parquet", "`spark.read.parquet"),
+            (lambda df: None, "Received: df of type builtins.NoneType"),
+            (lambda df: df.sparkSession.readStream.format("rate").load(), "foreachBatch"),
+        ],
+    )
+    def test_what_is_no_dataframe(self, spark: SparkSession, make: Any, way: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"^`df` must be .*{way}"):
+            train(make(frame(spark, GOOD)))
+
+    @pytest.mark.parametrize(
+        ("kind", "loss"),
+        [
+            ("one-hot arrays", SPARSE),
+            ("one-hot vectors", SPARSE),
+            ("vectors that an encoder has left out a class of", "categorical_crossentropy"),
+        ],
+    )
+    def test_labels_that_do_not_go_with_their_loss(self, spark: SparkSession, kind: str, loss: str) -> None:
+        """The first from a row, the others from what Spark knows of a column."""
+        df = frame(spark, [(*row, [1.0, 0.0]) for row in GOOD], f"{SCHEMA}, hot array<float>")
+        if "array" not in kind:
+            encoder = OneHotEncoder(inputCol="label", outputCol="hot", dropLast="left out" in kind)
+            df = encoder.fit(df.drop("hot")).transform(df.drop("hot"))
+        with pytest.raises(ShapeError, match=rf"^labels must .*Received: .*[12] values.*loss='{loss}'") as caught:
+            train(df, loss=loss, label_col="hot")
+        assert caught.value.column == "hot"
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"checkpoint": "there", "resume": "yes"}, "^`resume` must be True or False"),
+            ({"resume": True}, "^`resume` needs to be told from where"),
+            ({"checkpoint": 5}, "^`checkpoint` must be a directory"),
+            ({"checkpoint": ""}, "^`checkpoint` must be a directory"),
+            ({"checkpoint": True}, "^`checkpoint` must be a directory"),
+        ],
+    )
+    def test_where_a_job_is_saved(self, spark: SparkSession, options: dict[str, Any], text: str) -> None:
+        with pytest.raises(ConfigurationError, match=text):
+            Trainer(wrong_model(), "downpour", loss=SPARSE).train(frame(spark, GOOD), **options)
+
+    @pytest.mark.parametrize(
+        ("callbacks", "text"),
+        [
+            ([keras.callbacks.LearningRateScheduler(lambda e: 0.1)], r"give `worker_optimizer` a schedule"),
+            ([keras.callbacks.ReduceLROnPlateau()], r"the workers have the optimizers"),
+            ([TimeBudget], r"made ones: not the class"),
+            (TimeBudget(3), r"a list of"),
+            (["progress"], r"Received: 'progress'"),
+        ],
+    )
+    def test_what_is_no_callback(self, spark: SparkSession, callbacks: Any, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"^`callbacks` must be .*{text}"):
+            Trainer(wrong_model(), "downpour", loss=SPARSE).train(frame(spark, GOOD), callbacks=callbacks)
+
+    @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
+    def test_fewer_slots_than_workers_that_a_rule_needs_at_once(
+        self, spark: SparkSession, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 2.*local\[2,2\].*num_workers=3"):
+            train(frame(spark, GOOD), num_workers=3, **options)
