@@ -8,7 +8,7 @@ from simulate_faults.disk import Disk
 from simulate_faults.driver import Driver
 from simulate_faults.impostor import Impostor
 from simulate_faults.network import Network, VirtualStream
-from simulate_faults.plan import Fault
+from simulate_faults.plan import DEADLINES, Fault
 from simulate_faults.scheduler import Process, Scheduler
 from simulate_faults.world import Surroundings
 
@@ -101,6 +101,8 @@ class Striker:
         # Whoever meets a stranger at first is told so, and tries no further: that is meant.
         if stream.link.sends > _GREETING:
             stream.spoiled = min(share, 0.999)
+            # Who has read a length that was changed waits for the rest of a frame, and says nothing meanwhile.
+            stream.link.disturbed_until = self._scheduler.now + DEADLINES.frame
 
     def _jump(self, stream: VirtualStream, seconds: float) -> None:
         skews, host = self._surroundings.skews, stream.process.host

@@ -221,7 +221,7 @@ class _Run:
         excused = (
             (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
-            or (isinstance(error, NonFiniteError) and self._nans > self.plan.skipped)
+            or (isinstance(error, (NonFiniteError, WorkerError)) and self._nans > self.plan.skipped)
         )
         if excused:
             self.error = type(error).__name__

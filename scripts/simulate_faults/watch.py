@@ -166,8 +166,8 @@ class Watch:
         for who in self.durable:
             lease = center.leases.get(who[1])
             self.durable[who] = min(self.durable[who], 0 if lease is None else lease.sequence)
-            if lease is None or not lease.finished:
-                self.let_go.discard(who)
+        finished = {worker for worker, lease in center.leases.items() if lease.finished}
+        self.let_go = {who for who in self.let_go if who[1] in finished}
 
     def _check_rows(self, center: Center, standings: dict[int, _Standing], port: int) -> None:
         """The latest row continues its partition, and the lease stands behind it."""
