@@ -10,7 +10,7 @@ from distkeras.ps.errors import ConfigurationError
 #: Where a rule comes in place of dist-keras' worker and server classes.
 RULES = "an algorithm is one `Rule`, both halves: `distkeras.Trainer(model, rule)`, `python -m distkeras.ps rules`"
 #: What comes in place of a trainer that travels.
-SUBMIT = "send the script, or `scripts/train.py` with a file of its arguments, with spark-submit"
+SUBMIT = "there is `distkeras.jobs.Client`, and `scripts/train.py` with a file of its arguments for spark-submit"
 
 
 def refusal(name: str, instead: str) -> ConfigurationError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -301,3 +302,28 @@ def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
             parser().parse_args([*words, "--help"])
         assert caught.value.code == 0
         assert capsys.readouterr().out
+
+
+# ---- the guide
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "jobs.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.M | re.S)
+
+
+def test_the_guides_program_runs(working: None, service: JobService, model: keras.Model) -> None:
+    (program,) = blocks("py")
+    program = program.replace("http://127.0.0.1:8571", service.url).replace("/data/train", service.data("train"))
+    names: dict[str, Any] = {"model": model, "token": service.tokens["ann"]}
+    exec(program.replace('"agn",', '"agn", name="train",'), names)
+    assert names["trained"].count_params() == model.count_params()
+
+
+def test_the_guides_commands_are_there() -> None:
+    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("distkeras ")]
+    assert len(lines) >= 7
+    for line in lines:
+        parser().parse_args(shlex.split(line)[1:])

@@ -1,0 +1,155 @@
+"""The whole of it once: a server in a process of its own, its client, a driver, and Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import psutil
+import pytest
+from support.patience import patience, until
+from support.present import present
+from support.spark_jobs import accuracy, blobs, wrong_model
+
+from distkeras.data.datasets import write_parquet
+from distkeras.jobs import Client, RemoteJob
+from distkeras.jobs.cli import main
+from distkeras.jobs.errors import JobFailedError
+from distkeras.jobs.runner.processes import ProcessId
+from distkeras.jobs.states import JobState
+from distkeras.jobs.store.accounts import ADMIN, Account
+from distkeras.jobs.store.jobs import JobStore
+from distkeras.jobs.store.tables import open_database
+
+SPARSE = "sparse_categorical_crossentropy"
+
+
+class Server:
+    """``distkeras serve`` in a folder, to be stopped and started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "distkeras.jobs", "serve", "--folder", str(self.folder / "server")]
+        command += ["--data", str(self.folder), "--port", "0", "--master", "local[2,2]"]
+        log = self.folder / "server.log"
+        log.write_text("")
+        with log.open("w") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, text=True)
+        until(lambda: "listens at" in log.read_text() or present(self._process).poll() is not None)
+        found = re.search(r"listens at (\S+)", log.read_text())
+        assert found, log.read_text()
+        self.url = found[1]
+
+    def stop(self, name: signal.Signals = signal.SIGTERM) -> int:
+        assert self._process is not None
+        self._process.send_signal(name)
+        return self._process.wait(patience(60))
+
+    @property
+    def token(self) -> str:
+        return (self.folder / "server" / "admin.token").read_text().strip()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", os.environ["JDK_JAVA_OPTIONS"])
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+def submit(server: Server, epochs: int) -> RemoteJob:
+    """A job on two clouds of points, about nearly all of which its model is wrong."""
+    points, labels = blobs()
+    data = server.folder / "train.parquet"
+    write_parquet(data, points, labels.astype(np.int64))
+    return Client(server.url, server.token).submit(
+        wrong_model(),
+        "downpour",
+        data=str(data),
+        hyper_parameters={"window": 2},
+        worker_optimizer={"class_name": "sgd", "config": {"learning_rate": 0.05}},
+        loss=SPARSE,
+        metrics=["accuracy"],
+        num_workers=2,
+        batch_size=16,
+        num_epoch=epochs,
+        checkpoint_every=1,
+    )
+
+
+def commits(job: RemoteJob) -> int:
+    return max((row["clock"] for row in job.metrics() if row["kind"] == "status"), default=0)
+
+
+def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server dies while the job runs; the next one goes on with it; the model has learned."""
+    points, labels = blobs()
+    assert accuracy(wrong_model(), points, labels) < 0.5
+    assert (tmp_path / "server" / "admin.token").stat().st_mode & 0o077 == 0
+    job = submit(server, 4)
+    until(lambda: job.refresh().state not in (JobState.QUEUED, JobState.STARTING))
+    server.stop(signal.SIGKILL)
+    server.start()
+    job = Client(server.url, server.token).job(job.id).wait(patience(120), progress=False)
+    trained = job.model()
+    assert accuracy(trained, points, labels) > 0.9
+    assert isinstance(trained, keras.Model)
+    assert job.told["attempt"] == 1
+    history = job.history()
+    assert history["samples"].sum() == 4 * len(labels)
+    assert set(job.commits()["worker"]) == {0, 1}
+    kinds = [row["kind"] for row in job.metrics()]
+    assert kinds[0] == "training"
+    assert "status" in kinds
+    (tmp_path / "token").write_text(server.token)
+    where = ["--url", server.url, "--token-file", str(tmp_path / "token")]
+    assert main(["jobs", "fetch", job.id, *where, "--out", str(tmp_path / "fetched.keras")]) == 0
+    assert main(["jobs", "list", *where]) == 0
+    assert f"{job.id}  done" in capsys.readouterr().out
+    assert keras.saving.load_model(tmp_path / "fetched.keras").count_params() == trained.count_params()
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> None:
+    """The first job goes on from its checkpoint in a new driver; of the second one nothing is left, nor of its JVM."""
+    job = submit(server, 100)
+    until(lambda: commits(job) > 10)
+    before = driver_of(server, job)
+    os.kill(before.pid, signal.SIGKILL)
+    job.wait(patience(240), progress=False)
+    assert job.told["attempt"] == 2
+    assert "goes on at clock" in job.log()
+    assert before.session() == []
+    history = job.history()
+    assert history["samples"].sum() == 100 * 256  # each row of each epoch counts once, over both
+    job = submit(server, 100_000)
+    until(lambda: commits(job) > 10)
+    driver = driver_of(server, job)
+    names = {psutil.Process(pid).name() for pid in driver.session()}
+    assert "java" in names
+    job.cancel()
+    with pytest.raises(JobFailedError, match="cancelled"):
+        job.wait(patience(120), progress=False)
+    assert driver.session() == []
+
+
+def driver_of(server: Server, job: RemoteJob) -> ProcessId:
+    """As the database has it."""
+    engine = open_database(f"sqlite:///{server.folder / 'server' / 'jobs.sqlite'}")
+    found = JobStore(engine).get(Account(0, "test", ADMIN), job.id)
+    engine.dispose()
+    return present(ProcessId.parse(found.driver))
