@@ -86,6 +86,9 @@ def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> fl
     import keras
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        began = 0.0
+        seconds = 0.0
+
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.began = time.perf_counter()
 

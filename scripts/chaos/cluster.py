@@ -53,18 +53,18 @@ class Cluster:
         self._hosts, self._scratch, self._slots = hosts, scratch, len(hosts.addresses)
         self._processes = ExitStack()
         try:
-            self._start_master()
+            self.url = self._start_master()
             for number in range(len(hosts.addresses)):
                 self._start_worker(number)
         except BaseException:
             self.close()
             raise
 
-    def _start_master(self) -> None:
+    def _start_master(self) -> str:
         own = ["--host", self._hosts.driver, "--port", "0", "--webui-port", "0"]
         options = {"SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1"}
         log = self._start("master", [], ["org.apache.spark.deploy.master.Master", *own], options)
-        self.url = self._said(log, r"Starting Spark master at (\S+)")
+        return self._said(log, r"Starting Spark master at (\S+)")
 
     def _start_worker(self, host: int) -> None:
         address = self._hosts.addresses[host]

@@ -43,6 +43,8 @@ def fit(run: RunConfig, size: WorkSize, train: tuple[Any, Any], test: tuple[Any,
 
     class Recorder(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         epoch = 0
+        samples = 0
+        sums = np.zeros(2)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.epoch, self.samples, self.sums = epoch, 0, np.zeros(2)

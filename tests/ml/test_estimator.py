@@ -340,7 +340,9 @@ class TestPersistence:
         ("keywords", "told"),
         [({"loss": lambda y, p: p}, "loss"), ({"callbacks": [AGN]}, "callbacks")],
     )
-    def test_what_cannot_be_described_is_named(self, keywords: dict[str, Any], told: str, tmp_path: Path) -> None:
+    def test_what_cannot_be_described_is_named(
+        self, spark: SparkSession, keywords: dict[str, Any], told: str, tmp_path: Path
+    ) -> None:
         with pytest.raises(ConfigurationError, match=f"`{told}`"):
             estimator(**keywords).save(str(tmp_path / "e"))
 

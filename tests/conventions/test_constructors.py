@@ -1,0 +1,85 @@
+"""No object is half built: what it will ever hold is there when its constructor returns."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Methods that run before anybody else has the object.
+BUILDING = ("__init__", "__new__", "__post_init__")
+
+
+def sources() -> dict[str, ast.Module]:
+    """Every Python file of package and scripts; the links in ``distkeras/`` are not followed."""
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("distkeras", "ps", "transformers", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/"))
+    }
+
+
+def assigned(method: ast.AST) -> dict[str, int]:
+    """The attributes of ``self`` that are assigned in a method, with a line."""
+    return {
+        node.attr: node.lineno
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+
+
+def built(kind: ast.ClassDef) -> set[str]:
+    """The attributes that are there from the beginning: the class' own, and the constructor's."""
+    found: set[str] = set()
+    for node in kind.body:
+        if isinstance(node, ast.FunctionDef):
+            found |= assigned(node).keys() if node.name in BUILDING else {node.name}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def late(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """The attributes that another method is the first to assign; bases are found by their names."""
+    kinds = [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    by_name: dict[str, list[ast.ClassDef]] = {}
+    for _, kind in kinds:
+        by_name.setdefault(kind.name, []).append(kind)
+
+    def known(kind: ast.ClassDef, seen: frozenset[str] = frozenset()) -> set[str]:
+        bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in kind.bases} - seen
+        inherited = [known(base, seen | bases) for name in bases for base in by_name.get(name, ())]
+        return built(kind).union(*inherited)
+
+    for path, kind in kinds:
+        there = known(kind)
+        for method in kind.body:
+            if isinstance(method, ast.FunctionDef) and method.name not in BUILDING:
+                for name, line in assigned(method).items():
+                    if name not in there:
+                        yield f"{path}:{line} {kind.name}.{name}"
+
+
+def test_every_attribute_is_there_when_the_constructor_returns() -> None:
+    found = list(late(sources()))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("class A:\n    def f(self):\n        self.x = 1\n", ["A.x"]),
+        ("class A:\n    def f(self):\n        self.x, self.y = 1, 2\n", ["A.x", "A.y"]),
+        ("class A:\n    def __init__(self):\n        self.x = 0\n    def f(self):\n        self.x = 1\n", []),
+        ("class A:\n    x: int\n    def f(self):\n        self.x = 1\n", []),
+        ("class A:\n    x = 0\nclass B(m.A[int]):\n    def f(self):\n        self.x = 1\n", []),
+        ("class A:\n    def f(self):\n        other.x = 1\n", []),
+    ],
+)
+def test_the_reader_finds_them(text: str, names: list[str]) -> None:
+    assert [found.split()[1] for found in late({"a.py": ast.parse(text)})] == names
