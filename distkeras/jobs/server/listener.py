@@ -99,6 +99,7 @@ def is_loopback(host: str) -> bool:
 def _channel_class(accounts: Accounts) -> type[HTTPChannel]:
     class AdmittedRequest(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
         error: Any
+        completed: bool
 
         def parse_header(self, header_plus: bytes) -> None:
             super().parse_header(header_plus)
