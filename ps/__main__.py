@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 import inspect
 import logging
+import math
 import re
 import secrets
 import signal
 import sys
 import threading
+import time
 import typing
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, make_certificate
+from distkeras.ps.world.processes import LOOK
 
 #: Settings whose flags are not a field's name and a value.
 _OWN_FLAGS = ("rule", "deadlines", "checkpoint")
@@ -115,7 +118,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     link = DriverLink(sys.stdin.fileno(), arguments.driver) if arguments.command == "child" else None
     _log_to_standard_error(link is not None)
     if link is None:
-        return serve(lambda: request_from(arguments), _send_report, lambda _: _until_interrupted(arguments.lifetime))
+        return serve(
+            lambda: request_from(arguments), _send_report, lambda server: _until_interrupted(arguments.lifetime, server)
+        )
     return serve(lambda: _request_of(link), _send_report, lambda server: _until_over(link, server))
 
 
@@ -138,14 +143,18 @@ def _until_over(link: DriverLink, server: ParameterServer) -> int:
     return int(server.spoilt)
 
 
-def _until_interrupted(lifetime: float | None) -> int:
+def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    if done.wait(lifetime):
-        return 0
-    logging.warning("the server's %g seconds are over", lifetime)
-    return 1
+    deadline = math.inf if lifetime is None else time.monotonic() + lifetime
+    while not done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
+        if server.spoilt:
+            return 1  # it has said so
+        if time.monotonic() >= deadline:
+            logging.warning("the server's %g seconds are over", lifetime)
+            return 1
+    return 0
 
 
 def _log_to_standard_error(child: bool) -> None:

@@ -150,10 +150,12 @@ class Center:
         lease = self.leases.get(worker)
         if lease is None or not lease.finished:
             lease = self.leases.held(worker, attempt)
-            lease.finished = True
-            self.rule.leave(self.model, lease.vectors)
-            self.scheduler.finished(worker)
-        self._end_round_if_complete()
+        with self._arithmetic.of(worker, None, self.clock):
+            if not lease.finished:
+                lease.finished = True
+                self.rule.leave(self.model, lease.vectors)
+                self.scheduler.finished(worker)
+            self._end_round_if_complete()
 
     def end_early(self, reason: str) -> None:
         """Ends the job early: nobody waits for those who have not joined, and everybody is told to leave."""
@@ -235,14 +237,15 @@ class Center:
         now = self._now()
         staleness = self._staleness(lease, commit)
         skipped = CommitOutcome(self.clock, staleness, now, commit.learning_rate, math.nan, scale=0.0, skipped=True)
-        self.log.add(commit, skipped)
-        lease.advance(commit, now)
-        lease.skipped = True
-        lease.require_pull()
-        self.scheduler.committed(commit.worker)
-        if isinstance(self.scheduler, Synchronous):
-            self.round.skipped += 1
-        self._end_round_if_complete()
+        with self._arithmetic.of(commit.worker, commit.first, self.clock):
+            self.log.add(commit, skipped)
+            lease.advance(commit, now)
+            lease.skipped = True
+            lease.require_pull()
+            self.scheduler.committed(commit.worker)
+            if isinstance(self.scheduler, Synchronous):
+                self.round.skipped += 1
+            self._end_round_if_complete()
         return True
 
     def _lease_for(self, commit: Commit, parts: int) -> PartitionLease | None:

@@ -116,8 +116,8 @@ CENTER = (
     Mutant(
         "a skipped commit's worker goes on",
         CENTER_FILE,
-        "        lease.skipped = True\n        lease.require_pull()",
-        "        lease.skipped = True",
+        "            lease.skipped = True\n            lease.require_pull()",
+        "            lease.skipped = True",
         "it goes on from parameters that hold a NaN",
         (*_TESTS, *_SKIPPING),
     ),

@@ -14,6 +14,7 @@ from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules import Chunk, Context, all_rules, make
 from distkeras.ps.rules.base import Scalars
 from distkeras.ps.rules.downpour import Downpour
+from distkeras.ps.rules.ssgd import SSGD
 
 
 class Broken(Downpour):
@@ -40,6 +41,33 @@ class Unbounded(Downpour):
     def apply(self, chunk: Chunk, scalars: Scalars) -> float | None:
         np.multiply(chunk.payload[0], scalars[0], out=chunk.out)
         return None
+
+
+class Forgetful(SSGD):
+    """A rule that has no memory left at the end of a round, or when a worker leaves."""
+
+    name: ClassVar[str] = "forgetful"
+
+    def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
+        raise MemoryError
+
+
+class TestInPart:
+    """What fails half-way leaves a center that must not be gone on with."""
+
+    @pytest.mark.parametrize("skipped", [False, True], ids=["leaves", "has its commit left out"])
+    def test_a_round_that_ends_as_a_worker(self, skipped: bool) -> None:
+        center = Center(Forgetful(), np.zeros(3, np.float32), workers=2, learning_rate=1.0, check_finite=True)
+        for worker in range(2):
+            joined(center, worker)
+        send(center, commit_of(0))
+        assert not center.corrupt
+        with pytest.raises(MemoryError):  # noqa: PT012 - either
+            if skipped:
+                center.skip(commit_of(1))
+            else:
+                center.leave(1, 0)
+        assert center.corrupt
 
 
 class TestFinite:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import patience
-from support.running_server import Running
+from support import forgetful_server
+from support.patience import PATIENT, brief, patience
+from support.running_server import KEY, Running
+from support.toy_model import toy_client
 from support.worker_thread import running_worker
 
-from distkeras.ps.errors import LocalProtocolError, NodeError
+from distkeras.ps.errors import LocalProtocolError, NodeError, ServerLostError
 from distkeras.ps.rules import make
+from distkeras.ps.server.start import StartReport
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.worker.driver import run_worker
 
 
 def failing_once(error: Exception, whole: Any) -> Any:
@@ -47,3 +59,31 @@ def test_without_a_checkpoint_the_job_ends(error: Exception, told: type[Exceptio
             running.driver.observe(10, 0.0)
         assert center.corrupt
         assert len(center.log) == center.clock == 0
+
+
+def test_a_server_alone_ends(tmp_path: Path) -> None:
+    """Whoever started it may start it again."""
+    (tmp_path / "key").write_text(KEY.hex())
+    options = ["--rule", "downpour", "--workers", "1", "--host", "127.0.0.1", "--key-file", str(tmp_path / "key")]
+    command = [sys.executable, forgetful_server.__file__, "distkeras.ps", "serve", *options]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONSAFEPATH": "1"}
+    command += ["--checkpoint", str(tmp_path / "saved")]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stdout is not None
+        report = StartReport.from_json(server.stdout.readline())
+        address = Address(report.host, report.port, KEY)
+        driver = DriverClient(address, PATIENT)
+        driver.publish(np.zeros(3, np.float32))
+        driver.close()
+        patient = replace(PATIENT, reconnect=brief(1))
+        rule, values = make("downpour", window=1), [1.0] * 9
+        client, welcome, begin = toy_client(address, rule, values, worker=0, size=3, deadlines=patient)
+        with contextlib.closing(client), pytest.raises(ServerLostError):
+            run_worker(client, welcome, begin)
+        assert server.wait(patience(30)) == 1
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
