@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from distkeras.cluster.failures import short_errors
 from distkeras.data.dataframe import require_dataframe
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.validate import require_boolean, require_integer, require_number, require_text
+from distkeras.ps.validate import invalid, require_boolean, require_integer, require_number, require_text
 
 if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap
@@ -29,21 +29,22 @@ _S = TypeVar("_S")
 _R = TypeVar("_R")
 
 
-def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> Param[Any]:
+def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str, *, keyword: str = "") -> Param[Any]:
     """A parameter whose converter refuses in this project's words.
 
     Args:
-        name: its keyword.
+        name: of the parameter.
         doc: one line for `explainParams`.
         convert: returns the value to keep; TypeError or ValueError (a ConfigurationError is one) where it cannot work.
-        expected: completes "`name` must be …".
+        expected: completes "`keyword` must be …".
+        keyword: of the constructor, if that is another one.
     """
 
     def checked(value: Any) -> Any:
         try:
             return convert(value)
         except (TypeError, ValueError):
-            raise ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}") from None
+            raise invalid(keyword or name, value, expected) from None
 
     return Param(Params._dummy(), name, doc, checked)  # noqa: SLF001 - the owner that Spark ML's own mixins give
 

@@ -63,6 +63,7 @@ def with_trainer_params(kind: _P) -> _P:
         if not isinstance(getattr(kind, name, None), Param):
             setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
     own = [param.name for param in vars(TrainingParams).values() if isinstance(param, Param)]
+    own = [name for name in own if name not in trainer_keywords()]
     keywords = [
         *(parameter.replace(annotation=Any) for parameter in trainer_keywords().values()),
         *(inspect.Parameter(KEYWORDS.get(name, name), inspect.Parameter.KEYWORD_ONLY, default=None) for name in own),
@@ -158,25 +159,35 @@ class PredictionParams(
 ):
     """What estimator and model share: the columns to read, and the new ones."""
 
-    featuresCol = param("featuresCol", "columns to predict from", one_or_several, "a column name or several")
-    labelCol = param("labelCol", "column or columns of labels", one_or_several, "a column name or several")
+    featuresCol = param(
+        "featuresCol", "columns to predict from", one_or_several, "a column name or several", keyword="features_col"
+    )
+    labelCol = param(
+        "labelCol", "column or columns of labels", one_or_several, "a column name or several", keyword="label_col"
+    )
+    weightCol = param(
+        "weightCol", "column of weights", column_name, "the name of a column", keyword="sample_weight_col"
+    )
     predictionCol = param(
         "predictionCol",
         "new column of predictions, or one for each output: the class of a classifier, else what the model returns",
         one_or_several,
         "a column name or several",
+        keyword="prediction_col",
     )
     probabilityCol = param(
         "probabilityCol",
         'new column of class probabilities, or one for each output that is a classifier; "" for none',
         name_or_empty,
         "a column name",
+        keyword="probability_col",
     )
     rawPredictionCol = param(
         "rawPredictionCol",
         'new column of what a classifier returns, or one for each output that is one; "" for none',
         name_or_empty,
         "a column name",
+        keyword="raw_prediction_col",
     )
     prediction_batch_size = param(
         "prediction_batch_size", "rows a call of the model, to predict, at most", integer_from(1), "a positive integer"
@@ -232,6 +243,8 @@ class PredictionParams(
 class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
     """What the estimator has beside the keywords of `Trainer`."""
 
+    # Spark's mixin has a default of its own, which may be negative, until the trainer's takes its place.
+    seed = param("seed", "of the row order", integer_from(-(1 << 63)), "an integer")
     validation_split = param(
         "validation_split",
         "share of the rows that are left out of training and validated on, chosen by their values",

@@ -91,7 +91,10 @@ class TestParams:
         ("keywords", "told"),
         [
             ({"batch_size": 0}, "batch_size"),
-            ({"features_col": []}, "featuresCol"),
+            ({"features_col": []}, "`features_col`"),
+            ({"sample_weight_col": 5}, "`sample_weight_col`"),
+            ({"seed": 1.5}, "`seed`"),
+            ({"model": "model"}, "`model`"),
             ({"validation_split": 1.0}, "validation_split"),
             ({"epochs": 3}, "epochs"),
             ({"resume": "no"}, "resume"),

@@ -1,0 +1,209 @@
+"""Spark Connect: train, predict, save, load. A process has classic Spark or Connect: the client is one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.patience import patience
+from support.spark_jobs import blobs, table, wrong_model
+
+from distkeras import KerasEstimator, KerasModel
+from distkeras.transformers import MinMaxTransformer, ModelPredictor
+
+CLIENT = """
+import json, sys
+from pathlib import Path
+import keras, numpy as np
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.sql import SparkSession
+from support.spark_jobs import accuracy, blobs, committed, servers, table, wrong_model
+from distkeras import KerasEstimator, KerasModel, Trainer
+from distkeras.transformers import AccuracyEvaluator, LossEvaluator, MinMaxTransformer, ModelPredictor
+
+folder, told = Path(sys.argv[1]), {}
+spark = (
+    SparkSession.builder.remote("local[2,2]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
+)
+x, y = blobs(64)
+df = table(spark, x, y)
+
+
+def said(act):
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition(chr(10))[0]
+    return None
+
+
+def predictions(stage, column="prediction"):
+    return [list(row[0]) for row in stage.transform(df).select(column).collect()]
+
+
+options = {"loss": "sparse_categorical_crossentropy", "worker_optimizer": keras.optimizers.SGD(0.5), "num_epoch": 3}
+trainer = Trainer(wrong_model(), "agn", num_workers=2, batch_size=8, **options)
+trained = trainer.train(df)
+told["accuracy"] = accuracy(trained, x, y)
+told["batches"] = sum(len(batches) for batches in committed(trainer).values())
+told["history"] = trainer.history.count()
+told["servers"] = servers()
+told["no number of workers"] = said(lambda: Trainer(wrong_model(), "agn", **options).train(df))
+
+stages = {
+    "predictor": (ModelPredictor(wrong_model()), ModelPredictor(trained)),
+    "model": (KerasModel(wrong_model()), KerasModel(trained)),
+    "estimator": (KerasEstimator(wrong_model(), num_epoch=2), KerasEstimator(trained, num_epoch=5)),
+    "scaling": (MinMaxTransformer(0.0, 1.0), MinMaxTransformer(0.0, 2.0, -1.0, 1.0)),
+}
+for name, (first, second) in stages.items():
+    path = str(folder / "connect" / name)
+    first.save(path)
+    if name == "predictor":
+        told["again"] = said(lambda: second.save(path))
+    second.write().overwrite().save(path)
+trained.save(folder / "trained.keras")
+model = Pipeline(stages=[ModelPredictor(trained)]).fit(df)
+model.write().overwrite().save(str(folder / "connect" / "pipeline"))
+for place in ("connect", "classic"):
+    here = str(folder / place)
+    told[place] = {
+        "predictor": predictions(ModelPredictor.load(f"{here}/predictor")),
+        "model": predictions(KerasModel.load(f"{here}/model"), "probability"),
+        "epochs": KerasEstimator.load(f"{here}/estimator").value("num_epoch"),
+        "n_min": MinMaxTransformer.load(f"{here}/scaling").getOrDefault("n_min"),
+        "pipeline": predictions(PipelineModel.load(f"{here}/pipeline")),
+    }
+scored = ModelPredictor(trained).transform(df)
+evaluators = (AccuracyEvaluator(), LossEvaluator("sparse_categorical_crossentropy"))
+told["evaluators"] = [evaluator.evaluate(scored) for evaluator in evaluators]
+told["evaluate"] = KerasModel(trained).evaluate(df)
+spark.stop()
+told["stopped"] = said(lambda: trainer.train(df))
+(folder / "told.json").write_text(json.dumps(told))
+"""
+
+TESTS = Path(__file__).parents[1]
+
+
+def predictions(stage: Any, df: DataFrame, column: str = "prediction") -> list[list[float]]:
+    return [list(row[0]) for row in stage.transform(df).select(column).collect()]
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    return table(spark, *blobs(64))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, df: DataFrame) -> Path:
+    """What classic Spark has saved, what the client has, and what it told."""
+    from pyspark.ml import Pipeline
+
+    place = tmp_path_factory.mktemp("stages")
+    model = wrong_model()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    stages: dict[str, Any] = {
+        "predictor": ModelPredictor(model),
+        "model": KerasModel(model),
+        "estimator": KerasEstimator(model, num_epoch=7),
+        "scaling": MinMaxTransformer(0.0, 1.0, -3.0, 3.0),
+        "pipeline": Pipeline(stages=[ModelPredictor(model)]).fit(df),
+    }
+    for name, stage in stages.items():
+        stage.write().overwrite().save(str(place / "classic" / name))
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_TESTING": "1",  # any free port
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(place)],
+        env=environment,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=patience(200),
+    )
+    told = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]  # the JVM's frames
+    assert done.returncode == 0, "\n".join(told[-60:])
+    return place
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> keras.Model:
+    return keras.models.load_model(folder / "trained.keras")
+
+
+def test_a_job(told: dict[str, Any]) -> None:
+    assert told["accuracy"] > 0.9
+    assert told["batches"] == told["history"] == 3 * 8
+    assert told["servers"] == []
+
+
+def test_what_it_hides_must_be_given(told: dict[str, Any]) -> None:
+    assert told["no number of workers"].startswith(
+        "ConfigurationError: `num_workers` must be given under Spark Connect"
+    )
+
+
+def test_nothing_is_overwritten_unless_told(told: dict[str, Any]) -> None:
+    assert "PATH_ALREADY_EXISTS" in told["again"]
+
+
+LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "predictor": (ModelPredictor.load, "prediction"),
+    "model": (KerasModel.load, "probability"),
+}
+
+
+@pytest.mark.parametrize("name", ["predictor", "model"])
+def test_each_reads_what_the_other_has_written(
+    name: str, folder: Path, df: DataFrame, told: dict[str, Any], trained: keras.Model
+) -> None:
+    load, column = LOADERS[name]
+    for place, model in (("connect", trained), ("classic", wrong_model())):
+        found = predictions(load(str(folder / place / name)), df, column)
+        assert found == told[place][name]  # to the bit
+        np.testing.assert_allclose(found, model.predict_on_batch(blobs(64)[0]), rtol=1e-5)
+
+
+def test_parameters_and_pipelines(folder: Path, df: DataFrame, told: dict[str, Any]) -> None:
+    from pyspark.ml import PipelineModel
+
+    for place, epochs, least in (("connect", 5, -1.0), ("classic", 7, -3.0)):
+        here = str(folder / place)
+        assert told[place]["epochs"] == KerasEstimator.load(f"{here}/estimator").value("num_epoch") == epochs
+        assert told[place]["n_min"] == MinMaxTransformer.load(f"{here}/scaling").getOrDefault("n_min") == least
+        found = predictions(PipelineModel.load(f"{here}/pipeline"), df)
+        assert found == told[place]["pipeline"] == told[place]["predictor"]
+
+
+def test_evaluators(told: dict[str, Any], trained: keras.Model) -> None:
+    x, y = blobs(64)
+    scores = trained.predict_on_batch(x)
+    loss = -np.log(scores[np.arange(64), y]).mean()
+    np.testing.assert_allclose(told["evaluators"], [(scores.argmax(1) == y).mean(), loss], rtol=1e-4)
+    assert told["evaluate"]["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_session_that_has_ended(told: dict[str, Any]) -> None:
+    assert told["stopped"].startswith("ConfigurationError: `df` must be of a Spark session that runs")
