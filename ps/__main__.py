@@ -121,7 +121,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         return serve(
             lambda: request_from(arguments), _send_report, lambda server: _until_interrupted(arguments.lifetime, server)
         )
-    return serve(lambda: _request_of(link), _send_report, lambda server: _until_over(link, server))
+    return serve(
+        lambda: _request_of(link),
+        _send_report,
+        lambda server: _until_over(link, server),
+        require_driver=link.require_driver,
+    )
 
 
 def _send_report(report: StartReport) -> None:

@@ -22,7 +22,7 @@ from distkeras.ps.checkpoint.names import Name, parsed
 from distkeras.ps.checkpoint.ownership import Ownership
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
-from distkeras.ps.errors import ConfigurationError, SnapshotError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.world.world import REAL, World
@@ -147,7 +147,11 @@ class SnapshotDirectory:
         self._require_empty(found, fresh)
         newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
         self._patiently(lambda: self._ownership.write(names, after), patience)
-        names = self._patiently(self.require_owned, patience)
+        try:
+            names = self._patiently(self.require_owned, patience)
+        except DistkerasError:
+            self._ownership.withdraw()  # nobody serves under it: it must not stand in another one's way
+            raise
         if _snapshots(names) != found:
             self._require_empty(_snapshots(names), fresh)
             newest = self._newest(_snapshots(names))

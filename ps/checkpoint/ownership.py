@@ -65,6 +65,10 @@ class Ownership:
         self._store.save(str(Name("owner", claim)), header, {})
         self._claim = claim
 
+    def withdraw(self) -> None:
+        """Removes the claim; one that cannot be removed stays."""
+        self._store.delete([str(Name("owner", self.claim))])
+
     def require_own(self, names: Iterable[Name], after: int) -> None:
         """Whether no other job has claimed the directory since this job's server with epoch ``after`` did.
 

@@ -12,6 +12,7 @@ import os
 import select
 from collections.abc import Callable
 
+from distkeras.ps.errors import ServerLostError
 from distkeras.ps.world.processes import LOOK, PIECE
 
 #: What the driver sends when the server is to end.
@@ -51,6 +52,15 @@ class DriverLink:
                 return None
         line, _, self._received = self._received.partition(b"\n")
         return None if line + b"\n" == GOODBYE else line.decode()
+
+    def require_driver(self) -> None:
+        """Whether the driver's process lives; reads nothing.
+
+        Raises:
+            ServerLostError: it does not.
+        """
+        if self._driver in [descriptor for descriptor, _ in self._poller.poll(0)] or os.getppid() != self._parent:
+            raise ServerLostError("a server's driver must live. Received: its end")
 
     def wait_until_over(self, over: Callable[[], bool] = lambda: False) -> None:
         """Returns when the driver has said goodbye or is gone, or where it is ``over``."""

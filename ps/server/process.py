@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 _START, _END, _END_SAVING, _AGAIN = 120.0, 10.0, 120.0, 0.2
 #: Servers of a job with a checkpoint that may fail before they are up.
 _ATTEMPTS = 3
-#: It was killed before it had anything to lose; or it has claimed the snapshots at the same moment as another one,
-#: whose driver may be gone: the next claim is higher.
-_STARTED_AGAIN = (ServerLostError, OwnershipLostError)
+#: It was killed before it had anything to lose, or stood still; or it has claimed the snapshots at the same moment as
+#: another one, whose driver may be gone: the next claim is higher.
+_STARTED_AGAIN = (ServerLostError, DeadlineError, OwnershipLostError)
 
 
 class ServerProcess:
@@ -105,7 +105,7 @@ class ServerProcess:
             ConfigurationError: a setting that cannot work, a port that cannot be bound, or snapshots of another job.
             SnapshotError: the snapshots cannot be read.
             OwnershipLostError: other servers have claimed them at the same moments.
-            DeadlineError: the process did not come up, or stood still while it read.
+            DeadlineError: the process did not come up, or stood still while it read, more than once.
         """
         for attempts_left in reversed(range(_ATTEMPTS if self.settings.checkpoint else 1)):
             try:

@@ -189,16 +189,27 @@ def serve(
     tell: Callable[[StartReport], None],
     until_done: Callable[[ParameterServer], int],
     world: World = REAL,
+    require_driver: Callable[[], None] = lambda: None,
 ) -> int:
     """What a server's process does: builds the server, tells what became of it, serves until ``until_done`` returns.
+
+    Args:
+        make_request: what is to be served.
+        tell: takes the reports; nobody does any more once the server is up.
+        until_done: returns the process' exit status, when it is to end.
+        world: where.
+        require_driver: raises a DistkerasError where the driver is gone: the snapshots are another one's to claim then.
 
     Returns:
         The process' exit status: 2, or what ``until_done`` returned.
     """
-    told = world.monotonic()
+    told, starting = world.monotonic(), True
 
     def heard() -> None:
         nonlocal told
+        if not starting:
+            return
+        require_driver()
         if world.monotonic() - told >= _LOADING_SECONDS:
             told = world.monotonic()
             tell(StartReport(loading=True))
@@ -209,6 +220,7 @@ def serve(
         code = ERRORS.index(type(error)) if type(error) in ERRORS else -1
         tell(StartReport(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code))
         return 2
+    starting = False
     with server:
         tell(report)
         return until_done(server)

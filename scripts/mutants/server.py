@@ -8,6 +8,7 @@ DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/holders.py"
 _SUPERSEDED, _JOINING = ("tests/ps/server/test_superseded.py",), ("tests/ps/server/test_joining.py",)
 _SERVER = ("tests/ps/server/test_server.py",)
 _RESTART = "tests/ps/server/test_restart.py"
+_START = ("tests/ps/server/test_start.py",)
 _ADMISSION = ("tests/ps/server/test_admission.py",)
 
 SERVER = (
@@ -226,5 +227,21 @@ SERVER = (
         "return line.decode()",
         "a server whose driver has forked does not end when it is closed",
         ("tests/ps/server/test_server_process.py",),
+    ),
+    Mutant(
+        "a server that is up tells on",
+        "ps/server/start.py",
+        "    starting = False\n",
+        "",
+        "nobody reads it: the pipe is full at last, and no snapshot is taken any more",
+        _START,
+    ),
+    Mutant(
+        "a server begins although its driver is gone",
+        "ps/server/start.py",
+        "        require_driver()\n",
+        "",
+        "its claim may stand in the way of another driver's server",
+        _START,
     ),
 )

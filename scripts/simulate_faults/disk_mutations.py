@@ -13,11 +13,12 @@ from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.names import parsed
 from distkeras.ps.checkpoint.ownership import Ownership
 from distkeras.ps.checkpoint.store import DamagedError
-from distkeras.ps.errors import ServerLostError, SnapshotError
+from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
 from distkeras.ps.server import process
 from distkeras.ps.server.published_center import PublishedCenter
 from simulate_faults.disk import VirtualFiles
 from simulate_faults.planting import Patch, mutation, nothing
+from simulate_faults.world import VirtualChild
 
 
 @mutation
@@ -165,4 +166,16 @@ def _other_partitions_go_on_where_these_were() -> list[Patch]:
 @mutation
 def _a_tie_is_lost() -> list[Patch]:
     """A driver whose server has claimed the snapshots together with a dead driver's gives up."""
-    return [(process, "_STARTED_AGAIN", (ServerLostError,))]
+    return [(process, "_STARTED_AGAIN", (ServerLostError, DeadlineError)), *_a_server_begins_for_a_dead_driver()]
+
+
+@mutation
+def _a_server_begins_for_a_dead_driver() -> list[Patch]:
+    """A server that starts does not look whether its driver is still there."""
+    return [(VirtualChild, "require_driver", nothing), (Ownership, "withdraw", nothing)]
+
+
+@mutation
+def _a_first_start_that_stands_still_is_the_last() -> list[Patch]:
+    """A driver's first server that stands still while it starts ends the job."""
+    return [(process, "_STARTED_AGAIN", (ServerLostError, OwnershipLostError))]

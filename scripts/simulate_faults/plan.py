@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "second driver": (0.0, 8.0),
     "kill server twice": (0.0, 3.0),
     "kill driver twice": (0.0, 8.0),
-    "stop at start": (1.0, 100.0),
+    "stop at start": (1.0, 200.0),
     "impostor": (0.5, 20.0),
     "snapshot rot": (0.0, 1.0),
     "log rot": (0.0, 1.0),

@@ -268,6 +268,6 @@ def _serve(child: VirtualChild) -> int:
         child.tell(report.to_json().encode() + b"\n")
 
     try:
-        return serve(request, tell, child.wait_until_over, child.world)
+        return serve(request, tell, child.wait_until_over, child.world, child.require_driver)
     except DistkerasError:  # its traceback goes to standard error
         return 1

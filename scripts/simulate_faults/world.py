@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from distkeras.ps.errors import ServerLostError
 from distkeras.ps.server.lifeline import GOODBYE
 from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import Condition, Flag, Lock, Thread, World
@@ -16,6 +17,8 @@ from simulate_faults.threads import VirtualCondition, VirtualFlag, VirtualLock, 
 
 #: Seconds since the epoch, and of the monotonic clock, when a run begins.
 _EPOCH, _BOOT = 1_700_000_000.0, 1000.0
+#: Lines that a pipe holds.
+_LINES = 20
 #: Seconds that a server has to end once its driver is gone: the alarm of ``python -m distkeras.ps child``.
 _ALARM = 120.0
 
@@ -159,8 +162,15 @@ class VirtualChild:
         line = self.lines.pop(0)
         return None if line == GOODBYE else line
 
+    def require_driver(self) -> None:
+        """Whether its driver lives."""
+        if not self.driver.alive:
+            raise ServerLostError("a server's driver must live. Received: its end")
+
     def tell(self, line: bytes) -> None:
-        """Writes a line to its output."""
+        """Writes a line to its output; waits while nobody reads that has many."""
+        while len(self._told) >= _LINES:
+            self._scheduler.wait(self._news, None)
         self._told.append(line)
         self._scheduler.wake_all(self._news)
 
@@ -194,7 +204,9 @@ class VirtualChild:
             if self._scheduler.now >= deadline:
                 raise TimeoutError
             self._scheduler.wait(self._news, deadline - self._scheduler.now)
-        return self._told.pop(0) if self._told else b""
+        line = self._told.pop(0) if self._told else b""
+        self._scheduler.wake_all(self._news)
+        return line
 
     def errors(self) -> Iterator[bytes]:
         """See `Child`."""

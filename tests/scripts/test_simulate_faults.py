@@ -68,6 +68,10 @@ def test_what_is_planted_is_found(name: str) -> None:
     ("name", "faults"),
     [
         ("a-tie-is-lost", (Fault("disk slow", 12, amount=2.0), Fault("kill driver twice", 14, amount=0.5))),
+        (
+            "a-first-start-that-stands-still-is-the-last",
+            (Fault("stop at start", 13, amount=150.0), Fault("kill driver", 14, amount=0.5)),
+        ),
         ("a-stranger-on-the-port-ends-the-job", (Fault("impostor", 6, amount=10.0),)),
     ],
 )
