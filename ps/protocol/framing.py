@@ -343,21 +343,22 @@ class Reader:
         schema = _SCHEMAS[MESSAGES[code]]
         if fields < schema.packer.size + _LENGTH.size * len(schema.strings) + _ENTRY.size * arrays:
             raise RemoteProtocolError(f"{schema.kind.__name__} has more fields. Received: {fields} bytes of them")
-        frame = _Frame(
-            schema, arrays, body, fields=bytearray(fields), tag=bytearray(0 if self.seal is None else TAG_BYTES)
-        )
+        given, tag = bytearray(fields), bytearray(0 if self.seal is None else TAG_BYTES)
+        frame = _Frame(schema, arrays, body, given, tag)
         self._stage = partial(self._parse_fields, frame)
-        self._spaces = [memoryview(part) for part in (frame.fields, frame.tag) if part]
-        return None if self._spaces else self._stage()
+        self._spaces = [memoryview(part) for part in (given, tag) if part]
+        return None if self._spaces else self._parse_fields(frame)
 
     def _parse_fields(self, frame: _Frame) -> Message | None:
         values, entries = _decode_fields(frame)
         _check_array_table(frame, values, entries)
         arrays = [self._allocate(frame.schema.kind, _DTYPES[code], size) for code, size in entries]
         # One system call may fill them all.
-        self._stage = partial(self._finish_message, frame, values, arrays)
-        self._spaces = [array.data.cast("B") for array in arrays if array.size]
-        return None if self._spaces else self._stage()
+        spaces = [array.data.cast("B") for array in arrays if array.size]
+        if not spaces:
+            return self._finish_message(frame, values, arrays)
+        self._spaces, self._stage = spaces, partial(self._finish_message, frame, values, arrays)
+        return None
 
     def _finish_message(self, frame: _Frame, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
         if self.seal is not None:
