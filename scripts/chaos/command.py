@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import os
 import shutil
 import signal
@@ -181,15 +182,15 @@ def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, fin
         findings.broken += [f"undisturbed {spec.name}: {problem}" for problem in outcome.problems]
         if outcome.accuracy is not None:
             accuracy[spec.name] = outcome.accuracy
-    number = 0
+    number, with_drivers, turns = 0, False, itertools.cycle(known)
     while not injector.done:
-        spec = known[number % len(known)]
         number += 1
         faults = sum(injector.injected.values())
-        if injector.waiting:
-            spec = replace(known[-1], name="counting, with drivers of its own")
+        if injector.waiting and not with_drivers:
+            with_drivers, spec = True, replace(known[-1], name="counting, with drivers of its own")
             outcome = runner.run_drivers(spec, injector.disturbing)
         else:
+            with_drivers, spec = False, next(turns)
             _, outcome = runner.run(spec, injector.disturbing)
         say(f"job {number} {describe(spec, outcome)}")
         problems = list(outcome.problems)

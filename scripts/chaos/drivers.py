@@ -19,6 +19,8 @@ from chaos.jobs import JobResult, JobSpec
 
 _PROGRAM = Path(__file__).with_name("driver.py")
 _LOOK = 0.2
+#: Faults of drivers that one job is given: each costs the start of a driver.
+_MOST_FAULTS = 4
 #: Seconds that the older of two drivers may take to end after the newer one, and that any process may take to die.
 _PATIENCE, _DEATH = 180.0, 30.0
 
@@ -46,7 +48,7 @@ class Drivers:
         self._deadline = time.monotonic() + limit
         self._lock = threading.Lock()
         self._drivers: list[_Driver] = []
-        self._over = False
+        self._faults, self._over = 0, False
 
     # ---- faults; they return what was done, None where it cannot be done now
 
@@ -57,6 +59,7 @@ class Drivers:
                 return None
             driver = self._drivers[-1]
             driver.killed = True
+            self._faults += 1
             driver.process.kill()
             return f"process {driver.process.pid}; another one goes on"
 
@@ -66,10 +69,11 @@ class Drivers:
             if not self._gets_on():
                 return None
             before, now = self._drivers[-1].process.pid, self._start().process.pid
+            self._faults += 1
             return f"process {now} beside {before}"
 
     def _gets_on(self) -> bool:
-        if self._over or self._drivers[-1].process.poll() is not None:
+        if self._over or self._faults >= _MOST_FAULTS or self._drivers[-1].process.poll() is not None:
             return False
         newest = self._newest()
         return _epoch(newest) > _epoch(self._drivers[-1].began_with) and not newest.endswith("-000000000000")
