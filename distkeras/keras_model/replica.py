@@ -11,7 +11,7 @@ import numpy as np
 from distkeras.keras_model.compiled_steps import CompiledSteps
 from distkeras.keras_model.initial_state import InitialState
 from distkeras.keras_model.inputs import model_inputs
-from distkeras.keras_model.variables import VariableVector, moving_statistics, scalar, trainable_variables
+from distkeras.keras_model.variables import VariableVector, layer_states, moving_statistics, scalar, trainable_variables
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class KerasReplica:
         self._initial: InitialState | None = None
         if resettable:
             self._initial = InitialState([*self._weights.variables, *self._moving_statistics.variables])
-            self._initial.remember([*model.variables, *model.optimizer.variables])
+            self._initial.remember([*model.variables, *layer_states(model), *model.optimizer.variables])
 
     @property
     def size(self) -> int:
@@ -94,6 +94,9 @@ class KerasReplica:
         if self._metric_names is not None:
             return
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
+        # A recurrent layer draws its dropout, and moves its state, in inference mode too.
+        before = InitialState()
+        before.remember(layer_states(self.model))
         try:
             predicted = self.model(x, training=False)
             if getattr(self.model, "loss", None) is not None:
@@ -105,6 +108,7 @@ class KerasReplica:
                 f"x of shape {[a.shape for a in batch.x]}, y of shape {[a.shape for a in batch.y]}: {error}"
             ) from error
         self.model.reset_metrics()
+        before.restore()
         vectors = [name for name, value in logs.items() if np.ndim(value) != 0]
         if vectors:
             raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")

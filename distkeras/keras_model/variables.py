@@ -112,6 +112,20 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
+def layer_states(model: keras.Model) -> list[keras.Variable]:
+    """What layers move by themselves when they are called: seeds, counters, averages, states of recurrent layers.
+
+    Not among them: what was made trainable and frozen later, which may be large.
+    """
+    import keras
+
+    layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
+    frozen = {id(v) for layer in layers for v in layer._trainable_variables}  # noqa: SLF001 - the public list leaves them out
+    recurrent = [layer.states for layer in layers if getattr(layer, "stateful", False) and hasattr(layer, "states")]
+    found = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not count its states
+    return [variable for variable in found if isinstance(variable, keras.Variable) and id(variable) not in frozen]
+
+
 def _float32_handle(variable: keras.Variable) -> Any:
     """TensorFlow's handle to a variable whose memory is float32; None for any other."""
     import keras

@@ -342,3 +342,22 @@ def test_refused_models() -> None:
     bare.compile("sgd", loss="mse")
     with pytest.raises(ConfigurationError, match="trainable weights"):
         KerasReplica(bare)
+
+
+def test_prepare_moves_no_seed_and_no_state_and_a_reset_puts_them_back() -> None:
+    inner = [layers.LSTM(4, stateful=True, dropout=0.5, seed=1), layers.BatchNormalization(), layers.Dense(2)]
+    model = keras.Sequential([keras.Input(batch_shape=(3, 5, 4)), *inner])
+    model.compile("sgd", "mse")
+    own = [*model.non_trainable_variables, *model.layers[0].states]
+    before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in own]
+    replica = KerasReplica(model, resettable=True)
+    batch = mini((np.ones((3, 5, 4), np.float32),), (np.zeros((3, 2), np.float32),))
+    replica.prepare(batch)
+    for variable, value in zip(own, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)
+    replica.train([batch])
+    replica.reset()
+    statistics = {id(variable) for variable in model.layers[1].non_trainable_variables}  # which are to be loaded
+    for variable, value in zip(own, before, strict=True):
+        if id(variable) not in statistics:
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)

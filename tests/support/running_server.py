@@ -20,7 +20,10 @@ SIZE = 140_001  # several chunks, and not a multiple of one
 
 
 class Running:
-    """A server that serves, and has been sent a center of ``size`` elements (zeros, unless ``start`` is given)."""
+    """A server that serves, and has been sent a center of ``size`` elements (zeros, unless ``start`` is given).
+
+    ``moving_statistics`` are theirs, or a number of zeros.
+    """
 
     def __init__(  # noqa: PLR0913 - keywords, of which a test gives few
         self,
@@ -31,7 +34,7 @@ class Running:
         deadlines: Deadlines = PATIENT,
         start: Any = None,
         eta: Any = 0.1,
-        moving_statistics: int = 0,
+        moving_statistics: Any = 0,
         max_skipped: int = 0,
         layouts: Any = (),
         staleness_bound: int | None = None,
@@ -53,7 +56,10 @@ class Running:
         self.server.start()
         self.driver = DriverClient(self.address, deadlines)
         vector = np.zeros(size, np.float32) if start is None else np.asarray(start, np.float32)
-        self.driver.publish(vector, np.zeros(moving_statistics, np.float32), b"the model", layouts)
+        statistics = (
+            np.zeros(moving_statistics, np.float32) if isinstance(moving_statistics, int) else moving_statistics
+        )
+        self.driver.publish(vector, statistics, b"the model", layouts)
 
     def client(self, worker: int = 0, attempt: int = 0, size: int = SIZE, **options: Any) -> WorkerClient:
         options.setdefault("deadlines", self.deadlines)
