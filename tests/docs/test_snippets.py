@@ -39,7 +39,8 @@ def run(path: Path, namespace: dict[str, Any]) -> None:
     The data lies in the current folder, but a relative path is Spark's: it begins where its JVM was started.
     """
     for place, block in enumerate(blocks(path, "python")):
-        absolute = re.sub(r'\b(parquet|save|load)\("', rf'\1("{Path.cwd()}/', block)
+        path_of = r'''(\b(?:parquet|save|load|start)\(|"checkpointLocation", )"'''
+        absolute = re.sub(path_of, rf'\1"{Path.cwd()}/', block)
         exec(compile(absolute, f"{path.name}, block {place}", "exec"), namespace)
 
 
