@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from distkeras.jobs.connection import ServerConnection
-from distkeras.jobs.errors import JobFailedError
+from distkeras.jobs.errors import DescriptionError, JobFailedError
 from distkeras.jobs.states import FINAL, JobState
 from distkeras.keras_model import archive
 from distkeras.ps.errors import DeadlineError, ServerLostError
@@ -79,7 +79,7 @@ class JobClient:
                 dictionary with ``class_name`` and ``config``; losses and metrics are names.
 
         Raises:
-            DescriptionError: the server finds that it cannot work; ``field`` says which part.
+            DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
             QuotaError: you have too much there.
         """
         sent = Path(model).read_bytes() if isinstance(model, str | PathLike) else archive.to_bytes(model)
@@ -90,6 +90,7 @@ class JobClient:
             "name": name,
         }
         description |= {"options": options, "checkpoint_every": checkpoint_every}
+        _require_json(description)
         return RemoteJob(self.connection, self.connection.upload("/jobs", "job", description, "model", sent))
 
     def job(self, job_id: str) -> RemoteJob:
@@ -298,6 +299,17 @@ class RemoteJob:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({json.dumps(self.told.get('name') or self.id)}, {self.state})"
+
+
+def _require_json(description: Mapping[str, Any]) -> None:
+    """Whether a description can be sent; an optimizer or a loss that is an object of Keras' cannot."""
+    for group, values in description.items():
+        for name, value in (values if isinstance(values, dict) else {"": values}).items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                where = f"{group}.{name}".rstrip(".")
+                raise DescriptionError(f"`{where}` must be what JSON has. Received: {value!r}", where) from error
 
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| epoch {n:.2f} of {total} [{elapsed}{postfix}]"

@@ -144,6 +144,25 @@ def test_a_refusal_comes_with_its_kind_and_field(send: Callable[..., RemoteJob],
         service.client("ann").add_user("eve")
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"worker_optimizer": keras.optimizers.Adam()}, "options.worker_optimizer"),
+        ({"loss": keras.losses.MeanSquaredError()}, "options.loss"),
+        ({"batch_size": np.int64(8)}, "options.batch_size"),
+        ({"hyper_parameters": {"window": float("nan")}}, "hyper_parameters.window"),
+        ({"checkpoint_every": object()}, "checkpoint_every"),
+    ],
+    ids=range(5),
+)
+def test_what_json_does_not_have_is_not_sent(
+    send: Callable[..., RemoteJob], options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(DescriptionError, match="JSON") as caught:
+        send(**options)
+    assert caught.value.field == field
+
+
 def test_an_administrator_lets_others_in(service: JobService) -> None:
     admin = service.client("admin")
     admin.add_user("zoe")
