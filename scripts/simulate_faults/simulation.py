@@ -126,9 +126,10 @@ class _Run:
         winners = [driver for driver in ended if driver.error is None]
         for driver in winners:
             self._check_end(driver)
+        owners = [driver for driver in ended if not isinstance(driver.error, OwnershipLostError)]
         for driver in ended:
             if driver.error is not None:
-                self._require_excuse(driver.error, winners)
+                self._require_excuse(driver.error, [owner for owner in owners if owner is not driver])
 
     def _check_nothing_is_left(self) -> None:
         """Servers end with their drivers, within what they are given for a last snapshot."""
@@ -213,9 +214,9 @@ class _Run:
         if self.plan.sums and whole and not self.plan.resized and center.max() > 1.0:
             raise Finding("result", f"each mini-batch must count once. Received: {center.tolist()}")
 
-    def _require_excuse(self, error: DistkerasError, winners: list[Driver]) -> None:
+    def _require_excuse(self, error: DistkerasError, others: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
-        if winners and isinstance(error, (OwnershipLostError, WorkerError)):  # the latter where tasks tell it first
+        if others and isinstance(error, (OwnershipLostError, WorkerError)):  # the latter where tasks tell it first
             return
         kinds = {fault.kind for fault in self.injected}
         excused = (
