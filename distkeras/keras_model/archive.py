@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -107,9 +108,9 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
                 "`model` must consist of Keras' classes and of registered ones: decorate your own with "
                 "`@keras.saving.register_keras_serializable()`, or name them in `custom_objects`"
             )
-        raise ConfigurationError(
-            f"{expected}. Received: {len(data)} bytes; Keras said: {headline(str(error))}"
-        ) from error
+        unknown = re.search(r"Could not locate (class|function) '[^']+'", str(error))  # deep in what Keras says
+        told = headline(str(error)) if unknown is None else unknown[0]
+        raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {told}") from error
 
 
 def has_optimizer_state(model: keras.Model) -> bool:

@@ -80,7 +80,7 @@ SLOW = ("local-cluster[2,1,1024]", "standalone", "connect")
 @pytest.fixture(
     scope="module",
     params=[
-        "local",
+        pytest.param("local", marks=pytest.mark.slow),
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW),
     ],
 )

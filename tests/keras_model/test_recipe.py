@@ -157,7 +157,7 @@ class TestCustomObjects:
                 return x - 1
 
         model = network(Minus())
-        with pytest.raises(ConfigurationError, match="Keras said"):
+        with pytest.raises(ConfigurationError, match="Keras said: Could not locate class 'Minus'"):
             rebuild(model, loss="mse")
         assert rebuild(model, loss="mse", objects={"Minus": Minus}).layers[0].__class__.__name__ == "Minus"
 
