@@ -29,14 +29,14 @@ def require_length(field: StructField, column: Column, loss: str, classes: int |
 
 
 def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
-    """Looks at one row where the loss wants class numbers and the column's type lets it hold one-hot labels.
+    """Looks at one row where the loss wants a class number and the column's type lets it hold one-hot labels.
 
     Raises:
         ShapeError: it does.
     """
     for column, classes, loss in zip(spec.labels, spec.class_limits, spec.label_losses, strict=True):
         kind = df.schema[column.name].dataType
-        if classes is None or is_scalar(kind) or column.decode is not None:
+        if classes is None or column.size != 1 or is_scalar(kind) or column.decode is not None:
             continue
         length = _length_of_a_row(df, column.name, kind)
         if length is not None and length != column.size:
