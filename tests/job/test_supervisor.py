@@ -143,7 +143,7 @@ class TestAServerThatStandsStill:
 
     def test_one_that_is_only_not_listened_to_is_left_alone(self, tmp_path: Path) -> None:
         """The driver stood still itself."""
-        with self.process(tmp_path, standstill=0.0) as process, Supervisor(process, publish) as server:
+        with self.process(tmp_path, standstill=1e-6) as process, Supervisor(process, publish) as server:
             first = process.pid
             server.watch()
             assert process.pid == first
