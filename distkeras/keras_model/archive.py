@@ -116,7 +116,9 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
 def has_optimizer_state(model: keras.Model) -> bool:
     """Whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
     optimizer = model.optimizer if model.compiled else None
-    if optimizer is None or not optimizer.built or int(optimizer.iterations) == 0:
+    if optimizer is None or not optimizer.built:
+        return False
+    if int(getattr(optimizer, "inner_optimizer", optimizer).iterations) == 0:  # one that scales a loss may not count
         return False
     known = optimizer._trainable_variables  # noqa: SLF001 - Keras has no public list of them
     return [variable.path for variable in known] == [variable.path for variable in model.trainable_variables]
@@ -131,11 +133,22 @@ def load_optimizer_state(model: keras.Model, data: bytes) -> None:
     from keras.src.saving import saving_lib
 
     model.optimizer.build(model.trainable_variables)
+    troubles: dict[int, tuple[Any, Exception]] = {}  # which Keras before 3.12 must be given
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             weights = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")
         with contextlib.closing(weights):
-            saving_lib._load_state(model.optimizer, weights, None, "optimizer", visited_saveables=set())  # noqa: SLF001 - Keras loads whole models only
+            saving_lib._load_state(  # noqa: SLF001 - Keras loads whole models only
+                model.optimizer,
+                weights,
+                None,
+                "optimizer",
+                visited_saveables=set(),
+                failed_saveables=set(),
+                error_msgs=troubles,
+            )
+        for _, error in troubles.values():
+            raise error
     except _ARCHIVE_ERRORS as error:
         raise ConfigurationError(
             "`model` must have an optimizer whose state fits its variables. "

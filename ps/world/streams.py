@@ -18,7 +18,6 @@ SOCKET_BUFFER = 512 * 1024
 #: Seconds after which a peer's host that acknowledges nothing is taken for gone. They begin to run again with what is
 #: sent to it meanwhile: twice as many at the most.
 HOST_SILENCE = 20
-_SILENT = f"the peer's host has acknowledged nothing for {HOST_SILENCE} s"
 #: The state of a socket whose connection is over on both sides, in the kernel's numbering.
 _TCP_CLOSE = 7
 
@@ -249,7 +248,7 @@ class _Encrypted:
             count = self._sock.recv_into(spaces[0])
             # Python takes whatever breaks a connection for the end of the stream, after which a socket is still open.
             if not count and _closed(self._sock):
-                raise ConnectionResetError(f"it was reset, or {_SILENT}")
+                raise ConnectionResetError(f"it was reset, or {_silent()}")
             return count
         except TimeoutError as error:
             raise _host_gone(error) from None
@@ -270,7 +269,11 @@ def _host_gone(error: TimeoutError) -> OSError:
     """What the kernel's own time-out means: a lost connection. Where the time was a call's, ``error`` itself."""
     if error.errno != errno.ETIMEDOUT:
         return error
-    return ConnectionResetError(errno.ETIMEDOUT, _SILENT)
+    return ConnectionResetError(errno.ETIMEDOUT, _silent())
+
+
+def _silent() -> str:
+    return f"the peer's host has acknowledged nothing for {HOST_SILENCE} s"
 
 
 def _closed(sock: socket.socket) -> bool:

@@ -30,7 +30,7 @@ def fixed(rows: list[Any], size: int) -> pa.Array:
         (pa.array([True, False]), (), "float32", [1, 0]),
         (pa.array([Decimal("1.5"), Decimal("2")], pa.decimal128(4, 1)), (), "float64", [1.5, 2]),
         (pa.array([3.0, 4.0], pa.float64()), (), "int64", [3, 4]),
-        (pa.array([1.5], pa.float16()), (), "float32", [1.5]),
+        (pa.array(np.array([1.5], np.float16)), (), "float32", [1.5]),
         (pa.array([[1, 2], [3, 4]], pa.list_(F32)), (2,), "float32", [[1, 2], [3, 4]]),
         (pa.array([[1, 2, 3, 4]], pa.list_(F32)), (2, 2), "float32", [[[1, 2], [3, 4]]]),
         (pa.array([[1, 2]], pa.large_list(pa.float64())), (2, 1), "float32", [[[1], [2]]]),

@@ -15,7 +15,6 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from support.present import present
 
 from distkeras.data.columns import Column, arrow_ready, quoted, to_numpy
 from distkeras.data.ordering import ROW_HASH, partitioned
@@ -46,7 +45,9 @@ def rows_by_partition(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
     def label(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        partition = present(TaskContext.get()).partitionId()
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
         for record in records:
             partitions = pa.array([partition] * record.num_rows, pa.int32())
             yield record.drop_columns([ROW_HASH]).append_column("partition", partitions)
@@ -97,7 +98,8 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession,
     def train(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        task = present(TaskContext.get())
+        task = TaskContext.get()
+        assert task is not None
         numbers = []
         with BatchSource(records, SPEC, worker=task.partitionId()) as source:
             for batch in source:

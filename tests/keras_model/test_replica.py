@@ -27,6 +27,7 @@ def train_with_keras(model: keras.Model, data: list[Batch]) -> list[dict[str, fl
     for batch in data:
         x = batch.x[0] if len(batch.x) == 1 else list(batch.x)
         y = batch.y[0] if len(batch.y) == 1 else list(batch.y)
+        model.reset_metrics()
         logs = model.train_on_batch(x, y, sample_weight=batch.weight, return_dict=True)
         rows.append({name: float(value) for name, value in logs.items()})
     return rows
@@ -131,6 +132,7 @@ def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
     for named in by_name:
         x = {name: named[name] for name in ("left", "right")}
         y = {name: named[name] for name in ("score", "kind")}
+        model.reset_metrics()
         expected.append(model.train_on_batch(x, y, return_dict=True)["loss"])
     twin = two_inputs_and_outputs(as_dict=True)
     order_in, order_out = [i.name for i in twin.inputs], list(twin.output_names)

@@ -8,6 +8,6 @@ T = TypeVar("T")
 
 
 def present(value: T | None) -> T:
-    """``value``, which fails the test where it is None."""
+    """``value``, which fails the test where it is None. Not for functions that run in Spark's workers."""
     assert value is not None
     return value

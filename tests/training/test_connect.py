@@ -95,6 +95,8 @@ told["stopped"] = said(lambda: trainer.train(df))
 
 TESTS = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.slow  # a Spark server of its own
+
 
 def predictions(stage: Any, df: DataFrame, column: str = "prediction") -> list[list[float]]:
     return [list(row[0]) for row in stage.transform(df).select(column).collect()]

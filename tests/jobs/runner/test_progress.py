@@ -29,7 +29,7 @@ def context(clock: int, loss: float = 0.5, *, final: bool = False) -> CallbackCo
 def test_a_job_says_that_it_trains_how_it_gets_on_and_how_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     lines = ProgressLines(path, 2)
-    lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]
+    lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]  # not asked for
     lines.on_center(context(0, math.nan))
     lines.on_center(context(4))
     lines.on_center(context(4))  # no news

@@ -155,6 +155,7 @@ def test_a_driver_has_its_time_to_end(office: Office) -> None:
     job = office.add("stubborn wait")
     runner = office.open(grace=patience(600))
     office.tick_until((office.folder(job).path / "waits").exists, runner)
+    office.tick_until(lambda: office.look(job).state is JobState.TRAINING, runner)
     office.store.request_cancel(office.ann, job.id)
     for _ in range(3):
         runner.tick()

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from typing import Any
 
 import pytest
 from jobs.conftest import HandClock
 from sqlalchemy import Engine
+from support.job_servers import take_all
 from support.patience import patience
 from support.present import present
 
@@ -14,7 +14,6 @@ from distkeras.jobs.errors import NotThereError, QuotaError, StateError
 from distkeras.jobs.states import FINAL, JobState
 from distkeras.jobs.store.accounts import Account
 from distkeras.jobs.store.jobs import JobStore, Quota, StoredJob
-from distkeras.jobs.store.tables import open_database
 
 QUOTA = Quota()
 SERVER = "host/1:1.00/a"
@@ -155,18 +154,6 @@ def test_ended_jobs_are_found_by_their_age(store: JobStore, people: dict[str, Ac
     assert [job.id for job in store.ended_before(clock.now)] == [old.id]
     assert store.ended_before(clock.now - 100) == []
     assert waiting.id not in [job.id for job in store.ended_before(clock.now + 1)]
-
-
-def take_all(url: str, server: str, start: Any, taken: Any) -> None:
-    """A server's process: takes what it gets."""
-    engine = open_database(url)
-    store = JobStore(engine)
-    start.wait(patience(60))
-    while (job := store.claim(server)) is not None:
-        store.move(job, JobState.DONE)
-        taken.put((server, job.id))
-    taken.put((server, None))
-    engine.dispose()
 
 
 def share(url: str, jobs: set[str]) -> Counter[str]:

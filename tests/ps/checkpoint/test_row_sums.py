@@ -18,7 +18,7 @@ HASHES = np.random.default_rng(3).integers(-(2**63), 2**63, 1000)
 def checksum(hashes: np.ndarray) -> int:
     found = RowChecksum(block_rows=7)
     for piece in np.array_split(hashes, 3):
-        found.update(pa.record_batch({ROW_HASH: piece}))
+        found.update(pa.RecordBatch.from_pydict({ROW_HASH: piece}))
     return found.before(len(hashes))
 
 

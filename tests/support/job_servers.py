@@ -1,0 +1,22 @@
+"""What a job server's process does to the queue; apart, for a spawned process imports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distkeras.jobs.states import JobState
+from distkeras.jobs.store.jobs import JobStore
+from distkeras.jobs.store.tables import open_database
+from support.patience import patience
+
+
+def take_all(url: str, server: str, start: Any, taken: Any) -> None:
+    """A server's process: takes what it gets."""
+    engine = open_database(url)
+    store = JobStore(engine)
+    start.wait(patience(60))
+    while (job := store.claim(server)) is not None:
+        store.move(job, JobState.DONE)
+        taken.put((server, job.id))
+    taken.put((server, None))
+    engine.dispose()
