@@ -118,9 +118,10 @@ def has_optimizer_state(model: keras.Model) -> bool:
     optimizer = model.optimizer if model.compiled else None
     if optimizer is None or not optimizer.built:
         return False
-    if int(getattr(optimizer, "inner_optimizer", optimizer).iterations) == 0:  # one that scales a loss may not count
+    stepping = getattr(optimizer, "inner_optimizer", optimizer)  # one that scales a loss may know neither of both
+    if int(stepping.iterations) == 0:
         return False
-    known = optimizer._trainable_variables  # noqa: SLF001 - Keras has no public list of them
+    known = stepping._trainable_variables  # noqa: SLF001 - Keras has no public list of them
     return [variable.path for variable in known] == [variable.path for variable in model.trainable_variables]
 
 

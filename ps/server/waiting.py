@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 #: How often a waiting thread looks whether its peer is still there, in seconds.
 _LIVENESS = 1.0
+#: Seconds for a look, lock and all; more, and this process stood still, and with it those that it waits for.
+_SLOWEST_LOOK = 5.0
 
 
 class JobCondition:
@@ -91,6 +93,8 @@ class JobCondition:
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
         """Waits for ``condition``, under the lock; False if it did not come true in time.
 
+        Time in which this process stood still does not count: who it waits for could not reach it.
+
         Args:
             condition: asked after each piece of news.
             timeout: seconds.
@@ -103,8 +107,10 @@ class JobCondition:
         deadline = self.world.monotonic() + timeout
         while not condition():
             self.require_running()
+            looked_at = self.world.monotonic()
             if not self.wait_for_news(deadline, hung_up):
                 return False
+            deadline += max(0.0, self.world.monotonic() - looked_at - _SLOWEST_LOOK)
         return True
 
     def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distkeras.job.supervisor import Supervisor
@@ -10,7 +11,7 @@ from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader
 from distkeras.ps.protocol.sealing import Seal
-from distkeras.ps.server import dispatcher
+from distkeras.ps.server import dispatcher, waiting
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.holders import Holders
 from distkeras.ps.server.lifeline import GOODBYE
@@ -201,6 +202,12 @@ def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
         return connect(self)
 
     return [(Client, "_connect", credulous), (worker_client, "_UNREACHED", (ServerLostError, DeadlineError))]
+
+
+@mutation
+def _waits_run_out_while_the_server_stands_still() -> list[Patch]:
+    """A server that wakes gives up at once what it could not hear of."""
+    return [(waiting, "_SLOWEST_LOOK", math.inf)]
 
 
 @mutation

@@ -291,8 +291,9 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     """As many of ``faults`` as a job must survive: five deaths of a server in a row end it, or long stops."""
     deaths, stopped, kept = 0, 0.0, list[Fault]()
     for fault in faults:
-        still = fault.kind == "stop server" and fault.amount > 15.0  # it is killed then, if there is a checkpoint
-        deaths += DEATHS.get(fault.kind, int(still))
+        # It is killed then, if there is a checkpoint; one at its start has had another killed before it.
+        still = fault.kind in ("stop server", "stop at start") and fault.amount > 15.0
+        deaths += DEATHS.get(fault.kind, 0) + int(still)
         stopped += fault.amount if fault.kind in _STOP_WORKERS else 0.0
         if fault.kind == "store crawls" and fault.kind in [other.kind for other in kept]:
             continue

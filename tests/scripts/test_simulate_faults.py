@@ -82,6 +82,16 @@ def test_what_was_found_once_stays_mended(name: str, faults: tuple[Fault, ...]) 
         assert any(simulate(plan).finding for plan in plans)
 
 
+def test_a_wait_that_a_stopped_server_is_in_does_not_end_the_job() -> None:
+    """It stops between a start and what its driver is to tell it, for longer than anybody may wait for that."""
+    stops = (Fault("stop server", 1, "w0", 74.0), Fault("stop server", 29, amount=75.0))
+    plan = Plan(1018735, batches=(1, 1), compute=1.0, every=100, latency=0.1, capacity=64, yielding=0.0, disk=0.01)
+    plan = replace(plan, hyper_parameters={"window": 2}, faults=stops)
+    assert simulate(plan).finding is None
+    with planted("waits-run-out-while-the-server-stands-still"):
+        assert "the driver to publish the center" in str(simulate(plan).finding)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - SOON.keys()))

@@ -138,6 +138,18 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
         feed(reader, bytes(frame))
 
 
+@pytest.mark.parametrize("more", [4, -4])
+def test_arrays_that_do_not_fill_the_body_are_refused(more: int) -> None:
+    """Else what is left of it would be read as the next frame."""
+    frame = bytearray(joined(encode(commit(np.ones(5, np.float32)))))
+    at = struct.calcsize(">4sBBHI")  # of the body's bytes, in the header
+    (body,) = struct.unpack_from(">Q", frame, at)
+    assert body >= 20
+    struct.pack_into(">Q", frame, at, body + more)
+    with pytest.raises(RemoteProtocolError, match=f"must fill the body of {body + more} bytes"):
+        feed(Reader(Limits()), bytes(frame))
+
+
 def test_the_end_of_the_stream_is_an_event_between_frames_and_an_error_within_one() -> None:
     reader = Reader(Limits())
     frame = joined(encode(Ack(1, 2, 3, 4)))
