@@ -207,5 +207,7 @@ def require_slots(server: ServerSettings, session: SparkSession) -> None:
 def _is_plain_sgd(optimizer: Any) -> bool:
     import keras
 
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    from distkeras.keras_model.gradient_collector import inner_optimizer
+
+    inner = inner_optimizer(optimizer)
     return isinstance(inner, keras.optimizers.SGD) and not inner.momentum and not inner.weight_decay

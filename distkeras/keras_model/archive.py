@@ -115,10 +115,12 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
 
 def has_optimizer_state(model: keras.Model) -> bool:
     """Whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
+    from distkeras.keras_model.gradient_collector import inner_optimizer
+
     optimizer = model.optimizer if model.compiled else None
     if optimizer is None or not optimizer.built:
         return False
-    stepping = getattr(optimizer, "inner_optimizer", optimizer)  # one that scales a loss may know neither of both
+    stepping = inner_optimizer(optimizer)  # under Keras 3.11, one that scales a loss knows no variables
     if int(stepping.iterations) == 0:
         return False
     known = stepping._trainable_variables  # noqa: SLF001 - Keras has no public list of them
@@ -134,7 +136,7 @@ def load_optimizer_state(model: keras.Model, data: bytes) -> None:
     from keras.src.saving import saving_lib
 
     model.optimizer.build(model.trainable_variables)
-    troubles: dict[int, tuple[Any, Exception]] = {}  # which Keras before 3.12 must be given
+    troubles: dict[int, tuple[Any, Exception]] = {}  # which Keras 3.11 must be given
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             weights = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")

@@ -112,7 +112,7 @@ class KerasReplica:
         vectors = [name for name, value in logs.items() if np.ndim(value) != 0]
         if vectors:
             raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")
-        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # before 3.12, Keras told it last
+        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 tells it last
 
     def load(self, vector: np.ndarray) -> None:
         """Sets the weights from a float32 vector of shape ``(size,)``; does not keep a reference to it."""
@@ -226,7 +226,7 @@ class KerasReplica:
 
     def _train_on_batch(self, batch: Batch) -> np.ndarray:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
-        self.model.reset_metrics()  # which Keras itself does from 3.12 on: metrics are of this step alone
+        self.model.reset_metrics()  # Keras 3.11 does not itself: metrics are of this step alone
         logs = self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
         return np.array([logs[name] for name in self.metric_names], np.float64)
 
