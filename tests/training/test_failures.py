@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
+from support.labeled_rows import BATCH, GOOD, SCHEMA, frame, train
 from support.present import present
 from support.spark_jobs import (
     assert_nothing_left,
@@ -26,7 +27,6 @@ from support.spark_jobs import (
     once_at_step,
     step_callback_layer,
     total,
-    wrong_model,
 )
 
 from distkeras import Trainer
@@ -47,28 +47,12 @@ from distkeras.ps.server.process import ServerProcess
 # Nothing here takes longer than a worker's start; a hang is a failure.
 pytestmark = pytest.mark.timeout(120)
 
-SPARSE = "sparse_categorical_crossentropy"
-SCHEMA = "features array<float>, label int"
-BATCH = 4
-
 
 @pytest.fixture(autouse=True)
 def nothing_left(spark: SparkSession) -> Iterator[None]:
     yield
     assert_nothing_left()
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
-
-
-def train(df: DataFrame, model: keras.Model | None = None, rule: str = "downpour", **options: Any) -> keras.Model:
-    defaults: dict[str, Any] = {"loss": SPARSE, "num_workers": 2, "batch_size": BATCH}
-    return Trainer(model or wrong_model(), rule, **defaults | options).train(df)
-
-
-def frame(spark: SparkSession, rows: list[Any], schema: str = SCHEMA) -> Any:
-    return spark.createDataFrame(rows, schema)
-
-
-GOOD = [([float(number), 1.0], number % 2) for number in range(20)]
 
 
 @pytest.mark.parametrize("rule", ["downpour", "averaging"])
