@@ -76,12 +76,14 @@ class StartMode:
 
     Args:
         fresh: there must be none.
+        epoch: of the job's claims to the checkpoint; 0: it has none yet.
         after: incarnation of the server before, as far as its driver knows: it may not have come to save anything.
         same_attempts: the tasks of the server before still run, and hold their leases; else anybody may take them.
         epochs: of the job: partitions that had ended have more data to come if it was raised. None: as it was.
     """
 
     fresh: bool = False
+    epoch: int = 0
     after: int = 0
     same_attempts: bool = True
     epochs: int | None = None
@@ -115,8 +117,9 @@ class Checkpointer:
         self._directory = directory
         self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
-        #: For each worker, the number of its last commit that a snapshot covers.
-        self.durable = {} if saved is None else _sequences(center)
+        #: For each worker, the number of its last commit that a snapshot covers: one of this server's own, for nobody
+        #: knows whether the one that it goes on from counts.
+        self.durable: dict[int, int] = {}
         #: Why the last try failed; None when it did not.
         self.failure: Exception | None = None
         self._covered, self._wanted = -1, 0

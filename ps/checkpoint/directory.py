@@ -18,7 +18,7 @@ from distkeras.ps.center.commit_file import LogRows
 from distkeras.ps.center.commit_log import COMMIT, CommitLog
 from distkeras.ps.checkpoint.identity import require_same_job
 from distkeras.ps.checkpoint.log_files import LogFile, LogFiles
-from distkeras.ps.checkpoint.names import Name, parsed
+from distkeras.ps.checkpoint.names import Claim, Name, parsed
 from distkeras.ps.checkpoint.ownership import Ownership
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
@@ -55,6 +55,11 @@ class Saved:
     log: CommitLog
     metrics: str
     log_files: LogFiles
+
+    @property
+    def incarnation(self) -> int:
+        """Of the server that took it."""
+        return int(self.state.header["incarnation"])
 
 
 @dataclass(frozen=True)
@@ -125,28 +130,29 @@ class SnapshotDirectory:
         """
         return self._with_log(self._newest(_snapshots(self._patiently(self._names))))
 
-    def take_over(self, *, fresh: bool = False, after: int = 0) -> Saved | None:
+    def take_over(self, *, fresh: bool = False, epoch: int = 0, after: int = 0) -> Saved | None:
         """Claims the directory, and finds the latest snapshot in it, as `latest` does.
 
         Args:
             fresh: there must be none.
-            after: epoch of this job's server before, as far as its driver knows; 0: there was none.
+            epoch: of this job's claims, as far as its driver knows; 0: there was none.
+            after: incarnation of this job's server before.
 
         Raises:
             ConfigurationError: there are some, although there must be none.
             OwnershipLostError: another job has claimed the directory since then, or at this moment.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
-        patience = _PATIENCE_WITHIN_JOB if after else _PATIENCE
+        patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE
         names = self._patiently(self._names, patience)
         found = _snapshots(names)
-        if after:
-            self._ownership.require_own(names, after)
+        if epoch:
+            self._ownership.require_own(names, epoch)
             if not names:
                 report(log, "snapshot", "the files of %r are gone: the job begins anew", self._store.uri)
         self._require_empty(found, fresh)
         newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
-        self._patiently(lambda: self._ownership.write(names, after), patience)
+        self._patiently(lambda: self._ownership.write(names, epoch, after), patience)
         try:
             names = self._patiently(self.require_owned, patience)
         except DistkerasError:
@@ -158,9 +164,9 @@ class SnapshotDirectory:
         return self._with_log(newest)
 
     @property
-    def epoch(self) -> int:
-        """Of this server's claim: higher than that of any before it."""
-        return self._ownership.claim.epoch
+    def claim(self) -> Claim:
+        """This server's, once it has one."""
+        return self._ownership.claim
 
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
         """Puts ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"(owner|snapshot|log)-(\d{6,18})-([0-9a-f]{8})(?:-(\d{6,18})-(\d{12,18}))?")
+_NAME = re.compile(r"(owner|snapshot|log)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -13,15 +13,23 @@ class Claim:
     """One server's claim to a checkpoint directory: the highest one is the owner's.
 
     Args:
-        epoch: higher than that of any claim that was there before.
+        epoch: the job's, as long as its driver lives: above the `incarnation` of any claim that was there before.
         token: the job's, 8 hexadecimal digits: settles between two that claim at the same moment.
+        start: rises when the job's server is started again. So a restarted server never comes before a job that has
+            taken the directory over meanwhile.
     """
 
     epoch: int
     token: str
+    start: int = 0
 
     def __str__(self) -> str:
-        return f"{self.epoch:06d}-{self.token}"
+        return f"{self.epoch:06d}-{self.token}" + (f".{self.start}" if self.start else "")
+
+    @property
+    def incarnation(self) -> int:
+        """At least that of the server whose claim it is."""
+        return self.epoch + self.start
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Name:
 def parsed(text: str) -> Name | None:
     """The name that ``text`` is; None where it is none of ours."""
     match = _NAME.fullmatch(text)
-    if match is None or (match[1] == "owner") != (match[4] is None):
+    if match is None or (match[1] == "owner") != (match[5] is None):
         return None
-    kind, epoch, token, serial, number = match.groups(default="-1")
-    return Name(kind, Claim(int(epoch), token), int(serial), int(number))
+    kind, epoch, token, start, serial, number = match.groups()
+    return Name(kind, Claim(int(epoch), token, int(start or 0)), int(serial or -1), int(number or -1))

@@ -2,7 +2,8 @@
 
 A cluster manager may start a second driver while the first one lives. Both servers would save, and each would remove
 what the other goes on from. So a server claims the directory before it goes on from it, with an epoch above all others,
-and the one that was there before finds out before it does any harm:
+and the one that was there before finds out before it does any harm. A server that is started again within its job keeps
+the job's epoch, so that it never gets ahead of another job that has taken the directory over:
 
 1. A claim is written before the snapshots are listed that its owner goes on from.
 2. A snapshot is written before its owner looks for a higher claim. Only where there is none does the snapshot count:
@@ -50,17 +51,23 @@ class Ownership:
             raise LocalProtocolError("a checkpoint directory must be claimed first. Received: a question for the claim")
         return self._claim
 
-    def write(self, names: Iterable[Name], after: int) -> None:
+    def write(self, names: Iterable[Name], epoch: int = 0, after: int = 0) -> None:
         """Claims the directory.
 
         Args:
             names: all files there.
-            after: the claim has a higher epoch than that, too.
+            epoch: of the job's claims so far; 0: it has none.
+            after: incarnation of the job's server before.
 
         Raises:
             SnapshotError: it cannot be written.
         """
-        claim = Claim(1 + max([after, *(name.claim.epoch for name in names)]), self._token)
+        claims = {name.claim for name in names}
+        if epoch:
+            starts = (claim.start for claim in claims if (claim.epoch, claim.token) == (epoch, self._token))
+            claim = Claim(epoch, self._token, 1 + max([after - epoch, *starts]))
+        else:
+            claim = Claim(1 + max((claim.incarnation for claim in claims), default=0), self._token)
         header = {"host": socket.gethostname(), "pid": os.getpid(), "time": self._world.time()}
         self._store.save(str(Name("owner", claim)), header, {})
         self._claim = claim
@@ -69,14 +76,14 @@ class Ownership:
         """Removes the claim; one that cannot be removed stays."""
         self._store.delete([str(Name("owner", self.claim))])
 
-    def require_own(self, names: Iterable[Name], after: int) -> None:
-        """Whether no other job has claimed the directory since this job's server with epoch ``after`` did.
+    def require_own(self, names: Iterable[Name], epoch: int) -> None:
+        """Whether no other job has claimed the directory since this one did, with ``epoch``.
 
         Raises:
             OwnershipLostError: one has.
         """
         others = [name for name in names if name.claim.token != self._token]
-        self._require_highest(Claim(after, self._token), others)
+        self._require_highest(Claim(epoch, self._token), others)
 
     def require(self, names: Iterable[Name]) -> None:
         """Whether this claim is still the highest.

@@ -93,8 +93,8 @@ class ServerProcess:
         self._owner = os.getpid()
         self._log_reader: Thread | None = None
         self._address: Address | None = None
-        #: Of the server that runs, or ran last; 0 before the first.
-        self._incarnation = 0
+        #: Of the server that runs, or ran last, and of the job's claims to the checkpoint; 0 before the first.
+        self._incarnation = self._epoch = 0
         #: Where the center stands that a snapshot was found of; None: a new one.
         self.resumed: ResumePoint | None = None
 
@@ -136,7 +136,7 @@ class ServerProcess:
             kind = ERRORS[report.code] if report.code >= 0 else ConfigurationError
             kind = _PortTakenError if report.port_taken else kind
             raise kind(f"the parameter server must start. Received: {report.error}")
-        self.resumed, self._incarnation = report.resumed, report.incarnation
+        self.resumed, self._incarnation, self._epoch = report.resumed, report.incarnation, report.epoch
         return report
 
     def restart(self) -> None:
@@ -155,7 +155,7 @@ class ServerProcess:
         deadline = self._world.monotonic() + _START
         while True:
             try:
-                self._launch(replace(self._request, mode=StartMode(after=self._incarnation)))
+                self._launch(replace(self._request, mode=StartMode(epoch=self._epoch, after=self._incarnation)))
                 return
             except _PortTakenError:
                 # The system may have lent the port to somebody's call for a moment.

@@ -111,6 +111,7 @@ class StartReport:
         port_taken: that is because somebody else has the port.
         code: which of `errors.ERRORS` that error is; -1: none of them.
         incarnation: of the server.
+        epoch: of the job's claims to its checkpoint; 0: it has none.
         loading: it is still reading what it goes on from, and tells only that it is at it.
     """
 
@@ -121,6 +122,7 @@ class StartReport:
     port_taken: bool = False
     code: int = -1
     incarnation: int = 0
+    epoch: int = 0
     loading: bool = False
 
     def to_json(self) -> str:
@@ -150,15 +152,16 @@ def build_server(
         OwnershipLostError: they are another server's now.
         OSError: the port cannot be bound.
     """
-    settings, mode, incarnation = request.settings, request.mode, 1
+    settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
     snapshots: SnapshotDirectory | None = None
     restored: tuple[Center, Saved] | None = None
     resumed: ResumePoint | None = None
     if settings.checkpoint is not None:
         job = {"rule": rule_json(settings.rule), **request.job}
         snapshots = SnapshotDirectory(settings.checkpoint.uri, job, request.token, world, heard)
-        saved = snapshots.take_over(fresh=mode.fresh, after=mode.after)
-        incarnation = snapshots.epoch
+        saved = snapshots.take_over(fresh=mode.fresh, epoch=mode.epoch, after=mode.after)
+        epoch = snapshots.claim.epoch
+        incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.incarnation)
         if saved is not None:
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
@@ -181,7 +184,7 @@ def build_server(
         restored=restored,
         world=world,
     )
-    return server, StartReport(*server.address, resumed, incarnation=incarnation)
+    return server, StartReport(*server.address, resumed, incarnation=incarnation, epoch=epoch)
 
 
 def serve(

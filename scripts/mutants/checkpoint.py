@@ -79,8 +79,8 @@ CHECKPOINT = (
     Mutant(
         "a claim is not higher than those before it",
         OWNERSHIP,
-        "Claim(1 + max([after,",
-        "Claim(max([after,",
+        "Claim(1 + max((claim.incarnation",
+        "Claim(max((claim.incarnation",
         "a server that was replaced finds its claim as high as the new one's",
         _TESTS,
     ),

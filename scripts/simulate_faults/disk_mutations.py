@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from distkeras.ps.center.leases import NO_ATTEMPT
 from distkeras.ps.checkpoint import snapshot, store
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.names import parsed
+from distkeras.ps.checkpoint.names import Claim, Name, parsed
 from distkeras.ps.checkpoint.ownership import Ownership
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
@@ -161,6 +162,29 @@ def _other_partitions_go_on_where_these_were() -> list[Patch]:
             lease.epoch, lease.batch, lease.connected = epoch, 1, False
 
     return [(snapshot, "_begin_epoch", begin)]
+
+
+@mutation
+def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
+    """Whatever its job has lost meanwhile."""
+    write = Ownership.write
+
+    def again(self: Ownership, names: Iterable[Name], epoch: int = 0, after: int = 0) -> None:
+        write(self, [*names, Name("owner", Claim(after, ""))])
+
+    return [(Ownership, "write", again)]
+
+
+@mutation
+def _what_is_gone_on_from_counts() -> list[Patch]:
+    """Also where the server that has saved it was not the owner any more."""
+    begin = Checkpointer.__init__
+
+    def told(self: Checkpointer, checkpoint: Any, directory: Any, center: Center, *arguments: Any) -> None:
+        begin(self, checkpoint, directory, center, *arguments)
+        self.durable = {worker: lease.sequence for worker, lease in center.leases.items()}
+
+    return [(Checkpointer, "__init__", told)]
 
 
 @mutation

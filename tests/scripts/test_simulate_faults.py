@@ -92,6 +92,50 @@ def test_a_wait_that_a_stopped_server_is_in_does_not_end_the_job() -> None:
         assert "the driver to publish the center" in str(simulate(plan).finding)
 
 
+#: Two drivers at one checkpoint, who came to harm each other: of what is planted, and where the story is told.
+RIVALRIES = {
+    "a-server-that-is-started-again-takes-the-highest-claim": Plan(
+        3019241,
+        workers=1,
+        batches=(1,),
+        hyper_parameters={"window": 2},
+        compute=3.0,
+        every=100,
+        latency=0.1,
+        fragmenting=0.0,
+        yielding=0.0,
+        disk=0.1,
+        faults=(Fault("second driver", 3, "w0", 5.754501479552088), Fault("impostor", 1, "w0", 9.305969332864422)),
+    ),
+    "what-is-gone-on-from-counts": Plan(
+        3012195,
+        workers=3,
+        batches=(1, 1, 2),
+        hyper_parameters={"window": 1},
+        compute=0.01,
+        every=5,
+        latency=0.1,
+        fragmenting=0.1,
+        capacity=64,
+        yielding=0.05,
+        disk=0.1,
+        stray=True,
+        faults=(
+            Fault("second driver", 21, amount=0.8404383410272667, place=1),
+            Fault("second driver", 18, "driver", 0.625947284844),
+            Fault("second driver", 20, amount=1.0, place=1),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIVALRIES)
+def test_drivers_at_one_checkpoint_do_not_harm_each_other(name: str) -> None:
+    assert simulate(RIVALRIES[name]).finding is None
+    with planted(name):
+        assert simulate(RIVALRIES[name]).finding is not None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - SOON.keys()))

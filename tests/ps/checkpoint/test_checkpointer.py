@@ -16,6 +16,7 @@ from support.toy_model import ToyJob
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.names import Claim
 from distkeras.ps.errors import (
     ConfigurationError,
     DifferentJobError,
@@ -45,7 +46,7 @@ class Saving:
         token, world = options.pop("token", "0000000a"), options.pop("world", REAL)
         self.directory = SnapshotDirectory(str(folder), token=token, world=world)
         saved = self.directory.take_over()
-        self.toy.center.incarnation = self.directory.epoch
+        self.toy.center.incarnation = self.directory.claim.incarnation
         if saved is not None:
             self.toy.center.leases.clear()
             self.directory.restore(self.toy.center, saved, same_attempts=True)
@@ -165,8 +166,10 @@ def test_nothing_is_read_where_nothing_is(tmp_path: Path) -> None:
     directory = SnapshotDirectory(str(tmp_path))
     assert directory.latest() is None
     assert directory.take_over(fresh=True) is None
-    assert directory.epoch == 1
-    assert SnapshotDirectory(str(tmp_path)).take_over(fresh=True, after=6) is None
+    assert directory.claim == Claim(1, "00000000")
+    again = SnapshotDirectory(str(tmp_path))
+    assert again.take_over(fresh=True, epoch=1, after=6) is None
+    assert again.claim.incarnation == 7
 
 
 def test_a_log_has_few_files_however_long_the_job(tmp_path: Path) -> None:
@@ -299,7 +302,7 @@ class TestOwnership:
             barrier.wait(patience(10))
             try:
                 directory.take_over()
-                outcomes[name] = directory.epoch
+                outcomes[name] = directory.claim
             except OwnershipLostError as error:
                 outcomes[name] = error
 
@@ -324,13 +327,13 @@ class TestOwnership:
         one = directory("0000000a")
         one.take_over()
         again = directory("0000000a")
-        again.take_over(after=one.epoch)
-        assert again.epoch == 2
-        with pytest.raises(OwnershipLostError, match="claim 000002-0000000a of process"):
+        again.take_over(epoch=1, after=1)
+        assert again.claim == Claim(1, "0000000a", start=1)
+        with pytest.raises(OwnershipLostError, match=r"claim 000001-0000000a[.]1 of process"):
             one.require_owned()
         directory("0000000b").take_over()
         with pytest.raises(OwnershipLostError, match="claim 000003-0000000b of process"):
-            directory("0000000a").take_over(after=2)
+            directory("0000000a").take_over(epoch=1, after=2)
 
     def test_who_cannot_go_on_takes_nothing(self, tmp_path: Path) -> None:
         with Saving(tmp_path, every=1) as saving:

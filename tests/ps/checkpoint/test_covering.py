@@ -12,7 +12,8 @@ from support.patience import patience, until
 from support.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
+from distkeras.ps.checkpoint.log_files import LogFiles
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import LocalFiles
 from distkeras.ps.world.world import World
@@ -53,5 +54,25 @@ def test_a_snapshot_does_not_cover_what_came_while_it_was_written(tmp_path: Path
     assert checkpointer.durable == {0: 0}
     with changed:
         assert not checkpointer.covers(mark)  # but now there is to be one
+    until(lambda: checkpointer.durable == {0: 1})
+    checkpointer.close(patience(20))
+
+
+def test_what_a_server_goes_on_from_does_not_count_before_a_snapshot_of_its_own(tmp_path: Path) -> None:
+    def toy() -> ToyJob:
+        return ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((4, 5))], dtype=np.float32)
+
+    job, older = toy(), SnapshotDirectory(str(tmp_path), token="0000000a")
+    older.take_over()
+    job.commit(0)
+    older.save(take(job.center), older.save_log(job.center.log.read(), LogFiles()))
+    center, newer = toy().center, SnapshotDirectory(str(tmp_path), token="0000000b")
+    saved = newer.take_over()
+    assert saved is not None
+    center.leases.clear()
+    newer.restore(center, saved, same_attempts=True)
+    checkpointer = Checkpointer(Checkpoint(str(tmp_path)), newer, center, threading.Condition(), saved)
+    assert checkpointer.durable == {}
+    checkpointer.start()
     until(lambda: checkpointer.durable == {0: 1})
     checkpointer.close(patience(20))

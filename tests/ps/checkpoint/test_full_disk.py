@@ -51,8 +51,8 @@ class FullDisk(World):
 def test_a_server_that_is_started_again_waits_for_room_and_says_that_it_lives(tmp_path: Path) -> None:
     world, heard = FullDisk(), []
     directory = SnapshotDirectory(str(tmp_path), world=world, heard=lambda: heard.append(world.seconds))
-    assert directory.take_over(after=3) is None
-    assert directory.epoch == 4
+    assert directory.take_over(epoch=3, after=3) is None
+    assert directory.claim.incarnation == 4
     gaps = [later - earlier for earlier, later in zip([0.0, *heard], heard, strict=False)]
     assert world.seconds >= FULL
     assert max(gaps) < 10.0  # its driver would give it up after 30

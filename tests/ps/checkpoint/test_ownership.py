@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from support.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
 from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.errors import OwnershipLostError
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import Files, LocalFiles
 from distkeras.ps.world.world import World
@@ -19,7 +21,7 @@ from distkeras.ps.world.world import World
 class Meddled(World):
     """The system's own, in which something happens just before a claim is written."""
 
-    def __init__(self, happens: Callable[[], None]) -> None:
+    def __init__(self, happens: Callable[[], object]) -> None:
         self.happens = happens
 
     def files(self, uri: str) -> Files:
@@ -53,3 +55,13 @@ def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
     saved = SnapshotDirectory(str(tmp_path), token="0000000b", world=Meddled(go_on)).take_over()
     assert saved is not None
     assert saved.state.header["clock"] == len(saved.log) == 1
+
+
+def test_a_server_that_is_started_again_does_not_get_ahead_of_another_job(tmp_path: Path) -> None:
+    """It has looked before that job came; its claim is written after that job's."""
+    newer = SnapshotDirectory(str(tmp_path), token="0000000b")
+    SnapshotDirectory(str(tmp_path), token="ffffffff").take_over()
+    again = SnapshotDirectory(str(tmp_path), token="ffffffff", world=Meddled(newer.take_over))
+    with pytest.raises(OwnershipLostError, match="claim 000002-0000000b of process"):
+        again.take_over(epoch=1, after=1)
+    newer.require_owned()
