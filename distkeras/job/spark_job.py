@@ -18,6 +18,7 @@ from distkeras.callbacks import Callback
 from distkeras.cluster.failures import typed_error
 from distkeras.cluster.session import context_of, tasks_python
 from distkeras.data.columns import map_in_arrow
+from distkeras.data.kept_layout import KeptLayout
 from distkeras.job.callback_runner import CallbackRunner
 from distkeras.job.progress import Progress
 from distkeras.job.stalls import StallDetector
@@ -39,6 +40,8 @@ _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 #: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
 _STATUS_SECONDS = 0.1
+#: Of this process' sessions.
+_LAYOUT = KeptLayout()
 
 
 class _TasksEnded(NamedTuple):
@@ -230,7 +233,7 @@ class SparkJob:
 
         try:
             with _tagged(session, self._tag):
-                rows = map_in_arrow(self._df, run, SUMMARY).collect()
+                rows = map_in_arrow(_LAYOUT.of(self._df), run, SUMMARY).collect()
             self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             self._signals.put(_SparkFailed(error))

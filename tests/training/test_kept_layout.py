@@ -1,0 +1,42 @@
+"""A second job on rows that Spark keeps reads what the first one laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.small_jobs import EPOCHS, ROWS, counter
+from support.spark_jobs import assert_nothing_left, counting_rows, counts
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+def shuffles(spark: SparkSession, job: Callable[[], Any]) -> int:
+    """How many ``job`` begins: Spark numbers them."""
+    context: Any = spark.sparkContext
+    first = context._jsc.sc().newShuffleId()
+    job()
+    return int(context._jsc.sc().newShuffleId()) - first - 1
+
+
+def train(df: DataFrame, **options: Any) -> None:
+    model = counter(**options).train(df)
+    np.testing.assert_array_equal(counts(model), np.full(ROWS, EPOCHS))
+
+
+def test_rows_that_spark_keeps_are_laid_out_once(spark: SparkSession) -> None:
+    rows = counting_rows(spark, ROWS)
+    train(rows)
+    assert shuffles(spark, lambda: train(rows)) == 1
+    rows.persist()
+    assert shuffles(spark, lambda: train(rows)) == 1
+    assert shuffles(spark, lambda: train(rows, batch_size=4)) == 0
+    rows.unpersist()
+    assert shuffles(spark, lambda: train(rows)) == 1
