@@ -68,7 +68,8 @@ class KeptLayout:
             return kept.df
         from pyspark.sql import DataFrame
 
-        known = context._jvm.java.util.IdentityHashMap()  # noqa: SLF001 - likewise, to the JVM
+        jvm: Any = context._jvm  # noqa: SLF001 - likewise, to the JVM
+        known = jvm.java.util.IdentityHashMap()
         for cache in caches:
             known.put(cache, True)
         # What has run once, Spark does not run again for the same RDD; a DataFrame's plan makes a new RDD each time.

@@ -21,9 +21,10 @@ def nothing_left() -> Iterator[None]:
 def shuffles(spark: SparkSession, job: Callable[[], Any]) -> int:
     """How many ``job`` begins: Spark numbers them."""
     context: Any = spark.sparkContext
-    first = context._jsc.sc().newShuffleId()
+    numbers = context._jsc.sc()  # noqa: SLF001 - PySpark has no other way to it
+    first = numbers.newShuffleId()
     job()
-    return int(context._jsc.sc().newShuffleId()) - first - 1
+    return int(numbers.newShuffleId()) - first - 1
 
 
 def train(df: DataFrame, **options: Any) -> None:
