@@ -20,5 +20,5 @@ setup(
         *packages("transformers", "distkeras.transformers"),
     ],
     package_dir={"distkeras": "distkeras", "distkeras.ps": "ps", "distkeras.transformers": "transformers"},
-    package_data={"distkeras": ["py.typed"]},
+    package_data={"distkeras": ["py.typed"], "distkeras.dashboard": ["static/*"]},
 )

@@ -10,6 +10,7 @@ folder imports only from those above it, and from ``ps``::
     callbacks    stop conditions and the user's own hooks
     keras_callbacks  Keras' own callbacks, called on the driver
     results      tables of history, commits and events
+    dashboard    the live page of a job
     job          one training job on Spark
     trainer      the trainer: one class for every rule
     compat       what dist-keras had otherwise

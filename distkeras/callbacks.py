@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from time import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.events import Events
+from distkeras.ps.protocol.messages import Records, Status
 from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
+from distkeras.settings import JobFacts
 
 if TYPE_CHECKING:
     import keras
@@ -61,11 +64,64 @@ class TrainingSetup:
         metrics: names of loss and metrics, loss first.
         build_replica: makes a copy of the model, compiled like the workers'.
         read_rows: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
+        facts: what is known of the job; None: nothing is told.
+        events: where the job's events are collected.
     """
 
     metrics: tuple[str, ...]
     build_replica: Callable[[], KerasReplica]
     read_rows: Callable[[DataFrame, int], Batch | None]
+    facts: JobFacts | None = None
+    events: Events = field(default_factory=Events)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metrics of the center, as a callback has found them.
+
+    Args:
+        timestamp: seconds since the epoch.
+        clock: of the center.
+        source: whose callback it was: its class.
+        values: by the metric's name.
+    """
+
+    timestamp: float
+    clock: int
+    source: str
+    values: dict[str, float]
+
+
+class JobOver(Exception):
+    """The job is over, and its server not to be asked here any more: ends the call of the callback that asks."""
+
+
+@dataclass(frozen=True)
+class JobLink:
+    """What else is to be had of a job while it runs.
+
+    Args:
+        ask: calls with the driver's connection, until there is an answer.
+        evaluations: of all callbacks, as they came.
+        source: the callback's class.
+
+    Raises:
+        JobOver: when asked once the job is over.
+    """
+
+    ask: Callable[[Callable[[DriverClient], Any]], Any]
+    evaluations: list[Evaluation]
+    source: str = ""
+
+    def drain(self, start: int, count: int) -> Records:
+        """Rows of the commit log with their history, from number ``start`` on: `DriverClient.drain`."""
+        records: Records = self.ask(lambda driver: driver.drain(start, count))
+        return records
+
+    def list_workers(self) -> np.ndarray:
+        """Who is there, and silent for how long: `DriverClient.list_workers`."""
+        table: np.ndarray = self.ask(lambda driver: driver.list_workers())
+        return table
 
 
 class CallbackContext:
@@ -76,6 +132,7 @@ class CallbackContext:
             `epochs`, which is the mean of the epochs that each partition has passed.
         seconds: since the job began.
         final: the job is over, and no more commits come.
+        link: to what else there is of the job; None: nothing.
     """
 
     def __init__(
@@ -87,8 +144,10 @@ class CallbackContext:
         stop: Callable[[str], None],
         *,
         final: bool = False,
+        link: JobLink | None = None,
     ) -> None:
         self.status = status
+        self.link = link
         self.seconds = seconds
         self.final = final
         self.restored: CenterWeights | None = None
@@ -114,7 +173,10 @@ class CallbackContext:
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Loss and metrics of the center, by name, in inference mode."""
-        return self._loaded_replica().evaluate(batch)
+        values = self._loaded_replica().evaluate(batch)
+        if self.link is not None:
+            self.link.evaluations.append(Evaluation(time(), self.clock, self.link.source, values))
+        return values
 
     def stop(self, reason: str) -> None:
         """Ends the job early, and well: every worker commits what it has computed, and leaves."""

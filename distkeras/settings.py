@@ -116,6 +116,42 @@ class TrainSettings:
         }
 
 
+@dataclass(frozen=True)
+class JobFacts:
+    """What is known of a job before it starts, for whoever tells of it.
+
+    Args:
+        rule: as it is written in Python, with its hyper-parameters.
+        workers: that train it.
+        epochs: over the data.
+        batch_size: rows of a mini-batch.
+        rounds: the rule has rounds, in which workers wait for one another.
+        measures_gap: the gap is measured at each commit.
+        saved: the server saves its state: there is a checkpoint.
+    """
+
+    rule: str
+    workers: int
+    epochs: int
+    batch_size: int = 0
+    rounds: bool = False
+    measures_gap: bool = False
+    saved: bool = False
+
+    @classmethod
+    def of(cls, training: TrainSettings, server: ServerSettings) -> JobFacts:
+        """Of a job whose number of workers is settled."""
+        return cls(
+            rule=repr(server.rule),
+            workers=server.workers,
+            epochs=training.num_epoch,
+            batch_size=training.batch_size,
+            rounds=server.rule.traits.synchronous,
+            measures_gap=server.measure_gap,
+            saved=server.checkpoint is not None,
+        )
+
+
 def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:
     """The argument ``decode``, by column; none for None.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.cluster.failures import short_errors
 from distkeras.cluster.session import default_workers, driver_host
+from distkeras.dashboard.dashboard import Dashboard
+from distkeras.dashboard.watch import JobWatch
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_batch
@@ -28,9 +32,10 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
+from distkeras.ps.tracebacks import headline
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.results.job_results import JobOutcome, JobResults
-from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
+from distkeras.settings import JobFacts, rule_of, server_settings, train_settings, worker_settings
 
 if TYPE_CHECKING:
     import keras
@@ -182,6 +187,43 @@ class Trainer(JobResults):
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = server_settings(self.rule, self.settings, arguments)
+        #: Writes down what a page tells of the jobs that are trained from now on; None: nobody does.
+        self.watch: JobWatch | None = None
+        self._dashboard: Dashboard | None = None
+
+    def dashboard(self, *others: Trainer, port: int = 0) -> Dashboard:
+        """A page of this trainer's job, live in a browser of this machine, or within a notebook.
+
+        ::
+
+            trainer.dashboard()                       # in a notebook; elsewhere, open its `url`
+            trainer.train(df)
+            trainer.dashboard().save("job.html")      # one file that needs nothing else
+
+        It tells of the jobs that are trained after the first call; a job that had ended is told from its records. It is
+        served as long as this trainer is there, or until its `close`. Whoever has the link may read the page.
+
+        Args:
+            others: trainers whose jobs are shown beside this one's.
+            port: of loopback; 0 for one that is free.
+
+        Raises:
+            ConfigurationError: the port is taken.
+        """
+        watches = [trainer.watched() for trainer in (self, *others)]
+        if self._dashboard is None or self._dashboard.closed or self._dashboard.watches != watches:
+            if self._dashboard is not None:
+                self._dashboard.close()
+            self._dashboard = Dashboard(watches, port=port)
+            weakref.finalize(self, self._dashboard.close)
+        return self._dashboard
+
+    def watched(self) -> JobWatch:
+        """What writes down what a page tells of the jobs, from now on."""
+        if self.watch is None:
+            self.watch = JobWatch()
+            self.watch.tell(self._outcome)
+        return self.watch
 
     @short_errors
     def train(
@@ -222,8 +264,9 @@ class Trainer(JobResults):
         """
         began = time.monotonic()
         plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
-        ended = run_job(plan, self._outcome)
-        finish_job(plan, ended, self._outcome)
+        with self._told():
+            ended = run_job(plan, self._outcome)
+            finish_job(plan, ended, self._outcome)
         finished = time.monotonic()
         self._outcome.timings = {
             "start": ended.spark_began - began,
@@ -233,12 +276,24 @@ class Trainer(JobResults):
         }
         return self.model
 
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tells who watches what becomes of the job within."""
+        try:
+            yield
+        except BaseException as error:
+            self._outcome.failure = headline(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self.watch is not None:
+                self.watch.end(self._outcome)
+
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
         """Settles everything that can be settled without a server; what cannot work fails here."""
         require_batch("df", df)
-        callbacks = require_callbacks(callbacks)
+        callbacks = [*require_callbacks(callbacks), *filter(None, [self.watch])]
         settings, replica = self.settings, self._build_replica()
         rewindable = checkpoint is not None or self.worker_settings.overlap
         spec = replace(self._spec(replica.model, df), rewindable=rewindable)
@@ -257,8 +312,9 @@ class Trainer(JobResults):
             checkpoint=checkpoint,
         )
         require_slots(server, df.sparkSession)
-        self._outcome = JobOutcome(df)
-        begin_callbacks(callbacks, TrainingSetup(replica.metric_names, self._build_replica, self._read_rows))
+        self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
+        setup = TrainingSetup(replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events)
+        begin_callbacks(callbacks, setup)
         return JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
             spec=spec,

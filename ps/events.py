@@ -86,6 +86,7 @@ class Events:
     def __init__(self, most: int = 10_000) -> None:
         self._lock = threading.Lock()
         self._events: deque[Event] = deque(maxlen=most)
+        self._count = 0
 
     def add(self, record: logging.LogRecord, source: str) -> None:
         """Takes ``record`` in, if it is an event."""
@@ -94,6 +95,7 @@ class Events:
             worker, attempt = getattr(record, "worker", None), getattr(record, "attempt", None)
             with self._lock:
                 self._events.append(Event(record.created, source, kind, worker, attempt, record.getMessage()))
+                self._count += 1
 
     def report(
         self,
@@ -115,6 +117,12 @@ class Events:
         """What is kept."""
         with self._lock:
             return sorted(self._events, key=lambda event: event.timestamp)
+
+    def since(self, count: int) -> tuple[list[Event], int]:
+        """Those that came after the first ``count``, as they came, as far as they are kept; and how many there were."""
+        with self._lock:
+            new = min(self._count - count, len(self._events))
+            return list(self._events)[len(self._events) - new :] if new else [], self._count
 
 
 def handle(record: logging.LogRecord) -> None:

@@ -11,9 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from distkeras.callbacks import Callback, CallbackContext, CenterWeights, TrainingSetup
+from distkeras.callbacks import (
+    Callback,
+    CallbackContext,
+    CenterWeights,
+    Evaluation,
+    JobLink,
+    JobOver,
+    TrainingSetup,
+)
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError
 from distkeras.ps.protocol.messages import Status
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 0.5
 #: Seconds that a call which is under way when the job fails or is interrupted has to return; then it is left alone.
 ABANDON_SECONDS = 5.0
+_R = TypeVar("_R")
 
 
 def require_callbacks(callbacks: Any) -> Sequence[Callback]:
@@ -117,7 +126,13 @@ class CallbackRunner:
         status = replace(self._job.status, clock=center.clock)  # the last commits may have come after the last news
         for thread in self._threads:
             context = CallbackContext(
-                status, self._job.seconds, lambda: center, thread.replica, lambda reason: None, final=True
+                status,
+                self._job.seconds,
+                lambda: center,
+                thread.replica,
+                lambda reason: None,
+                final=True,
+                link=replace(thread.link, ask=_refuse),
             )
             thread.callback.on_end(context)
             chosen = context.restored or chosen
@@ -131,6 +146,7 @@ class _JobView:
         self.changed = threading.Condition()
         self.status = Status(0, 0, 0, 0, 0, math.nan, math.nan)
         self.over = threading.Event()
+        self.evaluations: list[Evaluation] = []
         self.began = time.monotonic()
 
     @property
@@ -159,6 +175,7 @@ class _CallbackThread(threading.Thread):
         self._job = job
         self._on_stop, self._on_error = on_stop, on_error
         self._called_at, self._called_clock = 0.0, 0
+        self.link = JobLink(self._ask, job.evaluations, type(callback).__name__)
 
     def replica(self) -> KerasReplica:
         """The callback's own copy of the model, made when first asked for."""
@@ -171,7 +188,7 @@ class _CallbackThread(threading.Thread):
         try:
             while (context := self._next_context()) is not None:
                 self.callback.on_center(context)
-        except _JobOver:
+        except JobOver:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             self._on_error(error)
@@ -191,21 +208,24 @@ class _CallbackThread(threading.Thread):
                     break
                 job.changed.wait(min(due - now, threading.TIMEOUT_MAX))
         self._called_at, self._called_clock = now, status.clock
-        return CallbackContext(status, now, self._fetch_center, self.replica, self._on_stop)
+        return CallbackContext(status, now, self._fetch_center, self.replica, self._on_stop, link=self.link)
 
     def _fetch_center(self) -> CenterWeights:
+        return self._ask(CenterWeights.fetch)
+
+    def _ask(self, call: Callable[[DriverClient], _R]) -> _R:
         while True:
             try:
-                return CenterWeights.fetch(self._client)
+                return call(self._client)
             except (DistkerasError, OSError) as error:
                 if self._job.over.is_set():
-                    raise _JobOver from None
+                    raise JobOver from None
                 if not self._client.lost(error):
                     raise
                 # Whether that matters is for the driver's main thread to find.
                 if self._job.over.wait(_RETRY_SECONDS):
-                    raise _JobOver from None
+                    raise JobOver from None
 
 
-class _JobOver(Exception):
-    """The job is over, and the center is not to be had here any more."""
+def _refuse(call: Callable[[DriverClient], Any]) -> Any:
+    raise JobOver

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from distkeras.dashboard.watch import JobWatch
 from distkeras.jobs.description import JobDescription
 from distkeras.jobs.model_file import require_archive, require_weights
 from distkeras.jobs.runner.files import JobFolder, write_whole
@@ -72,6 +73,7 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
     order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
     description = JobDescription.from_json(order["description"])
     trainer = _trainer(folder, description)
+    trainer.watch = JobWatch(folder.journal)
     spark = session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | order["config"])
     try:
         trainer.train(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distkeras.ps.errors import LocalProtocolError
 from distkeras.ps.events import Events
 from distkeras.results.tables import JobRecords, Resumed, event_table
+from distkeras.settings import JobFacts
 
 if TYPE_CHECKING:
     import keras
@@ -27,6 +28,8 @@ class JobOutcome:
         resumed: where it went on with an earlier job; None: it began anew.
         stopped: why a callback ended it early; None: none did.
         timings: seconds of its parts, once it has ended.
+        facts: what was known of it before it started; None before the first job.
+        failure: what ended it, where it has failed or was interrupted.
     """
 
     df: DataFrame | None = None
@@ -36,6 +39,8 @@ class JobOutcome:
     resumed: Resumed | None = None
     stopped: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    facts: JobFacts | None = None
+    failure: str | None = None
 
 
 class JobResults:

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -63,6 +63,8 @@ JOBS = (
 )
 #: The job whose beginning and end are taken apart.
 WHOLE = JOBS[0]
+#: The job of most commits a second.
+OFTEN = JOBS[3]
 
 
 def cases(quick: bool) -> list[Factory]:
@@ -85,7 +87,11 @@ def _train(count: int) -> Iterator[list[Case]]:
         for (_, batch), model in plain.items():
             fit_rate(model, x, y, batch)
         _steady(WHOLE, frame)  # from here on the workers have loaded what they need
-        yield [*(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS), _whole_job(frame)]
+        yield [
+            *(_rate(job, frame, ceiling, plain[job.model, job.batch], (x, y)) for job in JOBS),
+            _watched(frame),
+            _whole_job(frame),
+        ]
 
 
 def _rate(job: Job, frame: DataFrame, ceiling: _Ceiling, plain: keras.Model, data: tuple[Any, Any]) -> Case:
@@ -105,6 +111,20 @@ def _rate(job: Job, frame: DataFrame, ceiling: _Ceiling, plain: keras.Model, dat
     )
 
 
+def _watched(frame: DataFrame) -> Case:
+    """A job of many commits that a dashboard follows, beside one that nobody does."""
+    return Case(
+        SECTION,
+        f"{OFTEN.name}, with a dashboard",
+        "samples/s",
+        lambda: _steady(OFTEN, frame, watched=True),
+        None,
+        lambda: _steady(OFTEN, frame),
+        target_naive=0.99,
+        note="naive: without one",
+    )
+
+
 def _trainer(job: Job) -> Trainer:
     return Trainer(
         build(job.model),
@@ -116,10 +136,11 @@ def _trainer(job: Job) -> Trainer:
     )
 
 
-def _steady(job: Job, frame: DataFrame) -> float:
+def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
     """Samples a second from when every worker has ended its first epoch to when the first one has ended its last."""
     trainer = _trainer(job)
-    trainer.train(frame)
+    with trainer.dashboard() if watched else nullcontext():
+        trainer.train(frame)
     history: Any = trainer.history.toPandas()
     stamps = history["timestamp"]
     begin = stamps[history["epoch"] == 0].groupby(history["worker"]).max().max()

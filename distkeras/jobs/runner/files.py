@@ -60,6 +60,11 @@ class JobFolder:
         return self.path / "progress.jsonl"
 
     @property
+    def journal(self) -> Path:
+        """What a page of the job follows: see `distkeras.dashboard.journal`."""
+        return self.path / "journal.jsonl"
+
+    @property
     def checkpoint(self) -> Path:
         """What an attempt goes on from."""
         return self.path / "checkpoint"

@@ -8,6 +8,9 @@ from typing import Any
 
 from flask import Response, request, send_file
 
+from distkeras.dashboard.journal import read_since
+from distkeras.dashboard.page import saved_page
+from distkeras.dashboard.stream import STREAM_TYPE, as_events
 from distkeras.jobs.description import JobDescription, require_allowed
 from distkeras.jobs.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.jobs.model_file import require_archive
@@ -118,6 +121,24 @@ def fetch_history(call: Call) -> Response:
 def fetch_commits(call: Call) -> Response:
     """A row a commit."""
     return _file(call, _folder(call).commits, _PARQUET, "commits.parquet")
+
+
+def follow_job(call: Call) -> Response:
+    """What has come since the last event that the caller knows, and no more: a thread is not held for who watches."""
+    entries = read_since(_folder(call).journal, request.headers.get("Last-Event-ID", ""))
+    return Response(as_events(entries), mimetype=STREAM_TYPE)
+
+
+def save_page(call: Call) -> Response:
+    """A job's page, as a file."""
+    job = _job(call)
+    entries = read_since(_folder(call).journal)
+    if not entries:
+        raise StateError(f"a job must have begun to train for its page. Received: {job.id}, which is {job.state}")
+    html = saved_page([entries], [job.name or job.id[:8]], [(job.state.value, job.error or "")])
+    return Response(
+        html, mimetype="text/html", headers={"Content-Disposition": f"attachment; filename={job.id[:8]}.html"}
+    )
 
 
 def _job(call: Call) -> StoredJob:

@@ -12,6 +12,7 @@ from typing import Any
 from flask import Flask, Response, g, jsonify, request
 from werkzeug.exceptions import HTTPException
 
+from distkeras.dashboard.page import server_page
 from distkeras.jobs.description import LONGEST, json_of
 from distkeras.jobs.errors import DescriptionError, JobServerError, RateError, UnauthorizedError
 from distkeras.jobs.server.endpoints import ENDPOINTS, JSON, PREFIX, Endpoint
@@ -23,10 +24,11 @@ from distkeras.ps.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 #: What is told to everybody: how to speak with the server, and nothing about it.
-PUBLIC = {"/", "/openapi.json"}
+PUBLIC = {"/", "/openapi.json", "/dashboard"}
+_POLICY = "Content-Security-Policy"
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
+    _POLICY: "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
     "base-uri 'none'; form-action 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -50,6 +52,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Flas
         view = partial(_serve, services, endpoint)
         app.add_url_rule(rule, endpoint.name, view, methods=[endpoint.method], provide_automatic_options=False)
     app.add_url_rule("/openapi.json", "openapi", lambda: jsonify(openapi()), provide_automatic_options=False)
+    app.add_url_rule("/dashboard", "dashboard", _dashboard, provide_automatic_options=False)
     app.add_url_rule("/", "page", lambda: Response(description_page(), mimetype="text/html"))
     return app
 
@@ -58,6 +61,12 @@ def bearer(header: str | None) -> str:
     """The token in a header "Authorization"; an empty text where there is none."""
     found = re.fullmatch(r"Bearer +(\S{1,200}) *", header or "", re.IGNORECASE)
     return found[1] if found else ""
+
+
+def _dashboard() -> Response:
+    """A page without anything of anybody: it asks for a token, and reads with it what that one may."""
+    page = server_page()
+    return Response(page.html, mimetype="text/html", headers={_POLICY: page.policy})
 
 
 def _require_account(services: Services, failures: FailureLimit) -> None:
@@ -139,7 +148,8 @@ def _require_valid(schema: Mapping[str, Any], value: Any, name: str) -> None:
 
 def _with_headers(response: Response) -> Response:
     for name, value in _HEADERS.items():
-        response.headers[name] = value
+        if name != _POLICY or name not in response.headers:
+            response.headers[name] = value
     if request.is_secure:
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
     return response

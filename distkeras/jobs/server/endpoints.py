@@ -104,6 +104,13 @@ ENDPOINTS = (
         PIECE,
         query={"offset": {**_OFFSET, "minimum": -(2**53)}},
     ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/stream",
+        "Follow a job: server-sent events after `Last-Event-ID`. The answer ends, and is to be asked for again.",
+        about_jobs.follow_job,
+    ),
+    Endpoint("GET", "/jobs/{job}/page", "Fetch a job's page as one file (HTML).", about_jobs.save_page),
     Endpoint("GET", "/jobs/{job}/model", "Fetch the trained model (.keras).", about_jobs.fetch_model),
     Endpoint("GET", "/jobs/{job}/history", "Fetch a row a mini-batch (Parquet).", about_jobs.fetch_history),
     Endpoint("GET", "/jobs/{job}/commits", "Fetch a row a commit (Parquet).", about_jobs.fetch_commits),

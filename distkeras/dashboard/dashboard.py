@@ -1,0 +1,82 @@
+"""A page of some jobs of this process, served on loopback, shown in a notebook, or saved as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from os import PathLike
+from pathlib import Path
+
+from distkeras.dashboard.journal import read_since
+from distkeras.dashboard.listener import PageListener
+from distkeras.dashboard.page import saved_page
+from distkeras.dashboard.watch import JobWatch
+from distkeras.ps.errors import LocalProtocolError
+
+#: Pixels of the frame in a notebook.
+_HEIGHT = 760
+
+
+class Dashboard:
+    """A page of the jobs that are watched.
+
+    Args:
+        watches: of the jobs, in the page's order.
+        port: of loopback; 0 for one that is free.
+
+    Attributes:
+        watches: likewise.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+
+    def __init__(self, watches: Sequence[JobWatch], port: int = 0) -> None:
+        self.watches = list(watches)
+        self._listener = PageListener(self.watches, port)
+
+    @property
+    def url(self) -> str:
+        """Where this machine's browsers find it. It has a secret: whoever has it may read the page."""
+        return self._listener.url
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is served no more."""
+        return self._listener.closed
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Writes the page as it is now as one file of HTML, which needs nothing else, not even a network.
+
+        Raises:
+            LocalProtocolError: there is no job yet.
+            OSError: the file cannot be written.
+        """
+        journals = [read_since(watch.path) for watch in self.watches]
+        if not any(journals):
+            raise LocalProtocolError("a page must have a job to be saved. Received: no training yet")
+        target = Path(path)
+        target.write_text(saved_page([journal for journal in journals if journal]), encoding="utf-8")
+        return target
+
+    def close(self) -> None:
+        """Serves it no more; what was saved stays."""
+        self._listener.close()
+
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        """The page within a notebook, and a link to it."""
+        url = escape(self.url)
+        return (
+            f'<p><a href="{url}" target="_blank" rel="noopener">Open the dashboard</a></p>'
+            f'<iframe src="{url}" title="distkeras dashboard" '
+            f'style="width: 100%; height: {_HEIGHT}px; border: 1px solid #8888; border-radius: 6px"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'closed' if self.closed else self.url})"

@@ -1,0 +1,106 @@
+"""What a job says of itself, as a file: all of it, and what came since. Browsers follow it from wherever they were."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: Bytes of what came since that a file has at least before it begins anew.
+_SINCE_MIN = 256 << 10
+_ID = re.compile(r"([0-9a-f]{16})-(\d{1,12})")
+
+
+class Entry(NamedTuple):
+    """A line of a journal: JSON, and what to ask for what follows it by."""
+
+    id: str
+    data: str
+
+
+class Journal:
+    """Writes the journal of a job. The first line names the edition, the second tells all, others what came since.
+
+    Where those have outgrown the second, another edition is begun, so the file has at most twice what there is to tell.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._since, self._most = 0, 0
+
+    @property
+    def full(self) -> bool:
+        """Whether another edition is due."""
+        return self._since >= self._most
+
+    def begin(self, whole: Mapping[str, Any]) -> None:
+        """Another edition; whoever reads finds the one before or this one.
+
+        Raises:
+            OSError: it cannot be written; another edition is due.
+        """
+        line = _line(whole)
+        self._since, self._most = 0, 0
+        partial = self.path.with_name(self.path.name + ".partial")
+        partial.write_bytes(_line({"edition": secrets.token_hex(8)}) + line)
+        partial.chmod(0o600)
+        partial.replace(self.path)
+        self._most = max(_SINCE_MIN, len(line))
+
+    def add(self, more: Mapping[str, Any]) -> None:
+        """What has come since.
+
+        Raises:
+            OSError: it cannot be written; another edition is due.
+        """
+        line = _line(more)
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+        except OSError:
+            self._most = 0
+            raise
+        self._since += len(line)
+
+
+def read_since(path: Path, last_id: str = "") -> list[Entry]:
+    """The lines of a journal after one of them; all of the present edition where that is another one than its own.
+
+    Args:
+        path: of the file; one that is not there has no lines.
+        last_id: of the last line that is known.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+            edition = _edition(head)
+            found = _ID.fullmatch(last_id)
+            offset = len(head)
+            if found is not None and found[1] == edition:
+                offset = max(offset, int(found[2]))
+            file.seek(offset)
+            rest = file.read()
+    except FileNotFoundError:
+        return []
+    entries = []
+    for line in rest[: rest.rfind(b"\n") + 1].splitlines(keepends=True):
+        offset += len(line)
+        entries.append(Entry(f"{edition}-{offset}", line.decode("utf-8").rstrip("\n")))
+    return entries
+
+
+def _edition(head: bytes) -> str:
+    try:
+        return str(json.loads(head)["edition"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,121 @@
+"""The page: HTML with its script, its style and what it is told, and the policy that allows nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from distkeras.dashboard.journal import Entry
+
+_SCRIPTS = (
+    "uPlot.iife.min.js",
+    "dom.js",
+    "feed.js",
+    "state.js",
+    "plots.js",
+    "charts.js",
+    "tables.js",
+    "job.js",
+    "page.js",
+)
+_STYLES = ("uPlot.min.css", "page.css")
+
+
+class Page(NamedTuple):
+    """HTML as bytes, and its Content-Security-Policy."""
+
+    html: bytes
+    policy: str
+
+
+def live_page(jobs: int, *, frames: str = "'none'") -> Page:
+    """A page that follows the journals of some jobs at ``jobs/0`` and so on, below its own address.
+
+    Args:
+        jobs: how many.
+        frames: who may show it in a frame.
+    """
+    told = {"mode": "live", "streams": [f"jobs/{number}" for number in range(jobs)]}
+    return Page(_html(told).encode(), _policy("'self'", frames))
+
+
+def server_page() -> Page:
+    """A page that asks whoever opens it for a token, and follows the jobs of a job server."""
+    return Page(_html({"mode": "server"}).encode(), _policy("'self'", "'none'"))
+
+
+def saved_page(
+    journals: Sequence[Sequence[Entry]], names: Sequence[str] = (), outside: Sequence[tuple[str, str]] = ()
+) -> str:
+    """A page of jobs as they were, which needs nothing but itself.
+
+    Args:
+        journals: each job's, whole, as `journal.read_since` has them.
+        names: of the jobs, where they have some.
+        outside: the state of each, and why, where somebody else knows it better than the journal.
+    """
+    told = {"mode": "saved", "journals": [[json.loads(entry.data) for entry in lines] for lines in journals]}
+    told |= {"names": list(names), "outside": list(outside)}
+    return _html(told, meta=_policy("'none'", None))
+
+
+def _policy(connect: str, frames: str | None) -> str:
+    parts = ["default-src 'none'", f"script-src {_hash(_script())}", f"style-src {_hash(_style())}", "img-src data:"]
+    parts += [f"connect-src {connect}", "base-uri 'none'", "form-action 'none'"]
+    return "; ".join(parts if frames is None else [*parts, f"frame-ancestors {frames}"])
+
+
+def _html(told: Mapping[str, Any], meta: str = "") -> str:
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{meta}">\n' if meta else ""
+    return _PAGE.format(policy=policy, style=_style(), script=_script(), told=_json(told))
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    """JSON that no parser of HTML takes for the end of its element, or for a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _script() -> str:
+    own = "\n".join(_read(name) for name in _SCRIPTS[1:])
+    return f'{_read(_SCRIPTS[0])}\n(() => {{\n"use strict";\n{own}\n}})();\n'
+
+
+@cache
+def _style() -> str:
+    return "\n".join(map(_read, _STYLES))
+
+
+def _read(name: str) -> str:
+    return (files("distkeras.dashboard") / "static" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+{policy}<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>distkeras dashboard</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<div id="page"></div>
+<noscript>This page draws its charts with a script, which this browser does not run.</noscript>
+<script type="application/json" id="told">{told}</script>
+<script>{script}</script>
+</body>
+</html>
+"""

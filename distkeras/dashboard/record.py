@@ -1,0 +1,255 @@
+"""What a page tells of a job: one record of it, of bounded size, from which every kind of page is made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distkeras.callbacks import Evaluation
+from distkeras.dashboard.buckets import Buckets, Histogram
+from distkeras.dashboard.rounding import number, ratio, rounded
+from distkeras.dashboard.time_split import TimeSplitter
+from distkeras.dashboard.worker_rows import WorkerRows
+from distkeras.ps.events import Event
+from distkeras.ps.protocol.commit_record import FIXED_HISTORY
+from distkeras.settings import JobFacts
+
+#: Buckets of time, at most and at least; what fits between them is as many as keep a page small.
+_BUCKETS_MAX, _BUCKETS_MIN = 600, 100
+#: Numbers that the workers' lines may have together.
+_CELLS = 300_000
+_METRICS_MAX = 8
+_EVENTS, _EVALUATIONS = 500, 1000
+#: A pause of all workers that is left out where another driver, or another server, has gone on with the job.
+_PAUSE = 60.0
+#: Sums over all workers in each bucket; `gaps` and `scales` count what the sums before them are of.
+_OF_JOB = ("commits", "samples", "staleness", "gap", "gaps", "scale", "scales", "compute", "wait", "wire")
+
+
+@dataclass(frozen=True)
+class Now:
+    """How a job stands.
+
+    Args:
+        state: "starting", "training", "done", "stopped", "failed" or "interrupted".
+        why: the reason, where it has one.
+        timestamp: seconds since the epoch.
+        epochs: passed, as a mean over the partitions.
+        joined, finished: workers.
+        loss: the mean over the latest commits.
+        rate: samples a second, lately; NaN where not known.
+        left: seconds until the end, as it looks; NaN likewise.
+    """
+
+    state: str = "starting"
+    why: str = ""
+    timestamp: float = 0.0
+    epochs: float = 0.0
+    joined: int = 0
+    finished: int = 0
+    loss: float = math.nan
+    rate: float = math.nan
+    left: float = math.nan
+
+
+@dataclass
+class _Told:
+    """What of a record has not been told yet."""
+
+    events: int = 0
+    evaluations: int = 0
+    whole: bool = True
+    workers: set[int] = field(default_factory=set)
+
+
+class JobRecord:
+    """One job: its lines over time, its workers, its events.
+
+    Not thread-safe. Its size has a bound, whatever the number of commits: time is kept in buckets.
+
+    Args:
+        facts: what is known of it.
+        metrics: names, loss first.
+        began: when, in seconds since the epoch.
+    """
+
+    def __init__(self, facts: JobFacts, metrics: Sequence[str], began: float) -> None:
+        self.facts, self.metrics = facts, tuple(metrics[:_METRICS_MAX]) or ("loss",)
+        self.began = began
+        self.now = Now(timestamp=began)
+        self._events: deque[list[Any]] = deque(maxlen=_EVENTS)
+        self._kinds: Counter[str] = Counter()
+        self._events_seen = 0
+        self._evaluations: list[list[Any]] = []
+        self.workers = WorkerRows(facts.workers)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything that came with commits; they are told again from the first one on."""
+        workers, lines = self.facts.workers, len(self.metrics)
+        most = min(_BUCKETS_MAX, max(_BUCKETS_MIN, _CELLS // (workers * lines)))
+        of_worker = {f"{kind} {name}": workers for kind in ("sum", "weight") for name in self.metrics}
+        self._buckets = Buckets(of_worker | dict.fromkeys(_OF_JOB, 1), most - most % 2)
+        self._staleness = Histogram()
+        self._splitter = TimeSplitter(workers, rounds=self.facts.rounds)
+        self.workers = self.workers.forgetting_commits()
+        #: Rows of the commit log that are in it, and the last one of them.
+        self.commits = 0
+        self.last_commit: np.ndarray | None = None
+        self._origin: float | None = None
+        self._cuts: list[tuple[float, float]] = []
+        self._told = _Told()
+
+    # ---- what comes in
+
+    def add_commits(self, commits: np.ndarray, steps: np.ndarray) -> None:
+        """Takes the next rows of the commit log in.
+
+        Args:
+            commits: rows of `commit_log.COMMIT`, which follow the last ones.
+            steps: float64 ``(mini-batches, 2 + metrics)``: the history behind them, in the same order.
+        """
+        if not len(commits):
+            return
+        self.commits += len(commits)
+        split = self._splitter.split(commits)
+        self._note_pauses(commits)
+        self.last_commit = commits[-1:].copy()
+        places = self._buckets.place(self._seconds(commits["timestamp"]))
+        applied = commits["skipped"] == 0
+        self._staleness.add(commits["staleness"][applied])
+        samples = self._add_steps(commits, steps, places, applied)
+        one = np.ones(len(commits))
+        of_job = {"commits": one, "samples": samples, "staleness": commits["staleness"] * applied}
+        of_job |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
+        for name, values in (("gap", commits["gap"]), ("scale", commits["scale"])):
+            there = np.isfinite(values) & applied
+            of_job |= {name: np.where(there, values, 0.0), f"{name}s": there.astype(np.float64)}
+        for name, values in of_job.items():
+            self._buckets.add(name, 0, places, values)
+        self.workers.add(commits, samples, split)
+        self._told.workers.update(commits["worker"].tolist())
+
+    def _add_steps(self, commits: np.ndarray, steps: np.ndarray, places: np.ndarray, applied: np.ndarray) -> np.ndarray:
+        """The metrics of the mini-batches; returns the samples behind each commit."""
+        counts, workers = commits["steps"], commits["worker"]
+        if len(steps) != counts.sum():  # a resumed job whose records were lost in part
+            return np.zeros(len(commits))
+        commit = np.repeat(np.arange(len(commits)), counts)
+        weights = steps[:, 1]
+        for column, name in enumerate(self.metrics, start=len(FIXED_HISTORY)):
+            if column >= steps.shape[1]:
+                break
+            values = steps[:, column]
+            good = np.isfinite(values) & applied[commit]
+            # Many steps of few commits: numpy adds those of each commit up first.
+            sums = np.bincount(commit[good], values[good] * weights[good], len(commits))
+            total = np.bincount(commit[good], weights[good], len(commits))
+            self._buckets.add(f"sum {name}", workers, places, sums)
+            self._buckets.add(f"weight {name}", workers, places, total)
+            if column == len(FIXED_HISTORY):
+                self.workers.note_loss(workers, ratio(sums, total))
+        return np.bincount(commit, weights, len(commits))
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Takes events in: the latest ones of the job, by time, of which those before are known."""
+        for event in events:
+            row = [self._moment(event.timestamp), event.source, event.kind, event.worker, event.attempt, event.text]
+            self._events.append(row)
+            self._kinds[event.kind] += 1
+            self._events_seen += 1
+            if event.worker is not None:
+                self.workers.note_event(event.worker, event.kind)
+                self._told.workers.add(event.worker)
+
+    def add_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
+        """Takes what the center was found to be worth in."""
+        for one in evaluations:
+            values = {name: number(value) for name, value in one.values.items()}
+            self._evaluations.append([self._moment(one.timestamp), one.clock, one.source, values])
+            if len(self._evaluations) > _EVALUATIONS:
+                del self._evaluations[1::2]
+                self._told.whole = True
+
+    def set_table(self, table: np.ndarray) -> None:
+        """Takes in who is there: rows of `messages.WorkerTable`."""
+        self._told.workers.update(self.workers.set_table(table))
+
+    # ---- what goes out
+
+    def whole(self) -> dict[str, Any]:
+        """All of it, JSON-ready; `more` goes on from there."""
+        self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
+        told = {"kind": "whole", "facts": asdict(self.facts), "metrics": list(self.metrics), "began": self.began}
+        told |= self._lines(0) | self._rest()
+        told["workers"] = self.workers.told(range(self.facts.workers), self._seconds)
+        told["events"] = list(self._events)
+        told["evaluations"] = list(self._evaluations)
+        self._buckets.settle()
+        return told
+
+    def more(self) -> dict[str, Any] | None:
+        """What has changed since `whole` or the last `more`; None: so much that `whole` must be told."""
+        told, buckets = self._told, self._buckets
+        if told.whole or buckets.folded:
+            return None
+        new = min(self._events_seen - told.events, len(self._events))
+        answer = {"kind": "more"} | self._lines(buckets.changed) | self._rest()
+        answer["workers"] = self.workers.told(sorted(told.workers), self._seconds)
+        answer["events"] = list(self._events)[len(self._events) - new :]
+        answer["evaluations"] = self._evaluations[told.evaluations :]
+        self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
+        buckets.settle()
+        return answer
+
+    def _lines(self, first: int) -> dict[str, Any]:
+        def sums(name: str) -> np.ndarray:
+            return self._buckets.sums(name, first)
+
+        workers = {name: rounded(ratio(sums(f"sum {name}"), sums(f"weight {name}"))) for name in self.metrics}
+        means = {
+            name: rounded(ratio(sums(f"sum {name}").sum(axis=0), sums(f"weight {name}").sum(axis=0)))
+            for name in self.metrics
+        }
+        job = {name: rounded(sums(name)[0]) for name in ("commits", "samples", "compute", "wait", "wire")}
+        per_commit = {"staleness": "commits", "gap": "gaps", "scale": "scales"}
+        job |= {name: rounded(ratio(sums(name)[0], sums(count)[0])) for name, count in per_commit.items()}
+        width, used = self._buckets.width, self._buckets.used
+        return {"width": width, "used": used, "from": first, "lines": workers, "means": means, "job": job}
+
+    def _rest(self) -> dict[str, Any]:
+        now = self.now
+        told: dict[str, Any] = {"state": now.state, "why": now.why, "at": self._moment(now.timestamp)}
+        told |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
+        told |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left")}
+        told["samples"], told["commits"] = self.workers.totals()
+        used = int(np.flatnonzero(self._staleness.counts).max(initial=0)) + 1
+        histogram = {"width": self._staleness.width, "counts": self._staleness.counts[:used].tolist()}
+        return {"now": told, "staleness": histogram, "kinds": dict(self._kinds)}
+
+    # ---- time
+
+    def _moment(self, timestamp: float) -> float:
+        return round(float(self._seconds(np.array([timestamp]))[0]), 2)
+
+    def _seconds(self, timestamps: np.ndarray) -> np.ndarray:
+        """Since the job began, without the pauses; not below 0."""
+        seconds = timestamps - (self.began if self._origin is None else self._origin)
+        for at, pause in self._cuts:
+            seconds = np.where(timestamps >= at, seconds - pause, seconds)
+        return np.maximum(seconds, 0.0)
+
+    def _note_pauses(self, commits: np.ndarray) -> None:
+        """A job that is resumed after days has had days without a commit."""
+        times = commits["timestamp"]
+        if self._origin is None:
+            self._origin = min(self.began, float(times[0]))
+        rows = commits if self.last_commit is None else np.concatenate([self.last_commit, commits])
+        times, incarnations = rows["timestamp"], rows["incarnation"]
+        for place in np.flatnonzero((np.diff(incarnations) != 0) & (np.diff(times) > _PAUSE)):
+            self._cuts.append((float(times[place + 1]), float(times[place + 1] - times[place]) - 1.0))

@@ -1,0 +1,101 @@
+// What the page is built of. Text goes in as text, never as HTML: names and messages are others'.
+
+/** An element with properties ("class", "text", "on…", aria and others as attributes) and children. */
+function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "text") element.textContent = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Sets an element's text, if that is another one: what has not changed is not laid out again. */
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+let unique = 0;
+
+/** An id that nothing else of the page has. */
+function freshId(name) {
+  unique += 1;
+  return `${name}-${unique}`;
+}
+
+/** A select with its label. */
+function choice(label, options, value, onchange) {
+  const id = freshId("choice");
+  const select = h("select", { id });
+  fillChoice(select, options, value);
+  select.addEventListener("change", () => onchange(select.value));
+  return { element: h("span", { class: "choice" }, h("label", { for: id, text: label }), select), select };
+}
+
+/** Gives a select its options, each a value and a text, and keeps what is chosen where that is still there. */
+function fillChoice(select, options, value = select.value) {
+  const told = JSON.stringify(options);
+  if (select.dataset.options !== told) {
+    select.dataset.options = told;
+    select.replaceChildren(...options.map(([key, text]) => h("option", { value: key, text })));
+    select.value = options.some(([key]) => key === value) ? value : options[0][0];
+  }
+}
+
+// ---- numbers as people read them
+
+/** A quantity with about four digits; a dash for what is not known. */
+function amount(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e9) return value.toExponential(2);
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (size !== 0 && size < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+}
+
+/** Seconds as 1:02:03. */
+function clock(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  const whole = Math.max(0, Math.round(seconds));
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (number) => String(number).padStart(2, "0");
+  if (hours >= 48) return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** A share as whole percent. */
+function percent(share) {
+  return Number.isFinite(share) ? `${Math.round(100 * share)} %` : "–";
+}
+
+/** A color of the style sheet, as it is now: light or dark. */
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// ---- what a screen reader is told: what changes the job's course, and no number that moves
+
+const heard = h("div", { class: "aside", role: "status", "aria-live": "polite" });
+const unheard = [];
+let hearing = 0;
+
+/** Says something, not more often than every five seconds; what comes meanwhile is said together. */
+function sayAloud(text) {
+  unheard.push(text);
+  if (hearing) return;
+  const speak = () => {
+    if (!unheard.length) {
+      hearing = 0;
+      return;
+    }
+    const more = unheard.length > 3 ? ` And ${unheard.length - 3} more.` : "";
+    say(heard, unheard.slice(0, 3).join(" ") + more);
+    unheard.length = 0;
+    hearing = setTimeout(speak, 5000);
+  };
+  hearing = setTimeout(speak, 300);
+}

@@ -1,0 +1,234 @@
+"""Follows a job from its driver, and writes its journal."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distkeras.callbacks import Callback, CallbackContext, JobLink, JobOver, TrainingSetup
+from distkeras.dashboard.journal import Journal
+from distkeras.dashboard.record import JobRecord, Now
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.events import Events
+from distkeras.ps.protocol.commit_record import FIXED_HISTORY
+from distkeras.settings import JobFacts
+
+if TYPE_CHECKING:
+    from distkeras.results.job_results import JobOutcome
+
+log = logging.getLogger(__name__)
+
+#: Seconds from one look at the job to the next; longer where a look takes more than a hundredth of it.
+_EVERY, _SHARE = 1.0, 0.01
+#: Commits that are asked for at a time: the server answers nobody else meanwhile.
+_COMMITS, _PIECES = 1024, 8
+#: Seconds of which the rate is told.
+_LATELY = 30.0
+
+
+class JobWatch(Callback):
+    """Looks at a job once a second, with its commits, events and evaluations, and writes its journal.
+
+    A look takes at most a hundredth of the time of one core of the driver: what takes longer is done less often.
+
+    Args:
+        path: of the journal; None: it is in a temporary folder, which goes with this.
+
+    Attributes:
+        changed: told when the journal has more.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__(every_seconds=_EVERY)
+        if path is None:
+            folder = tempfile.mkdtemp(prefix="distkeras-dashboard-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            path = Path(folder, "journal.jsonl")
+        self.changed = threading.Condition()
+        self._journal = Journal(path)
+        self._lock = threading.Lock()
+        self._record: JobRecord | None = None
+        self._events = Events()
+        self._seen = self._evaluations = 0
+        self._rates: deque[tuple[float, int]] = deque()
+        self._first: tuple[float, float] | None = None
+        self._next_look = -math.inf
+        self._quiet = False
+
+    @property
+    def path(self) -> Path:
+        """Of the journal."""
+        return self._journal.path
+
+    # ---- while the job runs
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Begins the journal of another job."""
+        assert setup.facts is not None, "a trainer tells them"
+        self._begin(setup.facts, setup.metrics, setup.events, time.time())
+
+    def tell(self, outcome: JobOutcome) -> None:
+        """Tells of a job that ended before anybody watched, if there was one."""
+        if outcome.facts is not None and outcome.records is not None:
+            rows = outcome.records.commits_array
+            began = float(rows["timestamp"][0]) if len(rows) else time.time()
+            self._begin(outcome.facts, outcome.records.metrics, outcome.events, began)
+            self.end(outcome)
+
+    def _begin(self, facts: JobFacts, metrics: Sequence[str], events: Events, began: float) -> None:
+        with self._lock:
+            self._events, self._seen, self._evaluations = events, 0, 0
+            self._rates.clear()
+            self._first, self._next_look = None, -math.inf
+            self._record = JobRecord(facts, metrics, began)
+            self._write(whole=True)
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Looks at the job, if that is not too much to ask."""
+        if time.monotonic() < self._next_look:
+            return
+        began = time.thread_time()
+        try:
+            with self._lock:
+                self._look(context)
+        except JobOver:
+            raise
+        except Exception:
+            log.exception("the dashboard has failed, and tells nothing of this job any more")
+            self._next_look = math.inf
+            return
+        self._next_look = time.monotonic() + (time.thread_time() - began) / _SHARE
+
+    def forget_pause(self) -> None:
+        """Has the next call look, however long the last look took."""
+        self._next_look = -math.inf
+
+    def on_end(self, context: CallbackContext) -> None:
+        """Takes in what the other callbacks have found at the job's end."""
+        if self._record is not None and context.link is not None:
+            self._take_evaluations(self._record, context.link)
+
+    def _look(self, context: CallbackContext) -> None:
+        record, link = self._record, context.link
+        assert record is not None, "`on_begin` comes first"
+        if link is not None:
+            if context.status.joined:
+                for _ in range(_PIECES):
+                    if not self._follow(record, link):
+                        break
+                record.set_table(link.list_workers())
+            self._take_evaluations(record, link)
+        self._take_status(record, context)
+        self._take_events(record)
+        self._write()
+
+    def _follow(self, record: JobRecord, link: JobLink) -> bool:
+        """Takes commits in that have come; whether there are more.
+
+        A server that was started again may have forgotten the latest ones, so the last one that is known is asked for
+        as well: where it is another one now, all are told again.
+        """
+        known = record.last_commit
+        records = link.drain(record.commits - (known is not None), _COMMITS)
+        commits, steps = records.commits.view(COMMIT), records.history
+        if known is not None:
+            if not len(commits) or commits[0].tobytes() != known[0].tobytes():
+                record.clear()
+                return True
+            steps, commits = steps[commits["steps"][0] :], commits[1:]
+        record.add_commits(commits, steps.reshape(-1, max(steps.shape[-1], len(FIXED_HISTORY))))
+        return bool(len(commits)) and record.commits < records.total
+
+    def _take_status(self, record: JobRecord, context: CallbackContext) -> None:
+        status, now = context.status, time.time()
+        state = "training" if status.joined else "starting"
+        told = Now(state, "", now, status.epochs, status.joined, status.finished, status.loss)
+        self._rates.append((now, status.samples))
+        while self._rates[-1][0] - self._rates[0][0] > _LATELY or self._rates[0][1] > status.samples:
+            self._rates.popleft()
+        since, samples = self._rates[0]
+        seconds = now - since
+        if seconds > 0:
+            told = replace(told, rate=(status.samples - samples) / seconds)
+        if status.batches and (self._first is None or self._first[1] > status.epochs):
+            self._first = now, status.epochs
+        if self._first is not None and status.epochs > self._first[1]:
+            passed = (status.epochs - self._first[1]) / (now - self._first[0])
+            told = replace(told, left=max(0.0, record.facts.epochs - status.epochs) / passed)
+        record.now = told
+
+    def _take_evaluations(self, record: JobRecord, link: JobLink) -> None:
+        new = link.evaluations[self._evaluations :]
+        record.add_evaluations(new)
+        self._evaluations += len(new)
+
+    def _take_events(self, record: JobRecord) -> None:
+        new, self._seen = self._events.since(self._seen)
+        record.add_events(new)
+
+    # ---- when it is over
+
+    def end(self, outcome: JobOutcome) -> None:
+        """Tells what became of the job, with the last of its records."""
+        with self._lock:
+            record = self._record
+            if record is None:
+                return
+            if outcome.records is not None:
+                self._take_rest(record, outcome)
+            self._take_events(record)
+            record.workers.finish()
+            state, why = _end_of(outcome)
+            record.now = replace(record.now, state=state, why=why, timestamp=time.time(), left=math.nan)
+            if state == "done":
+                workers = record.facts.workers
+                epochs = float(record.facts.epochs)
+                record.now = replace(record.now, epochs=epochs, joined=workers, finished=workers)
+            self._write(whole=True)
+
+    def _take_rest(self, record: JobRecord, outcome: JobOutcome) -> None:
+        """What has come since the last look."""
+        assert outcome.records is not None
+        commits, steps = outcome.records.commits_array, outcome.records.steps_array
+        known, at = record.last_commit, record.commits
+        if known is not None and (at > len(commits) or commits[at - 1].tobytes() != known[0].tobytes()):
+            record.clear()
+        for first in range(record.commits, len(commits), _COMMITS):
+            before = int(commits["steps"][:first].sum())
+            piece = commits[first : first + _COMMITS]
+            record.add_commits(piece, steps[before : before + int(piece["steps"].sum())])
+
+    def _write(self, *, whole: bool = False) -> None:
+        """The journal; training goes on where there is no room for it, and it is tried again."""
+        record = self._record
+        assert record is not None
+        try:
+            more = None if whole or self._journal.full else record.more()
+            if more is None:
+                self._journal.begin(record.whole())
+            else:
+                self._journal.add(more)
+            self._quiet = False
+        except OSError as error:
+            if not self._quiet:
+                log.warning("the dashboard cannot be written, and is tried again: %s", error)
+            self._quiet = True
+        with self.changed:
+            self.changed.notify_all()
+
+
+def _end_of(outcome: JobOutcome) -> tuple[str, str]:
+    """A job's state when it is over, and why."""
+    if outcome.failure is None:
+        return ("stopped", outcome.stopped) if outcome.stopped else ("done", "")
+    return ("interrupted" if outcome.failure.startswith("KeyboardInterrupt") else "failed"), outcome.failure

@@ -1,0 +1,345 @@
+"""The page in a real browser: drawn, live, usable by keyboard, told to a screen reader, the same with 200 workers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from support.job_service import JobService
+from support.patience import patience
+from support.recorded_job import BEGAN, RecordedJob, record_of, write_journal
+
+from distkeras.dashboard.dashboard import Dashboard
+from distkeras.dashboard.journal import Journal
+from distkeras.dashboard.record import JobRecord, Now
+from distkeras.dashboard.watch import JobWatch
+from distkeras.ps.events import Event
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+EVIL = "<img src=x onerror=alert(1)></td><script>alert(2)</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page; at the end, nothing has gone wrong in it and nothing was asked for elsewhere."""
+    opened: list[tuple[Any, str, list[str]]] = []
+
+    def visit(url: str, *, scheme: str = "light", viewport: dict[str, int] = DESKTOP, **options: Any) -> Any:
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
+        context.set_default_timeout(1000 * patience(10))
+        page = context.new_page()
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.on("request", lambda request: troubles.append(request.url) if not_ours(request.url, url) else None)
+        page.goto(url)
+        opened.append((context, url, troubles))
+        return page
+
+    yield visit
+    for context, _, troubles in opened:
+        context.close()
+        expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "401")
+        assert [text for text in troubles if not any(word in text for word in expected)] == []
+
+
+def not_ours(asked: str, url: str) -> bool:
+    """Whether a page has asked elsewhere than where it came from."""
+    parts = urlsplit(url)
+    return not asked.startswith(("data:", "blob:", f"{parts.scheme}://{parts.netloc}/"))
+
+
+class Live:
+    """A page of jobs that go on as a test says."""
+
+    def __init__(self, folder: Path, jobs: list[RecordedJob]) -> None:
+        self.jobs = jobs
+        self.watches = [JobWatch(folder / f"{number}.jsonl") for number in range(len(jobs))]
+        self.journals = [Journal(watch.path) for watch in self.watches]
+        self.records = [JobRecord(job.facts, job.metrics, BEGAN) for job in jobs]
+        self.dashboard = Dashboard(self.watches)
+
+    def begin(self) -> None:
+        for number, record in enumerate(self.records):
+            self.tell(number, record.whole())
+
+    def tell(self, number: int, message: dict[str, Any] | None = None) -> None:
+        more = message or self.records[number].more()
+        whole = more is None or more["kind"] == "whole"
+        with self.watches[number].changed:
+            if whole:
+                self.journals[number].begin(more or self.records[number].whole())
+            else:
+                assert more is not None
+                self.journals[number].add(more)
+            self.watches[number].changed.notify_all()
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.dashboard.close()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    """The address of a saved page of some jobs."""
+
+    def saved(*jobs: RecordedJob, **told: str) -> str:
+        watches = []
+        for number, job in enumerate(jobs):
+            watches.append(JobWatch(tmp_path / f"{number}.jsonl"))
+            write_journal(watches[-1].path, job, **told)
+        with Dashboard(watches) as dashboard:
+            return dashboard.save(tmp_path / "job.html").as_uri()
+
+    return saved
+
+
+def ink(page: Any, plot: int = 0) -> int:
+    """Pixels of a chart that have been drawn on."""
+    page.locator("figure.plot").nth(plot).scroll_into_view_if_needed()
+    page.wait_for_function(f"document.querySelectorAll('figure.plot')[{plot}].querySelector('canvas')")
+    return int(
+        page.evaluate(
+            """number => {
+                const canvas = document.querySelectorAll('figure.plot')[number].querySelector('canvas');
+                const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+                let count = 0;
+                for (let place = 3; place < data.length; place += 4) count += data[place] > 0;
+                return count;
+            }""",
+            plot,
+        )
+    )
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds, with all of its rules, told."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response
+    nodes = lambda one: [node["html"][:200] for node in one["nodes"]][:4]  # noqa: E731 - a word for what follows
+    return [f"{one['id']}: {one['help']}: {nodes(one)}" for one in found["violations"]]
+
+
+@pytest.mark.parametrize("workers", [1, 4, 200])
+def test_every_chart_is_drawn(visit: Callable[..., Any], saved: Callable[..., str], workers: int) -> None:
+    page = visit(saved(RecordedJob(workers, seconds=40.0)))
+    titles = page.locator("figure.plot h3").all_text_contents()
+    assert len(titles) == 6
+    for number, title in enumerate(titles):
+        assert ink(page, number) > 500, title
+    entries = page.locator("figure.plot").first.locator(".legend li").all_text_contents()
+    assert "all workers" in entries
+    assert "center, evaluated" in entries
+    assert len(entries) <= 10, "200 lines are not a chart"
+    assert page.locator("table.workers tbody tr").count() == workers
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_axe_finds_nothing(
+    visit: Callable[..., Any], saved: Callable[..., str], jobs: int, scheme: str, viewport: dict[str, int]
+) -> None:
+    recorded = [RecordedJob(4 + 20 * number, seconds=60.0, seed=number) for number in range(jobs)]
+    page = visit(saved(*recorded, state="failed", why="WorkerError: out of luck"), scheme=scheme, viewport=viewport)
+    assert violations(page) == []
+    for summary in page.locator("details summary").all():
+        if summary.is_visible():
+            summary.click()
+    page.locator("table.workers tbody button").first.click()
+    assert violations(page) == []
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= viewport["width"], "nothing is cut off at the side"
+
+
+def test_a_page_before_its_first_job_says_so(visit: Callable[..., Any], tmp_path: Path) -> None:
+    with Live(tmp_path, [RecordedJob(2, seconds=5.0)]) as live:
+        page = visit(live.dashboard.url)
+        page.get_by_text("No job yet").wait_for()
+        assert violations(page) == []
+        live.begin()
+        page.locator("progress").wait_for()
+
+
+def test_what_is_told_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Curves move, events come, an end is told; and a stream that broke off goes on where it was."""
+    job = RecordedJob(4, seconds=30.0)
+    with Live(tmp_path, [job]) as live:
+        page = visit(live.dashboard.url)
+        live.begin()
+        page.locator(".link[data-state=live]").wait_for()
+        pieces = list(job.pieces())
+        seen = []
+        for number, (at, rows, steps) in enumerate(pieces):
+            live.records[0].add_commits(rows, steps)
+            live.records[0].now = Now("training", "", at, number / len(pieces), 4, 0, 1.0)
+            live.tell(0)
+            if number % 10 == 9:
+                count = live.records[0].workers.totals()[1]
+                page.locator(".tiles div", has_text="Commits").locator(".value", has_text=f"{count}").wait_for()
+                seen.append(ink(page))
+        assert len(set(seen)) == len(seen), "the chart changes"
+        text = f"attempt 9 took partition 1 over {EVIL}"
+        live.records[0].add_events([Event(BEGAN + 31.0, "server", "takeover", 1, 9, text)])
+        live.tell(0)
+        page.locator("table.events td.text", has_text="attempt 9 took partition 1 over").wait_for()
+        assert EVIL in page.locator("table.events td.text").first.text_content()
+        page.locator("[role=status]", has_text="takeover: attempt 9").wait_for(state="attached")
+        live.records[0].now = Now("failed", EVIL, BEGAN + 32.0, 1.0, 4, 0, 1.0)
+        live.tell(0)
+        page.locator(".state[data-state=failed]").wait_for()
+        assert page.locator("article > .why").text_content() == EVIL
+        assert page.locator("img, script:not([type]) ~ script").count() == 0
+        live.dashboard.close()
+        page.locator(".link[data-state=away]").wait_for()
+
+
+def test_a_keyboard_is_enough(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+    page = visit(saved(RecordedJob(4, seconds=40.0)))
+    reader = page.locator("figure.plot input[type=range]").first
+    reader.focus()
+    before = page.locator("figure.plot .reading").first.text_content()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    after = page.locator("figure.plot .reading").first.text_content()
+    assert before != after
+    assert "Time 0:01" in after
+    assert "all workers" in after
+    assert reader.get_attribute("aria-valuetext") == after
+    reached = []
+    page.locator("body").press("Tab")
+    for _ in range(80):
+        reached.append(page.evaluate("document.activeElement.tagName + ' ' + document.activeElement.textContent"))
+        page.keyboard.press("Tab")
+    assert {"SUMMARY As a table", "BUTTON Loss", "BUTTON 2"} <= set(reached)
+    page.locator("thead button", has_text="Samples").press("Enter")
+    assert page.locator("th[aria-sort=descending]").text_content() == "Samples"
+    button = page.locator("table.workers tbody button").first
+    button.press("Space")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.locator("label:has-text('Worker') + select").input_value() == button.text_content()
+
+
+def test_tables_have_the_numbers_of_the_charts(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+    job = RecordedJob(2, seconds=30.0)
+    whole = record_of(job).whole()
+    page = visit(saved(job))
+    figure = page.locator("figure.plot").first
+    figure.locator("summary").click()
+    rows = figure.locator("tbody tr")
+    assert rows.count() == whole["used"]
+    cells = rows.last.locator("td").all_text_contents()
+    assert [float(text) for text in cells[:2]] == [line[-1] for line in whole["lines"]["loss"]]
+
+
+def test_two_jobs_stand_side_by_side(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+    page = visit(saved(RecordedJob(2, 30.0, seed=1), RecordedJob(3, 60.0, seed=2)), viewport=DESKTOP)
+    boxes = [article.bounding_box() for article in page.locator("article").all()]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert ink(page, 0) > 500, "both losses in one chart"
+    assert page.locator("figure.plot").count() == 13
+    for axis in ("commits", "samples"):
+        page.locator(".compare select").select_option(axis)
+        assert ink(page, 0) > 500, axis
+
+
+@pytest.mark.parametrize("axis", ["commits", "samples"])
+def test_along_what_is_a_choice(visit: Callable[..., Any], saved: Callable[..., str], axis: str) -> None:
+    page = visit(saved(RecordedJob(12, 30.0)))
+    page.locator("label:has-text('Along') + select").select_option(axis)
+    page.locator("label:has-text('Metric') + select").select_option("accuracy")
+    page.locator("label:has-text('Worker') + select").select_option("7")
+    page.locator("label:has-text('Scale') + select").select_option("log")
+    assert ink(page, 0) > 500
+    assert "worker 7" in page.locator("figure.plot").first.locator(".legend li").all_text_contents()
+    assert page.locator("figure.plot h3").first.text_content() == "Loss and metrics: accuracy"
+
+
+def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_path: Path) -> None:
+    import keras
+
+    from distkeras.keras_model import archive
+
+    model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+    with JobService(tmp_path) as service:
+        for number, name in enumerate(("first", EVIL)):
+            job = service.submit("ann", model, name=name).json["id"]
+            service.finish(job)
+            write_journal(service.files.of(job).journal, RecordedJob(2 + number, 20.0), state="done")
+        page = visit(f"{service.url}/dashboard")
+        assert violations(page) == []
+        page.get_by_label("Your token").fill("nonsense")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").get_by_text("not valid").wait_for()
+        page.get_by_label("Your token").fill(service.tokens["ben"])
+        page.keyboard.press("Enter")
+        page.get_by_text("No jobs yet").wait_for()
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("Your token").fill(service.tokens["ann"])
+        page.get_by_role("button", name="Show my jobs").click()
+        page.locator("article").wait_for()
+        assert page.locator("article h2").text_content() == EVIL, "the latest one"
+        page.get_by_role("checkbox").last.check()
+        page.wait_for_function("document.querySelectorAll('article progress').length === 2")
+        page.locator("article .state[data-state=done]").last.wait_for()
+        assert violations(page) == []
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save as a file").first.click()
+        assert '"mode":"saved"' in Path(download.value.path()).read_text()
+        page.reload()
+        page.wait_for_function("document.querySelectorAll('article progress').length === 2")
+        page.get_by_role("checkbox").last.uncheck()
+        page.wait_for_function("document.querySelectorAll('article').length === 1")
+
+
+def test_without_scripts_it_says_what_is_missing(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+    page = visit(saved(RecordedJob(1, 10.0)), java_script_enabled=False)
+    assert "does not run" in page.locator("noscript").text_content()
+
+
+def test_two_hundred_workers_leave_the_browser_time(
+    visit: Callable[..., Any], tmp_path: Path, record_property: Callable[[str, Any], None]
+) -> None:
+    """Each of 200 workers commits once a second; the figures are told, not judged: a machine may be slow."""
+    job = RecordedJob(200, seconds=60.0)
+    with Live(tmp_path, [job]) as live:
+        page = visit(live.dashboard.url)
+        live.begin()
+        page.locator(".link[data-state=live]").wait_for()
+        for at, rows, steps in job.pieces():
+            live.records[0].add_commits(rows, steps)
+            live.records[0].now = Now("training", "", at, 0.5, 200, 0, 1.0)
+            live.tell(0)
+            count = f"{live.records[0].workers.totals()[1]:,}"
+            page.locator(".tiles div", has_text="Commits").locator(".value", has_text=count).wait_for()
+        frames = page.evaluate("performance.getEntriesByName('distkeras frame').map(entry => entry.duration)")
+    assert len(frames) >= 30
+    frames.sort()
+    told = {"frames": len(frames), "median ms": frames[len(frames) // 2], "longest ms": frames[-1]}
+    record_property("frames", json.dumps(told))
+    sys.stdout.write(f"{told}\n")

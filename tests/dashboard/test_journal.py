@@ -1,0 +1,88 @@
+"""A journal: what a reader has is what was written, wherever it begins, and the file stays small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distkeras.dashboard.journal import Journal, read_since
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "journal.jsonl")
+
+
+def test_a_reader_goes_on_where_it_was(journal: Journal) -> None:
+    assert read_since(journal.path) == []
+    journal.begin({"kind": "whole"})
+    (first,) = read_since(journal.path)
+    assert json.loads(first.data) == {"kind": "whole"}
+    assert read_since(journal.path, first.id) == []
+    for number in range(3):
+        journal.add({"number": number})
+    rest = read_since(journal.path, first.id)
+    assert [json.loads(entry.data)["number"] for entry in rest] == [0, 1, 2]
+    assert [json.loads(entry.data)["number"] for entry in read_since(journal.path, rest[0].id)] == [1, 2]
+
+
+@pytest.mark.parametrize("last", ["", "nonsense", "0123456789abcdef-12", "-1", "x" * 10_000])
+def test_whoever_comes_from_elsewhere_is_told_all(journal: Journal, last: str) -> None:
+    journal.begin({"kind": "whole"})
+    journal.add({"number": 0})
+    assert len(read_since(journal.path, last)) == 2
+
+
+def test_a_reader_of_the_edition_before_is_told_all_of_this_one(journal: Journal) -> None:
+    journal.begin({"edition": 1})
+    journal.add({"number": 0})
+    last = read_since(journal.path)[-1].id
+    journal.begin({"edition": 2})
+    assert [json.loads(entry.data) for entry in read_since(journal.path, last)] == [{"edition": 2}]
+
+
+def test_an_id_beyond_the_end_or_within_the_head_gives_no_half_line(journal: Journal) -> None:
+    journal.begin({"kind": "whole"})
+    edition = read_since(journal.path)[0].id.split("-")[0]
+    assert read_since(journal.path, f"{edition}-999999") == []
+    assert [json.loads(entry.data) for entry in read_since(journal.path, f"{edition}-1")] == [{"kind": "whole"}]
+
+
+def test_a_line_that_is_still_being_written_is_not_read(journal: Journal) -> None:
+    journal.begin({"kind": "whole"})
+    with journal.path.open("ab") as file:
+        file.write(b'{"number": 0')
+    (first,) = read_since(journal.path)
+    with journal.path.open("ab") as file:
+        file.write(b"}\n")
+    assert [json.loads(entry.data) for entry in read_since(journal.path, first.id)] == [{"number": 0}]
+
+
+def test_another_edition_is_due_when_the_rest_outgrows_the_first(journal: Journal) -> None:
+    assert journal.full
+    journal.begin({"text": "x" * 1000})
+    while not journal.full:
+        journal.add({"text": "y" * 10_000})
+    assert 256_000 < journal.path.stat().st_size < 300_000
+
+
+def test_nobody_else_may_read_it(journal: Journal) -> None:
+    journal.begin({})
+    assert journal.path.stat().st_mode & 0o077 == 0
+
+
+def test_where_there_is_no_room_it_is_begun_anew(journal: Journal) -> None:
+    journal.begin({"kind": "whole"})
+    assert not journal.full
+    journal.path.unlink()
+    journal.path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        journal.add({"number": 0})
+    assert journal.full
+
+
+def test_what_is_not_finite_is_a_mistake(journal: Journal) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        journal.begin({"loss": float("nan")})

@@ -1,0 +1,203 @@
+"""The page over HTTP: without its token there is nothing; a stream goes on where it broke off; nothing is left."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from support.patience import patience
+from support.recorded_job import RecordedJob
+
+from distkeras.dashboard.dashboard import Dashboard
+from distkeras.dashboard.journal import Journal
+from distkeras.dashboard.record import JobRecord
+from distkeras.dashboard.watch import JobWatch
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
+from distkeras.results.job_results import JobOutcome
+from distkeras.results.tables import JobRecords
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> JobWatch:
+    """Of a job that has ended."""
+    job = RecordedJob(2, seconds=10.0)
+    watch = JobWatch(tmp_path / "journal.jsonl")
+    watch.tell(JobOutcome(records=JobRecords(job.commits, job.steps, job.metrics), facts=job.facts))
+    return watch
+
+
+@pytest.fixture
+def dashboard(watch: JobWatch) -> Iterator[Dashboard]:
+    with Dashboard([watch]) as dashboard:
+        yield dashboard
+
+
+def ask(url: str, path: str = "", last: str = "") -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(20))
+    headers = {"Last-Event-ID": last} if last else {}
+    connection.request("GET", path if path.startswith("/") else parts.path + path, headers=headers)
+    return connection.getresponse(), connection
+
+
+def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, str]]:
+    """The next events of a stream, without its comments."""
+    found: list[dict[str, str]] = []
+    event: dict[str, str] = {}
+    while len(found) < count:
+        line = answer.readline().decode().rstrip("\n")
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            event[name] = value
+        elif "data" in event:
+            found.append(event)
+            event = {}
+    return found
+
+
+def test_the_page_is_there_for_whoever_has_its_address(dashboard: Dashboard) -> None:
+    answer, connection = ask(dashboard.url)
+    body = answer.read()
+    assert answer.status == 200
+    assert b"<!doctype html>" in body
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'self' http://localhost:*" in policy
+    assert answer.headers["Cache-Control"] == "no-store"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/favicon.ico", "/x/", "/x/jobs/0", "/../etc/passwd", "/%2e%2e/", "//", "/" + "a" * 40 + "/"]
+)
+def test_without_the_token_there_is_nothing(dashboard: Dashboard, path: str) -> None:
+    answer, connection = ask(dashboard.url, path)
+    assert answer.status == 404
+    assert b"loss" not in answer.read()
+    connection.close()
+
+
+@pytest.mark.parametrize("path", ["jobs/1", "jobs/99", "jobs/", "jobs/0/", "jobs/-1", "page.js"])
+def test_what_is_not_there_is_said_not_to_be(dashboard: Dashboard, path: str) -> None:
+    answer, connection = ask(dashboard.url, path)
+    assert answer.status == 404
+    connection.close()
+
+
+def test_nobody_writes(dashboard: Dashboard) -> None:
+    parts = urlsplit(dashboard.url)
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience(20))
+        connection.request(method, parts.path)
+        assert connection.getresponse().status == 501
+        connection.close()
+
+
+def test_a_stream_tells_all_and_goes_on_where_it_broke_off(dashboard: Dashboard, watch: JobWatch) -> None:
+    answer, connection = ask(dashboard.url, "jobs/0")
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    (whole,) = events(answer, 1)
+    assert json.loads(whole["data"])["kind"] == "whole"
+    connection.close()
+    answer, connection = ask(dashboard.url, "jobs/0", last=whole["id"])
+    with watch.changed:
+        with watch.path.open("ab") as file:
+            file.write(b'{"kind":"more"}\n')
+        watch.changed.notify_all()
+    (more,) = events(answer, 1)
+    assert json.loads(more["data"]) == {"kind": "more"}
+    assert more["id"] != whole["id"]
+    connection.close()
+
+
+def test_an_open_stream_does_not_hold_the_end_up(watch: JobWatch) -> None:
+    threads = threading.active_count()
+    dashboard = Dashboard([watch])
+    assert "127.0.0.1" in repr(dashboard)
+    answer, connection = ask(dashboard.url, "jobs/0")
+    events(answer, 1)
+    dashboard.close()
+    dashboard.close()
+    assert answer.read().endswith(b"\n\n"), "the stream ends as one does"
+    connection.close()
+    deadline = time.monotonic() + patience(20)
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= threads
+    assert dashboard.closed
+    parts = urlsplit(dashboard.url)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((parts.hostname or "", parts.port), timeout=patience(5))
+    assert repr(dashboard) == "Dashboard(closed)"
+
+
+def test_a_taken_port_is_told(dashboard: Dashboard, watch: JobWatch) -> None:
+    port = urlsplit(dashboard.url).port
+    with pytest.raises(ConfigurationError, match=f"`port` must be free on this machine. Received: {port}"):
+        Dashboard([watch], port=port or 0)
+
+
+def test_a_browser_that_goes_away_is_nothing_to_tell(dashboard: Dashboard, capfd: pytest.CaptureFixture[str]) -> None:
+    parts = urlsplit(dashboard.url)
+    for sent in (b"GET ", b"\xff\xfe\n\n", f"GET {parts.path}jobs/0 HTTP/1.1\r\n\r\n".encode()):
+        with socket.create_connection((parts.hostname or "", parts.port), timeout=patience(5)) as sock:
+            sock.sendall(sent)
+    answer, connection = ask(dashboard.url)
+    assert answer.status == 200
+    connection.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_more_connections_than_there_is_room_for_are_ended(dashboard: Dashboard) -> None:
+    parts = urlsplit(dashboard.url)
+    held = [socket.create_connection((parts.hostname or "", parts.port), timeout=patience(10)) for _ in range(64)]
+    over = socket.create_connection((parts.hostname or "", parts.port), timeout=patience(10))
+    assert over.recv(1) == b""
+    for sock in (*held, over):
+        sock.close()
+
+
+def test_it_is_saved_as_a_file(dashboard: Dashboard, tmp_path: Path) -> None:
+    path = dashboard.save(tmp_path / "job.html")
+    text = path.read_text(encoding="utf-8")
+    assert '"mode":"saved"' in text
+    assert "AGN(window=4)" in text
+    answer, connection = ask(dashboard.url, "job.html")
+    assert answer.read().decode() == text
+    connection.close()
+
+
+def test_nothing_is_saved_before_there_is_a_job(tmp_path: Path) -> None:
+    with Dashboard([JobWatch()]) as dashboard, pytest.raises(LocalProtocolError, match="no training yet"):
+        dashboard.save(tmp_path / "job.html")
+    assert not (tmp_path / "job.html").exists()
+
+
+def test_a_notebook_shows_it_in_a_frame(dashboard: Dashboard) -> None:
+    html = dashboard._repr_html_()
+    assert html.count(dashboard.url) == 2
+    assert 'title="distkeras dashboard"' in html
+
+
+def test_a_reader_follows_a_job_from_edition_to_edition(tmp_path: Path) -> None:
+    """Over a real connection: what a browser has in the end is what the record has."""
+    job = RecordedJob(2, seconds=10.0)
+    watch = JobWatch(tmp_path / "journal.jsonl")
+    journal, record = Journal(watch.path), JobRecord(job.facts, job.metrics, 0.0)
+    with Dashboard([watch]) as dashboard:
+        answer, connection = ask(dashboard.url, "jobs/0")
+        seen = []
+        for edition in range(3):
+            with watch.changed:
+                journal.begin(record.whole() | {"edition": edition})
+                watch.changed.notify_all()
+            seen += [json.loads(event["data"])["edition"] for event in events(answer, 1)]
+        assert seen == [0, 1, 2]
+        connection.close()

@@ -1,0 +1,128 @@
+"""The page as text: nothing of others' is HTML in it, and its policy is that of its own script and style."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distkeras.dashboard.journal import Entry
+from distkeras.dashboard.page import live_page, saved_page, server_page
+
+EVIL = "</script><script>alert(1)</script><!--<script> & \u2028 \"' <img src=x onerror=alert(1)>"
+STATIC = files("distkeras.dashboard") / "static"
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, as a browser finds them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=False)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self.elements[-1][0] if self.elements else "", []).append(data)
+
+
+def saved(text: str = EVIL) -> str:
+    line = json.dumps({"kind": "whole", "metrics": [text], "why": text})
+    return saved_page([[Entry("x-1", line)]], [text])
+
+
+def hash_of(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_texts_of_others_come_as_they_are_and_as_data() -> None:
+    html = saved()
+    parsed = Parsed(html)
+    scripts = [attributes for tag, attributes in parsed.elements if tag == "script"]
+    assert [attributes.get("type") for attributes in scripts] == ["application/json", None]
+    assert not [tag for tag, _ in parsed.elements if tag == "img"]
+    told = json.loads(re.findall(r'id="told">(.*?)</script>', html, re.S)[0])
+    assert told["names"] == [EVIL]
+    assert told["journals"][0][0]["why"] == EVIL
+
+
+#: What would make a text HTML, or code.
+MAKERS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setTimeout\(\"")
+
+
+@pytest.mark.parametrize("kind", ["live", "server", "saved"])
+def test_only_the_page_s_own_script_and_style_may_run(kind: str) -> None:
+    if kind == "saved":
+        html = saved()
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)">', html)
+    else:
+        page = live_page(2) if kind == "live" else server_page()
+        html, policy = page.html.decode(), page.policy
+        assert "frame-ancestors 'none'" in policy
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.S)
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.S)
+    directives = dict(part.split(" ", 1) for part in policy.split("; "))
+    assert directives["default-src"] == "'none'"
+    assert directives["script-src"] == hash_of(script)
+    assert directives["style-src"] == hash_of(style)
+    assert "unsafe" not in policy
+
+
+def test_a_page_asks_for_nothing_from_elsewhere() -> None:
+    for html in (saved(), live_page(1).html.decode(), server_page().html.decode()):
+        for tag, attributes in Parsed(html).elements:
+            assert not re.match(r"(https?:)?//", attributes.get("src") or attributes.get("href") or ""), tag
+    own = "".join((STATIC / name).read_text(encoding="utf-8") for name in names() if not name.startswith("uPlot"))
+    assert not re.findall(r"https?://", own)
+
+
+def names() -> list[str]:
+    return sorted(entry.name for entry in STATIC.iterdir())
+
+
+def test_the_script_makes_no_html_of_texts() -> None:
+    found: list[Any] = []
+    for name in names():
+        if name.endswith(".js") and not name.startswith("uPlot"):
+            text = (STATIC / name).read_text(encoding="utf-8")
+            found += re.findall(
+                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setTimeout\(\"", text
+            )
+    assert not found
+
+
+def test_a_browser_hashes_what_is_in_the_files() -> None:
+    """It turns carriage returns into line feeds first, and ends a script where that says so."""
+    for name in names():
+        text = (STATIC / name).read_bytes()
+        assert b"\r" not in text, name
+        assert b"\0" not in text, name
+        if name.endswith(".js"):
+            assert not re.search(rb"</script|<!--", text, re.I), name
+
+
+def test_no_script_is_long() -> None:
+    lengths = {name: (STATIC / name).read_text(encoding="utf-8").count("\n") for name in names() if "uPlot" not in name}
+    assert len(lengths) >= 9
+    assert not [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > 400]
+
+
+def test_the_library_s_license_is_beside_it() -> None:
+    text = (STATIC / "uPlot.LICENSE").read_text(encoding="utf-8")
+    assert "MIT License" in text
+    assert "Leon Sorokin" in text
+
+
+def test_the_packages_have_the_files(tmp_path: Path) -> None:
+    """Read as a package's data, so from a zip as well."""
+    assert {"page.css", "page.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE"} <= set(names())

@@ -1,0 +1,232 @@
+"""Who watches a job of a real server: what the journal tells is what the server has."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.patience import patience
+from support.recorded_job import RecordedJob
+from support.running_server import SIZE, Running
+from support.worker_thread import running_worker
+
+from distkeras.callbacks import CallbackContext, Evaluation, JobLink, JobOver, TrainingSetup
+from distkeras.dashboard.journal import read_since
+from distkeras.dashboard.watch import JobWatch
+from distkeras.ps.events import Events, report
+from distkeras.ps.rules import make
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.results.job_results import JobOutcome
+from distkeras.results.tables import JobRecords
+from distkeras.settings import JobFacts
+
+FACTS = JobFacts("DOWNPOUR()", 2, 1)
+
+
+def setup(facts: JobFacts = FACTS, events: Events | None = None) -> TrainingSetup:
+    nothing: Any = None
+    return TrainingSetup(("loss",), nothing, nothing, facts, events or Events())
+
+
+def told(watch: JobWatch) -> list[dict[str, Any]]:
+    return [json.loads(entry.data) for entry in read_since(watch.path)]
+
+
+class Looking:
+    """A watch of a server, that looks when it is told to."""
+
+    def __init__(self, running: Running, watch: JobWatch) -> None:
+        self.driver, self.watch = running.driver, watch
+        self.evaluations: list[Evaluation] = []
+        self.link = JobLink(lambda call: call(self.driver), self.evaluations)
+
+    def look(self, link: JobLink | None = None) -> None:
+        self.watch.forget_pause()
+        status = self.driver.observe(-1, 0.0)
+        nothing: Any = None
+        self.watch.on_center(CallbackContext(status, 1.0, nothing, nothing, nothing, link=link or self.link))
+
+
+def train(running: Running, worker: int, batches: int, attempt: int = 0) -> None:
+    thread, errors = running_worker(running, worker, [np.ones(SIZE)] * batches, attempt)
+    thread.join(patience(30))
+    assert not thread.is_alive()
+    assert not errors
+
+
+def test_a_job_is_told_as_it_goes_on(tmp_path: Path) -> None:
+    events = Events()
+    watch = JobWatch(tmp_path / "journal.jsonl")
+    watch.on_begin(setup(events=events))
+    with Running(make("downpour")) as running:
+        looking = Looking(running, watch)
+        looking.look()
+        train(running, 0, 5)
+        looking.look()
+        train(running, 1, 7)
+        log = logging.getLogger("distkeras.test")
+        events.report(log, "takeover", "attempt %d took partition %d over", 3, 1, worker=1, attempt=3)
+        looking.evaluations.append(Evaluation(0.0, 12, "Mine", {"loss": 0.5}))
+        looking.look()
+        rows = JobRecords.drain(running.driver)
+    whole, *more = told(watch)
+    assert [message["kind"] for message in (whole, *more)] == ["whole", "more", "more", "more"]
+    assert [message["now"]["state"] for message in (whole, *more)] == ["starting", "starting", "training", "training"]
+    assert [message["now"]["commits"] for message in more] == [0, 5, len(rows.commits_array)] == [0, 5, 12]
+    assert more[-1]["workers"]["worker"] == [1]
+    assert more[-1]["workers"]["retries"] == [1]
+    assert more[-1]["evaluations"][0][1:] == [12, "Mine", {"loss": 0.5}]
+    assert [row[2:] for row in more[-1]["events"]] == [["takeover", 1, 3, "attempt 3 took partition 1 over"]]
+
+
+def test_a_server_that_went_back_is_told_from_the_beginning(tmp_path: Path) -> None:
+    """The records of one server, then those of another one that has fewer, then more, of others."""
+    watch = JobWatch(tmp_path / "journal.jsonl")
+    watch.on_begin(setup())
+    counts = []
+    for batches in (6, 3, 8):
+        with Running(make("downpour")) as running:
+            train(running, 0, batches)
+            looking = Looking(running, watch)
+            looking.look()
+            looking.look()
+        counts.append(told(watch)[-1]["now"]["commits"])
+    assert counts == [6, 3, 8]
+    assert told(watch)[-1]["workers"]["commits"] in ([8], [])
+
+
+def test_the_end_has_everything_that_the_last_look_had_not() -> None:
+    job = RecordedJob(3, seconds=20.0)
+    records = JobRecords(job.commits, job.steps, job.metrics)
+    watch = JobWatch()
+    watch.on_begin(setup(job.facts))
+    watch.end(JobOutcome(records=records, facts=job.facts))
+    (whole,) = told(watch)
+    assert whole["now"]["state"] == "done"
+    assert whole["now"]["commits"] == len(job.commits)
+    assert whole["now"]["epochs"] == 2.0
+    assert whole["workers"]["state"] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "why"),
+    [
+        ({"stopped": "enough"}, "stopped", "enough"),
+        ({"failure": "WorkerError: no <b>luck</b>"}, "failed", "WorkerError: no <b>luck</b>"),
+        ({"failure": "KeyboardInterrupt: "}, "interrupted", "KeyboardInterrupt: "),
+        ({"stopped": "enough", "failure": "LedgerError: a gap"}, "failed", "LedgerError: a gap"),
+    ],
+)
+def test_how_it_ended_is_told(outcome: dict[str, Any], state: str, why: str) -> None:
+    watch = JobWatch()
+    watch.on_begin(setup())
+    watch.end(JobOutcome(facts=FACTS, **outcome))
+    assert (told(watch)[-1]["now"]["state"], told(watch)[-1]["now"]["why"]) == (state, why)
+
+
+def test_a_job_that_had_ended_is_told_from_its_records() -> None:
+    job = RecordedJob(2, seconds=10.0)
+    records = JobRecords(job.commits, job.steps, job.metrics)
+    watch = JobWatch()
+    watch.tell(JobOutcome())
+    assert told(watch) == []
+    watch.tell(JobOutcome(records=records, facts=job.facts))
+    (whole,) = told(watch)
+    assert whole["now"]["commits"] == len(job.commits)
+    assert whole["metrics"] == ["loss", "accuracy"]
+
+
+def test_a_page_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    watch = JobWatch(folder / "journal.jsonl")
+    watch.on_begin(setup())
+    (folder / "journal.jsonl").unlink()
+    folder.rmdir()
+    with Running(make("downpour")) as running:
+        looking = Looking(running, watch)
+        looking.look()
+        looking.look()
+        assert caplog.text.count("the dashboard cannot be written") == 1
+        folder.mkdir()
+        train(running, 0, 2)
+        looking.look()
+    assert told(watch)[-1]["now"]["commits"] == 2
+
+
+def test_a_mistake_of_the_page_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    watch = JobWatch()
+    watch.on_begin(setup(JobFacts("DOWNPOUR()", 1, 1)))  # of two workers
+    with Running(make("downpour")) as running:
+        train(running, 1, 2)
+        Looking(running, watch).look()
+    assert "the dashboard has failed" in caplog.text
+
+
+def test_a_job_that_is_over_ends_the_call_and_nothing_else() -> None:
+    def over(call: Callable[[DriverClient], Any]) -> Any:
+        raise JobOver
+
+    watch = JobWatch()
+    watch.on_begin(setup())
+    with Running(make("downpour")) as running:
+        train(running, 0, 1)
+        with pytest.raises(JobOver):
+            Looking(running, watch).look(JobLink(over, []))
+    watch.end(JobOutcome(facts=FACTS))
+    assert told(watch)[-1]["now"]["state"] == "done"
+
+
+def test_looks_are_rarer_where_they_take_long() -> None:
+    watch = JobWatch()
+    watch.on_begin(setup())
+    asked = []
+    with Running(make("downpour")) as running:
+        train(running, 0, 3)
+        looking = Looking(running, watch)
+        link = JobLink(lambda call: asked.append(1) or call(running.driver), [])
+        looking.look(link)
+        count = len(asked)
+        status = running.driver.observe(-1, 0.0)
+        nothing: Any = None
+        watch.on_center(CallbackContext(status, 1.0, nothing, nothing, nothing, link=link))
+    assert count == len(asked) == 2, "a look takes more than nothing, so the next one is not due at once"
+
+
+def test_events_are_known_by_when_they_came() -> None:
+    events = Events(most=3)
+    log = logging.getLogger("distkeras.test")
+    assert events.since(0) == ([], 0)
+    for number in range(5):
+        events.report(log, "stall", "%d", number)
+    found, count = events.since(1)
+    assert [event.text for event in found] == ["2", "3", "4"]
+    assert count == 5
+    assert events.since(5) == ([], 5)
+    report(log, "stall", "elsewhere")
+    assert events.since(4)[1] == 5
+
+
+def test_a_reader_is_woken() -> None:
+    watch = JobWatch()
+    woken = threading.Event()
+
+    def read() -> None:
+        with watch.changed:
+            ready.set()
+            if watch.changed.wait(patience(10)):
+                woken.set()
+
+    ready = threading.Event()
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    assert ready.wait(patience(10))
+    watch.on_begin(setup())
+    thread.join(patience(10))
+    assert woken.is_set()
