@@ -55,6 +55,7 @@ class TrainSettings:
     max_skipped: int = 100
     progress: bool | None = None
     log_every: float | None = 30.0
+    server: str = "driver"
     host: str | None = None
     tls: bool = False
     stall_after: float | None = 300.0
@@ -79,8 +80,7 @@ class TrainSettings:
             checked["progress"] = require_boolean("progress", self.progress)
         if self.sample_weight_col is not None:
             require_text("sample_weight_col", self.sample_weight_col, "the name of a column, or None")
-        if self.host is not None:
-            require_text("host", self.host, "a host name or address, or None")
+        _require_place(self.server, self.host)
         require_choice("bad_numbers", self.bad_numbers, ("raise", "skip"))
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # frozen from here on
@@ -150,6 +150,15 @@ class JobFacts:
             measures_gap=server.measure_gap,
             saved=server.checkpoint is not None,
         )
+
+
+def _require_place(server: str, host: str | None) -> None:
+    """Whether the parameter server can run there."""
+    require_choice("server", server, ("driver", "cluster"))
+    if host is not None:
+        require_text("host", host, "a host name or address, or None")
+        if server == "cluster":
+            raise invalid("host", host, "None with server='cluster': the server has that of whichever executor runs it")
 
 
 def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.cluster.failures import short_errors
-from distkeras.cluster.session import default_workers, driver_host
+from distkeras.cluster.session import default_workers, driver_host, server_host
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.watch import JobWatch
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
@@ -24,7 +24,14 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks, require_callbacks
-from distkeras.job.plan import JobPlan, require_finite, require_fit, require_optimizer, require_slots
+from distkeras.job.plan import (
+    JobPlan,
+    require_finite,
+    require_fit,
+    require_optimizer,
+    require_shared,
+    require_slots,
+)
 from distkeras.job.run import finish_job, run_job
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
@@ -105,6 +112,9 @@ class Trainer(JobResults):
         progress: show a progress bar. Default: on a terminal and in a notebook.
         log_every: seconds from one log line about the progress (level INFO) to the next, where no bar is shown; None:
             no lines.
+        server: where the parameter server runs: "driver", in a process beside the driver; or "cluster", as a Spark task
+            of its own, for drivers that executors cannot reach (Spark Connect to a remote cluster): it takes a slot,
+            and needs a `checkpoint` in a folder that every executor reaches, where it says its address.
         host: address of the driver that executors can reach. Default: loopback for a local master, else Spark's
             ``spark.driver.host``.
         port: of the parameter server; 0 for one that is free.
@@ -155,6 +165,7 @@ class Trainer(JobResults):
         communication_share: float | None = None,
         progress: bool | None = None,
         log_every: float | None = 30.0,
+        server: str = "driver",
         host: str | None = None,
         port: int = 0,
         tls: bool = False,
@@ -304,14 +315,17 @@ class Trainer(JobResults):
             rows = weighted(df, settings.label_col[0], settings.class_weight, settings.sample_weight_col)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
         require_fit(replica, spec)
+        in_cluster = settings.server == "cluster"
+        if in_cluster:
+            require_shared(checkpoint)
         workers = settings.num_workers or default_workers(df.sparkSession)
         server = replace(
             self.server_settings,
             workers=workers,
-            host=settings.host or driver_host(df.sparkSession),
+            host=server_host(df.sparkSession) if in_cluster else settings.host or driver_host(df.sparkSession),
             checkpoint=checkpoint,
         )
-        require_slots(server, df.sparkSession)
+        require_slots(server, df.sparkSession, apart=in_cluster)
         self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         setup = TrainingSetup(replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events)
         begin_callbacks(callbacks, setup)

@@ -57,6 +57,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "decode": ("gray", {}, {"features": 1}, {1: bytes}, [bytes]),
     "sample_weight_col": ("", 3, ["weight"]),
     "host": ("", 8080),
+    "server": ("spark", "", None, 1),
     "shuffle": (None, *NO_SWITCH),
     "partitioned_already": (None, *NO_SWITCH),
     "tls": (None, *NO_SWITCH),

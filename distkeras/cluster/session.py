@@ -79,6 +79,11 @@ def driver_host(session: SparkSession) -> str:
     return _setting(session, "spark.driver.host", "127.0.0.1")
 
 
+def server_host(session: SparkSession) -> str:
+    """The address that a server in the cluster binds: loopback for a local master, "" for that of its executor."""
+    return "127.0.0.1" if context_of(session) is not None and _LOCAL.fullmatch(master_of(session)) else ""
+
+
 def known_slots(session: SparkSession) -> int | None:
     """How many tasks Spark can run at once: on a local master, or with a fixed number of executors; else None."""
     master, cores = master_of(session), 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +15,23 @@ from distkeras.cluster.session import known_slots, master_of
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
+from distkeras.job.server_task import ServerTask
 from distkeras.job.task import Task
 from distkeras.keras_model.identity import layout_identity, model_identity
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.protocol.framing import encode
+from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.messages import Ack, Publish
 from distkeras.ps.rules import Rule
-from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.server.start import ResumePoint, StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import make_certificate
 from distkeras.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -99,17 +107,33 @@ class JobPlan:
         """
         if resumed is not None and resumed.row_sum is not None:
             require_rows(self.df, resumed.row_sum)
+        message = self._publication()
+
+        def publish(driver: DriverClient) -> None:
+            driver.request(message, Ack)
+
+        return publish
+
+    def server_task(self) -> ServerTask:
+        """The server as a task in the cluster, with a fresh random key."""
+        request = StartRequest(
+            settings=self.server,
+            key=secrets.token_bytes(KEY_BYTES),
+            certificate=make_certificate() if self.training.tls else None,
+            mode=StartMode(fresh=not self.resume, same_attempts=False, epochs=self.training.num_epoch),
+            job=self.identity(),
+        )
+        return ServerTask(request, b"".join(encode(self._publication())))
+
+    def _publication(self) -> Publish:
+        """The model as it is now."""
         replica = self.replica
         start = np.empty(replica.size, np.float32)
         replica.read(start)
         moving_statistics = np.empty(replica.moving_statistics.size, np.float32)
         replica.read_moving_statistics(moving_statistics)
         layouts = (replica.layout, replica.moving_statistics)
-
-        def publish(driver: DriverClient) -> None:
-            driver.publish(start, moving_statistics, self.model_file, layouts)
-
-        return publish
+        return publication(start, moving_statistics, self.model_file, layouts)
 
 
 @dataclass(frozen=True)
@@ -186,19 +210,45 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
         )
 
 
-def require_slots(server: ServerSettings, session: SparkSession) -> None:
+def require_shared(checkpoint: Checkpoint | None) -> None:
+    """Whether a server in the cluster has where to say its address, as far as the text tells.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    needs = "must be a folder that every executor reaches, with server='cluster': the server says there where it is"
+    if checkpoint is None:
+        raise ConfigurationError(f"`checkpoint` {needs}. Received: None")
+    uri = checkpoint.uri
+    if "://" not in uri and not uri.startswith("file:") and not Path(uri).is_absolute():
+        raise ConfigurationError(f"`checkpoint` {needs}; a URI, or an absolute path. Received: {uri!r}")
+
+
+def require_slots(server: ServerSettings, session: SparkSession, apart: bool = False) -> None:
     """Whether Spark can run all workers at once where the rule or the bound needs them, as far as that is known.
+
+    Args:
+        server: its settings.
+        session: Spark's.
+        apart: the server takes a slot of its own.
 
     Raises:
         ConfigurationError: it cannot.
     """
-    slots = known_slots(session)
-    if slots is None or slots >= server.workers:
+    known = known_slots(session)
+    if known is None or known >= server.workers + apart:
         return
+    slots = known - apart
+    if slots < 1:
+        raise ConfigurationError(
+            "`server='cluster'` needs a slot for the server and one for a worker at least. "
+            f"Received: {known} at once (spark.master={master_of(session)})"
+        )
     if scheduler_for(server.rule, server.workers, server.staleness_bound).gather:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
         raise ConfigurationError(
-            f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once "
+            f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once"
+            f"{' beside the server' if apart else ''} "
             f"(spark.master={master_of(session)}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )

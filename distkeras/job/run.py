@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from distkeras.callbacks import CenterWeights
 from distkeras.cluster.session import has_console_bar
+from distkeras.job.cluster_server import ClusterServer
+from distkeras.job.hold import Hold
 from distkeras.job.plan import EndedJob, JobPlan
 from distkeras.job.progress import Progress
 from distkeras.job.spark_job import SparkJob
 from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.errors import DistkerasError, EmptyDataError
+from distkeras.ps.events import Events
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.results.job_results import JobOutcome
@@ -29,23 +34,14 @@ def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
         Exception: what a callback raised.
     """
     settings, events = plan.training, outcome.events
-    process = ServerProcess(
-        plan.server,
-        resume=plan.resume,
-        job=plan.identity(),
-        epochs=settings.num_epoch,
-        tls=settings.tls,
-        events=events,
-    )
-    with (
-        process,
-        Supervisor(process, plan.publisher(process.resumed), events) as server,
-        _progress_of(plan) as progress,
-    ):
-        outcome.resumed = Resumed.from_point(process.resumed)
+    held: AbstractContextManager[Hold] = _beside_driver(plan, events)
+    if settings.server == "cluster":
+        held = ClusterServer(plan.df, plan.server_task(), events)
+    with held as server, _progress_of(plan) as progress:
+        outcome.resumed = Resumed.from_point(server.resumed)
         job = SparkJob(
             plan.df,
-            plan.task(process.address),
+            plan.task(server.address),
             supervisor=server,
             progress=progress,
             callbacks=plan.callbacks,
@@ -62,6 +58,21 @@ def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
             raise
         center = server.ask(lambda driver: _collect(driver, plan, outcome))
     return EndedJob(job, rows, center, began, ended)
+
+
+@contextmanager
+def _beside_driver(plan: JobPlan, events: Events) -> Iterator[Hold]:
+    """A server in a process of the driver's."""
+    process = ServerProcess(
+        plan.server,
+        resume=plan.resume,
+        job=plan.identity(),
+        epochs=plan.training.num_epoch,
+        tls=plan.training.tls,
+        events=events,
+    )
+    with process, Supervisor(process, plan.publisher(process.resumed), events) as server:
+        yield server
 
 
 def finish_job(plan: JobPlan, ended: EndedJob, outcome: JobOutcome) -> None:
@@ -84,7 +95,7 @@ def finish_job(plan: JobPlan, ended: EndedJob, outcome: JobOutcome) -> None:
     job.callbacks.end(ended.center).load(plan.replica)
 
 
-def _salvage(server: Supervisor, plan: JobPlan, outcome: JobOutcome) -> None:
+def _salvage(server: Hold, plan: JobPlan, outcome: JobOutcome) -> None:
     """Collects what a job that failed has learned, if that is to be had; the job's own error is the one to tell."""
     if not server.alive():
         return

@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 
 from distkeras.callbacks import Callback
+from distkeras.cluster.actions import cancel_tagged, tagged
 from distkeras.cluster.failures import typed_error
-from distkeras.cluster.session import context_of, tasks_python
+from distkeras.cluster.session import tasks_python
 from distkeras.data.columns import map_in_arrow
 from distkeras.data.kept_layout import KeptLayout
 from distkeras.job.callback_runner import CallbackRunner
+from distkeras.job.hold import Hold
 from distkeras.job.progress import Progress
 from distkeras.job.stalls import StallDetector
-from distkeras.job.supervisor import Supervisor
 from distkeras.job.task import SUMMARY, Task
 from distkeras.ps.errors import DeadlineError, DistkerasError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
-from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
@@ -92,7 +92,7 @@ class SparkJob:
     Args:
         df: one partition a worker.
         task: what each runs.
-        supervisor: of the server's process.
+        supervisor: the hold on the server.
         progress: told the server's news.
         callbacks: likewise, and may end the job early; begun.
         build_replica: makes a copy of the model for a callback that wants one.
@@ -109,7 +109,7 @@ class SparkJob:
         df: DataFrame,
         task: Task,
         *,
-        supervisor: Supervisor,
+        supervisor: Hold,
         progress: Progress,
         callbacks: Sequence[Callback],
         build_replica: Callable[[], KerasReplica],
@@ -123,12 +123,12 @@ class SparkJob:
         self._events = events
         self._stalls = stalls
         self.stopped: str | None = None
-        self._observer = DriverClient(task.address, task.settings.deadlines, met=True)
+        self._observer = supervisor.connect()
         self._signals: queue.SimpleQueue[_Signal] = queue.SimpleQueue()
         self.callbacks = CallbackRunner(
             callbacks,
             build_replica,
-            lambda: DriverClient(task.address, task.settings.deadlines, met=True),
+            supervisor.connect,
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
             on_error=lambda error: self._signals.put(_CallbackFailed(error)),
         )
@@ -218,7 +218,7 @@ class SparkJob:
         deadline = time.monotonic() + _CANCEL_SECONDS
         while spark.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # the first error is the one to tell
-                _cancel_tagged(self._df.sparkSession, self._tag)
+                cancel_tagged(self._df.sparkSession, self._tag)
             spark.join(_POLL_SECONDS)  # Spark may not have known the job yet
 
     # ---- the threads that signal
@@ -232,7 +232,7 @@ class SparkJob:
             yield from task.run(records)
 
         try:
-            with _tagged(session, self._tag):
+            with tagged(session, self._tag):
                 rows = map_in_arrow(_LAYOUT.of(self._df), run, SUMMARY).collect()
             self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
@@ -262,22 +262,4 @@ class SparkJob:
                 clock, told = status.clock, news
                 self._signals.put(_StatusArrived(status))
                 self._over.wait(_STATUS_SECONDS)
-
-
-# A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.
-# Those of the Spark context can be canceled from anywhere; Connect has no context.
-
-
-@contextlib.contextmanager
-def _tagged(session: SparkSession, tag: str) -> Iterator[None]:
-    context = context_of(session)
-    (context.addJobTag if context else session.addTag)(tag)
-    try:
-        yield
-    finally:
-        (context.removeJobTag if context else session.removeTag)(tag)
-
-
-def _cancel_tagged(session: SparkSession, tag: str) -> None:
-    context = context_of(session)
-    (context.cancelJobsWithTag if context else session.interruptTag)(tag)
+            self._over.wait(self._supervisor.news_seconds)

@@ -10,6 +10,8 @@ from typing import TypeVar
 from distkeras.ps.errors import DistkerasError, ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
 
@@ -45,8 +47,9 @@ class Supervisor:
         self._events = events or Events()
         self._end_reason: str | None = None
         deadlines = process.settings.deadlines
-        self._driver = DriverClient(process.address, deadlines, world, met=True)
         self._world = world
+        self._driver = self.connect()
+        self.news_seconds = 0.0
         #: Seconds that a server which lives may keep silent.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
         self._heard_at = world.monotonic()
@@ -60,6 +63,20 @@ class Supervisor:
 
     def __exit__(self, *exc_info: object) -> None:
         self._driver.close()
+
+    @property
+    def address(self) -> Address:
+        """Where workers find the server."""
+        return self._process.address
+
+    @property
+    def resumed(self) -> ResumePoint | None:
+        """Where the center stands that a snapshot was found of; None: a new one."""
+        return self._process.resumed
+
+    def connect(self) -> DriverClient:
+        """Another connection of the driver's."""
+        return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
 
     def alive(self) -> bool:
         """Whether the process runs."""

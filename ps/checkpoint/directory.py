@@ -19,7 +19,7 @@ from distkeras.ps.center.commit_log import COMMIT, CommitLog
 from distkeras.ps.checkpoint.identity import require_same_job
 from distkeras.ps.checkpoint.log_files import LogFile, LogFiles
 from distkeras.ps.checkpoint.names import Claim, Name, parsed
-from distkeras.ps.checkpoint.ownership import Ownership
+from distkeras.ps.checkpoint.ownership import Ownership, Standing
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, DistkerasError, SnapshotError
@@ -168,6 +168,28 @@ class SnapshotDirectory:
         """This server's, once it has one."""
         return self._ownership.claim
 
+    @property
+    def lost_to_own_job(self) -> bool:
+        """Whether the owner now is a server that was started for the same job, in place of this one."""
+        return self._ownership.lost_to_own_job
+
+    def standing(self) -> Standing:
+        """What this job has here already.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        return self._ownership.standing(self._patiently(self._names))
+
+    def announce(self, place: Mapping[str, Any]) -> None:
+        """Writes down where this server is to be reached, JSON-ready: `announcement.find` reads it.
+
+        Raises:
+            SnapshotError: it cannot be written.
+        """
+        store = Store(self._store.uri, self._world)  # one of its own: the other's thread removes what is half-written
+        self._patiently(lambda: store.save(str(Name("server", self._ownership.claim)), place, {}))
+
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
         """Puts ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`.
 
@@ -306,7 +328,7 @@ class SnapshotDirectory:
         own = [name for name in names if name.claim <= self._ownership.claim]
         snapshots = _snapshots(own)
         kept, doomed = snapshots[-keep:], snapshots[:-keep]
-        doomed += [name for name in own if name.kind == "owner" and name.claim < self._ownership.claim]
+        doomed += [name for name in own if name.kind in ("owner", "server") and name.claim < self._ownership.claim]
         self._needs = {name: needed for name, needed in self._needs.items() if name in kept}
         if len(self._needs) == len(kept):  # else there is one of which nobody has read what it needs
             needed = frozenset(files.names).union(*self._needs.values())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"(owner|snapshot|log)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?")
+_NAME = re.compile(
+    r"(owner|server|snapshot|log)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -37,10 +39,10 @@ class Name:
     """A file's name.
 
     Args:
-        kind: "owner", "snapshot" or "log".
+        kind: "owner", "server", "snapshot" or "log".
         claim: of who wrote it: nobody else writes, or writes over, this file.
-        serial: rises with each file of a claim; no two have the same. -1 for an owner's.
-        number: clock of a snapshot, commits before those of a log file; -1 for an owner's.
+        serial: rises with each file of a claim; no two have the same. -1 for an owner's or a server's.
+        number: clock of a snapshot, commits before those of a log file; -1 for the others.
     """
 
     kind: str
@@ -61,7 +63,7 @@ class Name:
 def parsed(text: str) -> Name | None:
     """The name that ``text`` is; None where it is none of ours."""
     match = _NAME.fullmatch(text)
-    if match is None or (match[1] == "owner") != (match[5] is None):
+    if match is None or (match[1] in ("owner", "server")) != (match[5] is None):
         return None
     kind, epoch, token, start, serial, number = match.groups()
     return Name(kind, Claim(int(epoch), token, int(start or 0)), int(serial or -1), int(number or -1))

@@ -22,11 +22,20 @@ import os
 import socket
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from distkeras.ps.checkpoint.names import Claim, Name
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import LocalProtocolError, OwnershipLostError, SnapshotError
 from distkeras.ps.world.world import REAL, World
+
+
+class Standing(NamedTuple):
+    """What a job has in a directory: the epoch of its claims, or 0; whether a snapshot; whether others have files."""
+
+    epoch: int
+    saved: bool
+    others: bool
 
 
 class Ownership:
@@ -43,6 +52,8 @@ class Ownership:
         self._token = token
         self._world = world
         self._claim: Claim | None = None
+        #: Whether the directory was lost to a server that was started for the same job.
+        self.lost_to_own_job = False
 
     @property
     def claim(self) -> Claim:
@@ -72,6 +83,13 @@ class Ownership:
         self._store.save(str(Name("owner", claim)), header, {})
         self._claim = claim
 
+    def standing(self, names: Iterable[Name]) -> Standing:
+        """What this job has in the directory, of which ``names`` are all files."""
+        found = list(names)
+        own = [name for name in found if name.claim.token == self._token]
+        epoch = max((name.claim.epoch for name in own), default=0)
+        return Standing(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(found))
+
     def withdraw(self) -> None:
         """Removes the claim; one that cannot be removed stays."""
         self._store.delete([str(Name("owner", self.claim))])
@@ -99,6 +117,7 @@ class Ownership:
     def _require_highest(self, own: Claim, names: Iterable[Name]) -> None:
         highest = max((name.claim for name in names if name.kind == "owner"), default=own)
         if highest > own:
+            self.lost_to_own_job = highest.token == self._token
             raise OwnershipLostError(
                 f"the server with claim {own} must own {self._store.uri!r}. "
                 f"Received: claim {highest} of {self._owner_text(highest)}"

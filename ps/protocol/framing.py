@@ -33,7 +33,7 @@ from distkeras.ps.protocol.messages import MESSAGES, Message
 from distkeras.ps.protocol.sealing import TAG_BYTES, Seal
 
 MAGIC = b"DKPS"
-VERSION = 7
+VERSION = 8
 #: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
 READ_AHEAD = 256
 
@@ -365,3 +365,21 @@ class Reader:
             self.seal.check(frame.tag, frame.schema.kind, self._header + frame.fields, arrays)
         self._spaces, self._stage = [memoryview(self._header), self._ahead], self._parse_header
         return _build_message(frame.schema, values, arrays)
+
+
+def decode(frame: bytes) -> Message:
+    """The message of one whole frame without a tag, which has come by other ways than a socket.
+
+    Raises:
+        RemoteProtocolError: it is no such frame.
+    """
+    reader = Reader(Limits(fields=len(frame), body=len(frame)))
+    rest, event = memoryview(frame), None
+    while rest and event is None:
+        space = reader.space()
+        count = min(len(space), len(rest))
+        space[:count], rest = rest[:count], rest[count:]
+        event = reader.received(count)
+    if rest or not isinstance(event, Message):
+        raise RemoteProtocolError(f"one whole frame must come. Received: {len(frame)} bytes of another length")
+    return event

@@ -313,6 +313,11 @@ class EndEarly(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Goodbye(Message):
+    """Driver → server: that was the last request of all; the server may end."""
+
+
+@dataclass(frozen=True, eq=False)
 class ListWorkers(Message):
     """Driver → server: who has been silent for how long?"""
 
@@ -371,4 +376,5 @@ MESSAGES: tuple[type[Message], ...] = (
     ListWorkers,
     WorkerTable,
     Heartbeat,
+    Goodbye,
 )

@@ -29,6 +29,7 @@ from distkeras.ps.protocol.messages import (
     EndEarly,
     Fault,
     FetchModel,
+    Goodbye,
     Heartbeat,
     Hello,
     Inspect,
@@ -111,6 +112,7 @@ class Dispatcher:
             EndEarly: self._on_end_early,
             ListWorkers: self._on_list_workers,
             Abort: self._on_abort,
+            Goodbye: self._on_goodbye,
         }
 
     def close(self, timeout: float) -> None:
@@ -338,6 +340,10 @@ class Dispatcher:
 
     def _on_abort(self, peer: Peer, message: Abort) -> Message:
         self.changed.fail(fault_of(JobStoppedError(message.reason)))
+        return self._ack()
+
+    def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
+        self.changed.over = True
         return self._ack()
 
     # ---- what the answers share; the lock is held unless said otherwise

@@ -94,8 +94,16 @@ class PublishedCenter:
             self._changed,
             saved,
             self._changed.world,
-            fail=lambda error: self._changed.fail(fault_of(error)),
+            fail=self._give_up,
         )
+
+    def _give_up(self, error: DistkerasError) -> None:
+        """The directory is another server's. Where that one was started for the same job, workers go on with it."""
+        assert self._snapshots is not None
+        if self._snapshots.lost_to_own_job:
+            self._changed.spoil(error.message)
+        else:
+            self._changed.fail(fault_of(error))
 
     def spoilt(self, error: NodeError) -> DistkerasError:
         """What is to be raised for ``error``, which has left a commit applied in part.

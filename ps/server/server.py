@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import ssl
+from collections.abc import Mapping
+from typing import Any
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import DeadlineError
+from distkeras.ps.errors import DeadlineError, LocalProtocolError
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Fault
 from distkeras.ps.server.admission import AdmissionControl
@@ -57,6 +59,7 @@ class ParameterServer:
         self._world = world
         self.deadlines = settings.deadlines
         self._context = context
+        self._snapshots = snapshots
         self._whole = settings.authenticate_vectors and context is None  # TLS has authenticated all there is
         #: Who may connect, and who was refused.
         self.admission = AdmissionControl(world=world)
@@ -92,10 +95,26 @@ class ParameterServer:
         return self.dispatcher.changed.spoilt is not None
 
     @property
+    def over(self) -> bool:
+        """Whether the driver has said goodbye."""
+        return self.dispatcher.changed.over
+
+    @property
     def sessions(self) -> list[Session]:
         """Those that have not ended, the oldest first."""
         with self._lock:
             return list(self._sessions)
+
+    def announce(self, place: Mapping[str, Any]) -> None:
+        """Writes down in the checkpoint's directory where this server is: see `SnapshotDirectory.announce`.
+
+        Raises:
+            LocalProtocolError: it has none.
+            SnapshotError: that cannot be written.
+        """
+        if self._snapshots is None:
+            raise LocalProtocolError("a server needs a checkpoint to announce itself in. Received: none")
+        self._snapshots.announce(place)
 
     def start(self) -> None:
         """Begins to accept connections."""

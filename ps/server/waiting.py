@@ -34,6 +34,8 @@ class JobCondition:
         self.fault: Fault | None = None
         #: Whether the server ends: nobody is kept waiting.
         self.closing = False
+        #: Whether the driver has said goodbye.
+        self.over = False
         #: Why this server is to end and to be started again, if it is: its center is applied in part.
         self.spoilt: str | None = None
 

@@ -43,6 +43,22 @@ class Address:
     def __repr__(self) -> str:
         return f"Address(host={self.host!r}, port={self.port}, tls={bool(self.certificate)})"
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def moves(self) -> bool:
+        """Whether a server that is lost may come back somewhere else."""
+        return False
+
+    def locate(self, world: World = REAL) -> tuple[str, int]:
+        """Host and port, as they are now.
+
+        Raises:
+            ServerLostError: they are not known.
+        """
+        return self.host, self.port
+
 
 class Client:
     """Request and reply over one channel, which is opened by the first request.
@@ -77,7 +93,7 @@ class Client:
             ServerLostError: it is not there: nobody is, or one who stands still, or a stranger has its port.
             AuthenticationError, RemoteProtocolError: there is a stranger, and the server was never met there.
         """
-        where, certificate = (self.address.host, self.address.port), self.address.certificate
+        where, certificate = self.address.locate(self.world), self.address.certificate
         context = client_context(certificate) if certificate else None
         try:
             self.channel = dial(
@@ -106,7 +122,7 @@ class Client:
             DeadlineError: no answer in time.
         """
         with self._requesting:
-            answer = self._exchange(message, self.reply_timeout if timeout is None else timeout)
+            answer = self.exchange(message, self.reply_timeout if timeout is None else timeout)
         if isinstance(answer, Fault):
             raise error_of(answer)
         if not isinstance(answer, expected):
@@ -116,7 +132,12 @@ class Client:
             )
         return answer
 
-    def _exchange(self, message: Message, timeout: float) -> Message:
+    def exchange(self, message: Message, timeout: float) -> Message:
+        """Sends ``message`` and returns what comes back, a `Fault` too; by one thread at a time.
+
+        Raises:
+            ServerLostError, DeadlineError: see `request`.
+        """
         channel = self.channel or self._connect()
         what = f"the server's answer to {type(message).__name__}"
         try:

@@ -14,6 +14,7 @@ from distkeras.ps.protocol.messages import (
     CenterReply,
     Drain,
     EndEarly,
+    Goodbye,
     Inspect,
     ListWorkers,
     Observe,
@@ -24,6 +25,21 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Client
+
+
+def publication(
+    center: Vector,
+    moving_statistics: np.ndarray = NO_FLOATS,
+    model: bytes = b"",
+    layouts: Sequence[Layout] = (),
+) -> Publish:
+    """The message that hands over the initial center (float32), the moving statistics and the model file.
+
+    ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
+    """
+    blobs = (model, encode(layouts) if layouts else b"")
+    arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
+    return Publish(center, moving_statistics, *arrays)
 
 
 class DriverClient(Client):
@@ -43,13 +59,8 @@ class DriverClient(Client):
         model: bytes = b"",
         layouts: Sequence[Layout] = (),
     ) -> None:
-        """Hands over the initial center (float32), the moving statistics and the model file; once more does no harm.
-
-        ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
-        """
-        blobs = (model, encode(layouts) if layouts else b"")
-        arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
-        self.request(Publish(center, moving_statistics, *arrays), Ack)
+        """Sends a `publication`; once more does no harm."""
+        self.request(publication(center, moving_statistics, model, layouts), Ack)
 
     def observe(self, clock: int, patience: float) -> Status:
         """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
@@ -82,3 +93,7 @@ class DriverClient(Client):
     def stop(self, reason: str) -> None:
         """Ends the job: every worker's next request fails."""
         self.request(Abort(reason), Ack, self.deadlines.handshake)
+
+    def goodbye(self) -> None:
+        """Ends a server that serves until it is told so; nobody asks it anything any more."""
+        self.request(Goodbye(), Ack, self.deadlines.handshake)

@@ -340,7 +340,8 @@ class WorkerClient(Client):
     def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
         """``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline.
 
-        A server that stands still has more time: its driver has to find that out, and starts another one.
+        A server that stands still has more time: its driver has to find that out, and starts another one. So has one
+        that moves, for which Spark has to find a place.
         """
         backoff: Backoff | None = None
         while True:
@@ -353,12 +354,12 @@ class WorkerClient(Client):
                     raise  # the server's own; after one of ours the connection is closed, for this process was stopped
                 self.close()
                 backoff = backoff or Backoff(longest=_LONGEST_PAUSE, timeout=self.deadlines.reconnect, world=self.world)
-                if self.stands_still(error):
+                if self.stands_still(error) or self.address.moves:
                     backoff.begin_anew(self.deadlines.standstill + self.deadlines.reconnect)
                 if not backoff.pause():
                     kind = AuthenticationError if isinstance(error, AuthenticationError) else ServerLostError
                     raise kind(
-                        f"the server at {self.address.host}:{self.address.port} must be reached within "
+                        f"the server at {self.address} must be reached within "
                         f"{self.deadlines.reconnect:g} s. Received: {error.message}",
                         worker=self.worker,
                     ) from error

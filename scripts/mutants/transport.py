@@ -79,8 +79,8 @@ TRANSPORT = (
     Mutant(
         "a server that stands still is not waited for",
         WORKER_CLIENT,
-        "                if self.stands_still(error):\n",
-        "                if self.stands_still(error) and self.stopping:\n",
+        "                if self.stands_still(error) or self.address.moves:\n",
+        "                if self.address.moves:\n",
         "the job ends before its driver has started another one",
         ("tests/ps/transport/test_standstill.py",),
     ),

@@ -18,7 +18,7 @@ from support.frames import feed, joined, same_message, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import commit_record, messages
-from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, encode
+from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, decode, encode
 from distkeras.ps.protocol.messages import MESSAGES, Ack, Commit, Fault, Message, Publish
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -117,6 +117,16 @@ def test_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None
     events = feed(reader, b"".join(joined(encode(message)) for message in sent), step)
     assert len(events) == len(sent)
     assert all(map(same_message, sent, events))
+
+
+@settings(max_examples=100)
+@given(any_message(), st.integers(0, 200))
+def test_a_frame_by_itself(message: Message, less: int) -> None:
+    frame = joined(encode(message))
+    assert same_message(message, decode(frame))
+    for other in (frame[: -1 - less], frame + b"D", b"", frame + frame):
+        with pytest.raises(RemoteProtocolError):
+            decode(other)
 
 
 @settings(max_examples=300)

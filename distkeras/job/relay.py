@@ -1,0 +1,206 @@
+"""The driver's connection to a server that it cannot reach: each request travels within a Spark job of one task.
+
+So it takes a free slot, and what Spark takes for a small job. A request may arrive twice, as over a connection that
+breaks: none of the driver's does harm then.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from distkeras.cluster.actions import SparkAction
+from distkeras.data.columns import map_in_arrow
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find
+from distkeras.ps.errors import (
+    AuthenticationError,
+    DeadlineError,
+    DistkerasError,
+    RemoteProtocolError,
+    ServerLostError,
+)
+from distkeras.ps.protocol.error_codes import error_of, fault_of
+from distkeras.ps.protocol.framing import decode, encode
+from distkeras.ps.protocol.messages import Fault, Message
+from distkeras.ps.tracebacks import headline
+from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.transport.client import Client
+from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+#: Bytes of an answer in one row: Spark Connect sends none that is much larger than four times this.
+_PIECE = 1 << 20
+#: Seconds between two tries to reach the server, at most.
+_LONGEST_PAUSE = 2.0
+#: Seconds for a canceled job to end.
+_CANCEL_SECONDS = 60.0
+_PIECES = "lost boolean, part int, data binary"
+_FOUND = "host string, place string, error string"
+_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
+_R = TypeVar("_R")
+
+
+def _patiently(call: Callable[[], _R], timeout: float) -> _R:
+    """``call()``, again where the server is not to be reached; raises as that for the last time."""
+    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout)
+    while True:
+        try:
+            return call()
+        except _UNREACHED:
+            if not backoff.pause():
+                raise
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A request that a task takes to the server, and brings the answer back.
+
+    Args:
+        address: the server's.
+        deadlines: of every wait.
+        request: its frame.
+        timeout: seconds for the answer, and, before that, to reach the server.
+    """
+
+    address: AnnouncedAddress
+    deadlines: Deadlines
+    request: bytes
+    timeout: float
+
+    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for ``mapInArrow``: the answer's frame in pieces."""
+        _read_to_end(records)
+        lost, answer = self._fetch()
+        frame = b"".join(encode(answer))
+        for part, start in enumerate(range(0, len(frame), _PIECE)):
+            columns = ([lost], [part], [frame[start : start + _PIECE]])
+            kinds = (pa.bool_(), pa.int32(), pa.binary())
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, ["lost", "part", "data"])
+
+    def _fetch(self) -> tuple[bool, Message]:
+        client, message = Client(self.address, self.deadlines), decode(self.request)
+
+        def once() -> Message:
+            client.close()
+            return client.exchange(message, self.timeout)
+
+        try:
+            return False, _patiently(once, self.timeout)
+        except _UNREACHED as error:
+            return True, fault_of(error)
+        finally:
+            client.close()
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks for the server from an executor.
+
+    Args:
+        address: the server's.
+        deadlines: of every wait.
+        timeout: seconds that it may take until the server is there.
+    """
+
+    address: AnnouncedAddress
+    deadlines: Deadlines
+    timeout: float
+
+    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for ``mapInArrow``: what it has announced, or why it is not found, and on which host that is."""
+        _read_to_end(records)
+        place, error = "", ""
+        try:
+            place = json.dumps(_patiently(self._once, self.timeout))
+        except _UNREACHED as failure:
+            error = failure.message
+        columns = [pa.array([text], pa.string()) for text in (socket.gethostname(), place, error)]
+        yield pa.RecordBatch.from_arrays(columns, ["host", "place", "error"])
+
+    def _once(self) -> dict[str, Any]:
+        place = find(self.address.uri)
+        client = DriverClient(self.address, self.deadlines)
+        try:
+            client.ping()
+        finally:
+            client.close()
+        return place
+
+
+def _read_to_end(records: Iterator[pa.RecordBatch]) -> None:
+    for _ in records:
+        pass
+
+
+def search(session: SparkSession, task: Search, tasks: int) -> SparkAction:
+    """A job of so many tasks, each of which looks for the server."""
+    rows = session.range(0, tasks, 1, tasks)
+    return SparkAction(session, lambda: map_in_arrow(rows, task.run, _FOUND).collect(), "distkeras-search")
+
+
+class RelayClient(DriverClient):
+    """The driver's connection, of Spark jobs.
+
+    Args:
+        session: where they run.
+        address: the server's.
+        deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
+    """
+
+    def __init__(self, session: SparkSession, address: AnnouncedAddress, deadlines: Deadlines) -> None:
+        super().__init__(address, deadlines, met=True)
+        self._session = session
+        self._announced = address
+        self._action: SparkAction | None = None
+
+    def exchange(self, message: Message, timeout: float) -> Message:
+        """Sends ``message`` and returns what comes back, a `Fault` too.
+
+        Raises:
+            ServerLostError: the server is not there, or no task could be run to its end.
+            DeadlineError: no slot was free in time.
+        """
+        rows = self._run(Errand(self._announced, self.deadlines, b"".join(encode(message)), timeout))
+        pieces = sorted(rows, key=lambda row: int(row["part"]))
+        answer = decode(b"".join(bytes(row["data"]) for row in pieces))
+        if pieces[0]["lost"] and isinstance(answer, Fault):
+            error = error_of(answer)
+            raise ServerLostError(f"a task must reach the server. Received: {error.message}") from error
+        return answer
+
+    def _run(self, errand: Errand) -> list[Row]:
+        one = self._session.range(0, 1, 1, 1)
+        collect = map_in_arrow(one, errand.run, _PIECES).collect
+        action = self._action = SparkAction(self._session, collect, "distkeras-relay")
+        patience = 2 * errand.timeout + self.deadlines.reply
+        try:
+            if not action.ended(patience):
+                raise DeadlineError(f"waited {patience:g} s for a slot for a task that asks the server")
+            rows = action.rows()
+        except DistkerasError:
+            raise
+        except Exception as error:
+            text = headline(str(error))
+            raise ServerLostError(f"Spark must run a task that asks the server. Received: {text}") from error
+        finally:
+            self._action = None
+            action.cancel(_CANCEL_SECONDS)
+        if not rows:
+            raise ServerLostError("a task that asks the server must bring an answer. Received: none")
+        return rows
+
+    def close(self) -> None:
+        """Cancels what is under way, of another thread; a later request is another job."""
+        super().close()
+        action = self._action
+        if action is not None:
+            action.cancel(_CANCEL_SECONDS)

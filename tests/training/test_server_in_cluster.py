@@ -1,0 +1,84 @@
+"""The parameter server as a task of its own, for drivers that executors cannot reach; and what is killed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from pyspark.sql import SparkSession
+from support.spark_jobs import (
+    assert_nothing_left,
+    committed,
+    counting_model,
+    counting_rows,
+    counts,
+    expected_ranges,
+    total,
+)
+
+from distkeras import Trainer
+from distkeras.ps.errors import BadValueError, ConfigurationError, DifferentJobError
+
+ROWS, BATCH, EPOCHS = 41, 4, 2
+
+
+def trainer(**options: Any) -> Trainer:
+    given = {"loss": total, "worker_optimizer": keras.optimizers.SGD(1.0), "num_workers": 1, "batch_size": BATCH}
+    return Trainer(counting_model(ROWS), "downpour", **given | {"server": "cluster", "num_epoch": EPOCHS} | options)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "spark" in request.fixturenames:
+        spark = request.getfixturevalue("spark")
+        assert_nothing_left()
+        assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_every_mini_batch_once_and_no_server_beside_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+    made = trainer()
+    model = made.train(counting_rows(spark, ROWS), checkpoint=tmp_path / "new")
+    assert counts(model) == [EPOCHS] * ROWS
+    assert committed(made) == expected_ranges({0: ROWS}, EPOCHS, BATCH)
+    names = {path.name.partition("-")[0] for path in (tmp_path / "new").iterdir()}
+    assert names == {"owner", "server", "snapshot", "log"}
+
+
+def test_a_job_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    trainer(num_epoch=1).train(counting_rows(spark, ROWS), checkpoint=tmp_path)
+    made = trainer()
+    with pytest.raises(ConfigurationError, match="must be an empty directory"):
+        made.train(counting_rows(spark, ROWS), checkpoint=tmp_path)
+    with pytest.raises(DifferentJobError, match="batch_size"):
+        trainer(batch_size=5).train(counting_rows(spark, ROWS), checkpoint=tmp_path, resume=True)
+    model = made.train(counting_rows(spark, ROWS), checkpoint=tmp_path, resume=True)
+    assert made.resumed is not None
+    assert made.resumed.exact
+    assert counts(model) == [EPOCHS] * ROWS
+
+
+def test_a_worker_that_fails_ends_the_job_with_its_error(spark: SparkSession, tmp_path: Path) -> None:
+    def broken(value: Any) -> Any:
+        raise RuntimeError("it is broken")
+
+    with pytest.raises(BadValueError, match="RuntimeError: it is broken") as failure:
+        trainer(decode=broken).train(counting_rows(spark, ROWS), checkpoint=tmp_path)
+    assert failure.value.worker == 0
+
+
+def test_what_it_needs_is_said_before_any_work(spark: SparkSession, tmp_path: Path) -> None:
+    rows = counting_rows(spark, ROWS)
+    with pytest.raises(ConfigurationError, match=r"`checkpoint` must be a folder that every executor reaches.*None"):
+        trainer().train(rows)
+    with pytest.raises(ConfigurationError, match=r"an absolute path\. Received: 'here'"):
+        trainer().train(rows, checkpoint="here")
+    with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 1, .* at once beside the server"):
+        Trainer(counting_model(ROWS), "ssgd", loss=total, server="cluster", num_workers=2).train(
+            rows, checkpoint=tmp_path
+        )
+    with pytest.raises(ConfigurationError, match="`host` must be None with server='cluster'"):
+        trainer(host="127.0.0.1")
