@@ -95,8 +95,9 @@ class World:
     #: Seconds, never going back; and seconds since the epoch.
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
-    #: A random number between two others; and so many random bytes that nobody can guess.
-    uniform = staticmethod(random.uniform)
+    #: A random number between two others, of the system: the user's seeds are the user's, and a forked process draws
+    #: others; and so many random bytes that nobody can guess.
+    uniform = staticmethod(random.SystemRandom().uniform)
     token = staticmethod(secrets.token_bytes)
 
     def sleep(self, seconds: float) -> None:

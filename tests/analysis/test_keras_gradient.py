@@ -20,7 +20,7 @@ SPARSE = "sparse_categorical_crossentropy"
 
 def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(0)
-    return draw.normal(size=(rows, 6)).astype(np.float32), draw.integers(0, 3, rows)
+    return draw.normal(size=(rows, 6)).astype(np.float32), draw.integers(0, 3, rows).astype(np.int32)
 
 
 def classifier(*extra: keras.Layer) -> keras.Model:

@@ -50,7 +50,9 @@ def rows_by_partition(df: DataFrame) -> dict[int, list[tuple[Any, ...]]]:
         partition = context.partitionId()
         for record in records:
             partitions = pa.array([partition] * record.num_rows, pa.int32())
-            yield record.drop_columns([ROW_HASH]).append_column("partition", partitions)
+            names = [name for name in record.schema.names if name != ROW_HASH]
+            columns = [*map(record.column, names), partitions]
+            yield pa.RecordBatch.from_arrays(columns, names=[*names, "partition"])
 
     rows = df.mapInArrow(label, "x array<float>, y long, partition int").toArrow().to_pylist()
     partitions: dict[int, list[tuple[Any, ...]]] = {}

@@ -56,8 +56,10 @@ class TestBar:
             assert "0 of 3 workers are there" in bar_text(capsys)
 
     def test_it_has_a_total_a_percentage_and_a_time_left(
-        self, capsys: pytest.CaptureFixture[str], clock: Clock
+        self, capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("LINES", "50")
         with Progress(4, 2, True, clock=clock) as progress:
             progress.update(status(0.5, 64))
             clock.now += 20.0

@@ -294,6 +294,6 @@ def test_custom_objects_need_not_be_registered(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="`custom_objects` must be a dictionary"):
         ModelPredictor(model, custom_objects=[Tripled])  # type: ignore[arg-type]  # that is what is refused
     predictor = ModelPredictor(model, custom_objects={"Tripled": Tripled})
-    assert predictor.keras_model(np.ones((1, 2))).numpy().tolist() == [[3.0, 3.0]]
+    assert keras.ops.convert_to_numpy(predictor.keras_model(np.ones((1, 2)))).tolist() == [[3.0, 3.0]]
     rows = spark.createDataFrame([([1.0, 2.0],)], "features array<float>")
     assert present(predictor.transform(rows).first())["prediction"] == [3.0, 6.0]
