@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.data.batches import Batch
+    from distkeras.jobs import Client, RemoteJob
 
 
 class Trainer(JobResults):
@@ -298,6 +300,37 @@ class Trainer(JobResults):
         finally:
             if self.watch is not None:
                 self.watch.end(self._outcome)
+
+    def submit(
+        self,
+        server: str | Client,
+        data: str | PathLike[str],
+        *,
+        token: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        name: str = "",
+        checkpoint_every: int = 100,
+    ) -> RemoteJob:
+        """Has a job server train on ``data`` in place of this process: what `train` would run here. Returns at once.
+
+        Model, compilation, rule and options travel as an archive and as JSON. What has no such form is refused by its
+        name before anything is sent: rows in memory, code of your own, `deadlines`, addresses of this machine.
+
+        Args:
+            server: its URL, or a `distkeras.jobs.Client`.
+            data: path or URI of Parquet, as the server finds it.
+            callbacks: a `TimeBudget`, or none.
+            token, name, checkpoint_every: see `distkeras.jobs.Client`.
+
+        Raises:
+            ConfigurationError: no URL, or no token; a `DescriptionError` where a part cannot travel or work.
+        """
+        submission = importlib.import_module("distkeras.jobs.submission")  # which is above this module: it needs it
+        settings = (self.settings, self.worker_settings, self.server_settings)
+        parts = submission.TrainerParts(self.rule, self._model_file, self._recipe, *settings)
+        return submission.submit(  # type: ignore[no-any-return]  # it is found while the program runs
+            parts, server, data, token, callbacks, {"name": name, "checkpoint_every": checkpoint_every}
+        )
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool

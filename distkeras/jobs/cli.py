@@ -33,9 +33,12 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="run the job server; needs distkeras[jobs]", allow_abbrev=False)
     _add_serve_flags(server)
+    completion = commands.add_parser("completion", help="print what completes these commands in a shell")
+    completion.add_argument("shell", choices=["bash", "zsh"])
     jobs = commands.add_parser("jobs", help="send jobs to a server, and look after them")
     actions = jobs.add_subparsers(dest="action", required=True)
     _add_submit(_action(actions, "submit", "send a job"))
+    _add_predict(_action(actions, "predict", "send a predict job"))
     listing = _action(actions, "list", "list jobs, the latest first")
     listing.add_argument("--state", choices=[state.value for state in JobState], help="only those in it")
     listing.add_argument("--count", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
@@ -66,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "serve":
             return _serve(arguments)
+        if arguments.command == "completion":
+            return _completion(arguments.shell)
         _ACTIONS[arguments.action](_client(arguments), arguments)
     except (DistkerasError, OSError) as error:
         sys.stderr.write(f"distkeras: {type(error).__name__}: {headline(str(error))}\n")
@@ -99,6 +104,25 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve(arguments)
 
 
+def _completion(shell: str) -> int:
+    try:
+        import shtab
+    except ImportError as error:
+        raise ConfigurationError(
+            f"`completion` needs more: pip install 'distkeras[completion]'. Received: {error}"
+        ) from error
+    main = parser()
+    pending = [main]
+    for part in pending:
+        for action in part._actions:  # noqa: SLF001 - argparse lists them nowhere else
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - likewise
+                pending += action.choices.values()
+    sys.stdout.write(shtab.complete(main, shell=shell))
+    return 0
+
+
 def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, type=Path, help="built model, as Keras saves it (.keras)")
     parser.add_argument("--data", required=True, help="Parquet to train on, as the server finds it")
@@ -108,6 +132,21 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
     add_trainer_flags(parser.add_argument_group("training"))
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", type=Path, help="built model, as Keras saves it (.keras)")
+    model.add_argument("--job", help="id of a job that is done, whose model predicts")
+    parser.add_argument("--data", required=True, help="Parquet to predict for, as the server finds it")
+    parser.add_argument("--output", required=True, help="folder to write to, as the server finds it")
+    parser.add_argument("--name", default="", help="what you call the job")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
+    parser.add_argument("--features", nargs="+", metavar="COLUMN", help="columns to predict from (default: features)")
+    parser.add_argument("--predictions", nargs="+", metavar="COLUMN", help="new columns (default: prediction)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="rows a call of the model (default: 1024)")
+    parser.add_argument("--batch-bytes", type=int, metavar="N", help="of the arrays of a call (default: 64 MiB)")
+    parser.add_argument("--vectors", action="store_true", help="flat outputs as ML vectors, in place of arrays")
 
 
 def _client(arguments: argparse.Namespace) -> JobClient:
@@ -143,6 +182,22 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         job.wait(arguments.wait)
 
 
+def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
+    options = {
+        "features_col": arguments.features,
+        "output_col": arguments.predictions,
+        "batch_size": arguments.batch_size,
+        "batch_bytes": arguments.batch_bytes,
+        "output_type": "vector" if arguments.vectors else None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    model = arguments.model or client.job(arguments.job)
+    job = client.predict(model, data=arguments.data, output=arguments.output, name=arguments.name, **given)
+    _write(f"{job.id}\n")
+    if arguments.wait is not None:
+        job.wait(arguments.wait)
+
+
 def _list(client: JobClient, arguments: argparse.Namespace) -> None:
     for place, job in enumerate(client.jobs(arguments.state)):
         if place >= arguments.count:
@@ -168,6 +223,10 @@ def _line(row: dict[str, Any]) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(row.get("time", 0.0)))
     if row.get("kind") == "event":
         return f"{clock}  {row['event']}: {row['text']}\n"
+    if row.get("kind") == "tasks":
+        return f"{clock}  task {row['done']} of {row['of']}\n"
+    if row.get("kind") == "predicted":
+        return f"{clock}  {row['rows']} rows\n"
     if row.get("kind") == "status" and row.get("loss") is not None:
         workers = row["joined"] - row["finished"]
         text = f"epoch {row['epochs']:.2f}, {row['samples']} samples, loss {row['loss']:.4f}, {workers} workers"
@@ -195,6 +254,7 @@ def _write(text: str) -> None:
 
 _ACTIONS: dict[str, Any] = {
     "submit": _submit,
+    "predict": _predict,
     "list": _list,
     "watch": _watch,
     "show": _show,

@@ -64,6 +64,7 @@ class JobClient:
         hyper_parameters: Mapping[str, Any] = _NO_OPTIONS,
         name: str = "",
         checkpoint_every: int = 100,
+        time_budget: float | None = None,
         **options: Any,
     ) -> RemoteJob:
         """Sends a job, and returns at once.
@@ -75,14 +76,15 @@ class JobClient:
             hyper_parameters: of the rule.
             name: what you call the job.
             checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
+            time_budget: seconds after which training ends early, and well.
             options: keywords of `distkeras.Trainer`, of values that JSON has: ``worker_optimizer`` is a name, or a
-                dictionary with ``class_name`` and ``config``; losses and metrics are names.
+                dictionary with ``class_name`` and ``config``; losses and metrics are names. A trainer that is there
+                already sends itself: `distkeras.Trainer.submit`.
 
         Raises:
             DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
             QuotaError: you have too much there.
         """
-        sent = Path(model).read_bytes() if isinstance(model, str | PathLike) else archive.to_bytes(model)
         description: dict[str, Any] = {
             "rule": rule,
             "data": data,
@@ -90,8 +92,45 @@ class JobClient:
             "name": name,
         }
         description |= {"options": options, "checkpoint_every": checkpoint_every}
+        description |= {} if time_budget is None else {"time_budget": time_budget}
+        return self.send("/jobs", description, _bytes_of(model))
+
+    def predict(
+        self,
+        model: keras.Model | str | PathLike[str] | RemoteJob,
+        *,
+        data: str,
+        output: str,
+        name: str = "",
+        **options: Any,
+    ) -> RemoteJob:
+        """Sends a predict job, and returns at once: it writes the rows of ``data`` with what the model predicts.
+
+        Args:
+            model: a built `keras.Model`, the path of one that Keras saved, or a job that has trained one.
+            data: Parquet to predict for, as the server finds it.
+            output: folder to write to, as the server finds it: where nothing is yet, below one that it allows and that
+                has your name. It is whole once the job is done.
+            name: what you call the job.
+            options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
+
+        Raises:
+            DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
+            QuotaError: you have too much there.
+        """
+        description = {"data": data, "output": output, "name": name, "options": options}
+        if isinstance(model, RemoteJob):
+            return self.send("/predictions", description | {"job": model.id}, None)
+        return self.send("/predictions", description, _bytes_of(model))
+
+    def send(self, path: str, description: Mapping[str, Any], model: bytes | None) -> RemoteJob:
+        """Sends a description, and the model beside it, if there is one.
+
+        Raises:
+            DescriptionError: as in `submit`.
+        """
         _require_json(description)
-        return RemoteJob(self.connection, self.connection.upload("/jobs", "job", description, "model", sent))
+        return RemoteJob(self.connection, self.connection.upload(path, "job", description, "model", model))
 
     def job(self, job_id: str) -> RemoteJob:
         """One of your jobs.
@@ -175,11 +214,15 @@ class RemoteJob:
             ServerLostError: the server is away for longer than a restart takes.
         """
         deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
-        epochs = self.told.get("description", {}).get("options", {}).get("num_epoch", 1)
+        told = self.told.get("description", {})
+        epochs = None if "output" in told else told.get("options", {}).get("num_epoch", 1)
         hidden = None if progress is None else not progress
-        with tqdm(total=epochs, desc=self.state.value, disable=hidden, bar_format=_BAR) as bar:
+        bar_format = _TASKS if epochs is None else _BAR
+        with tqdm(total=epochs or 1, desc=self.state.value, disable=hidden, bar_format=bar_format) as bar:
             for status in self.watch(deadline):
-                bar.n = min(epochs, round(status.get("epochs", bar.n), 2))
+                if status.get("kind") == "tasks":
+                    bar.n, bar.total = status["done"], status["of"]
+                bar.n = min(bar.total, round(status.get("epochs", bar.n), 2))
                 bar.set_description_str(self.state.value, refresh=False)
                 if status.get("loss") is not None:
                     bar.set_postfix_str(f"loss {status['loss']:.4f}", refresh=False)
@@ -301,6 +344,10 @@ class RemoteJob:
         return f"{type(self).__name__}({json.dumps(self.told.get('name') or self.id)}, {self.state})"
 
 
+def _bytes_of(model: keras.Model | str | PathLike[str]) -> bytes:
+    return Path(model).read_bytes() if isinstance(model, str | PathLike) else archive.to_bytes(model)
+
+
 def _require_json(description: Mapping[str, Any]) -> None:
     """Whether a description can be sent; an optimizer or a loss that is an object of Keras' cannot."""
     for group, values in description.items():
@@ -312,4 +359,5 @@ def _require_json(description: Mapping[str, Any]) -> None:
                 raise DescriptionError(f"`{where}` must be what JSON has. Received: {value!r}", where) from error
 
 
+_TASKS = "{desc}: {percentage:3.0f}%|{bar}| task {n} of {total} [{elapsed}]"
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| epoch {n:.2f} of {total} [{elapsed}{postfix}]"

@@ -71,16 +71,20 @@ class ServerConnection:
         data = None if body is None else json.dumps(body).encode()
         return self._json(self._request(method, path, data, "application/json", query))
 
-    def upload(self, path: str, name: str, value: Any, file_name: str, file: bytes) -> Any:
-        """Likewise, of a form that has a part of JSON and a file."""
+    def upload(self, path: str, name: str, value: Any, file_name: str, file: bytes | None) -> Any:
+        """Likewise, of a form that has a part of JSON, and a file, if there is one."""
         boundary = secrets.token_hex(16)
         head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n'
             f"Content-Type: application/json\r\n\r\n{json.dumps(value)}\r\n"
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{file_name}"; filename="{file_name}"\r\n'
-            f"Content-Type: application/octet-stream\r\n\r\n"
         )
-        data = b"".join((head.encode(), file, f"\r\n--{boundary}--\r\n".encode()))
+        if file is not None:
+            head += (
+                f'--{boundary}\r\nContent-Disposition: form-data; name="{file_name}"; filename="{file_name}"\r\n'
+                f"Content-Type: application/octet-stream\r\n\r\n"
+            )
+        parts = [head.encode()] if file is None else [head.encode(), file, b"\r\n"]
+        data = b"".join((*parts, f"--{boundary}--\r\n".encode()))
         request = self._request("POST", path, data, f"multipart/form-data; boundary={boundary}", {})
         try:
             return self._json(request)

@@ -6,12 +6,10 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from distkeras.jobs.errors import DescriptionError
 from distkeras.jobs.schema import job_schema
@@ -26,8 +24,6 @@ LONGEST = 1 << 20
 
 #: Longest part of what came that an error repeats.
 _SHOWN = 300
-#: What Spark would take for a pattern, which might lead out of where a user may read.
-_PATTERN = re.compile(r"[*?#\[\]{}\\%\x00-\x1f]")
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class JobDescription:
         options: keywords of `Trainer`.
         name: what its user calls it.
         checkpoint_every: commits from one snapshot to the next.
+        time_budget: seconds after which a driver ends training early; None: never.
     """
 
     rule: str
@@ -49,6 +46,7 @@ class JobDescription:
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     checkpoint_every: int = 100
+    time_budget: float | None = None
 
     @classmethod
     def from_json(cls, value: Any) -> JobDescription:
@@ -57,20 +55,11 @@ class JobDescription:
         Raises:
             DescriptionError: it is none, or cannot work; the error has the field.
         """
-        _require_valid(value)
+        require_valid(_validator(), value)
         made = cls(**value)
         made.made_rule()
         _require_settings(made)
         return made
-
-    @classmethod
-    def from_text(cls, text: str | bytes) -> JobDescription:
-        """Likewise, of JSON as text.
-
-        Raises:
-            DescriptionError: it is no JSON, or no description.
-        """
-        return cls.from_json(json_of(text))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready; `from_json` takes it back."""
@@ -104,39 +93,11 @@ def json_of(text: str | bytes) -> Any:
     if len(text) > LONGEST:
         raise DescriptionError(f"JSON must have at most {LONGEST} bytes. Received: {len(text)}")
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a sign is no text, and no database takes it
+        return found
     except (ValueError, RecursionError) as error:
         raise DescriptionError(f"what is sent must be JSON. Received: {str(error)[:_SHOWN]}") from None
-
-
-def require_allowed(data: str, roots: Sequence[str]) -> str:
-    """Where Spark reads ``data`` from, as a URI, if that lies below one of ``roots``.
-
-    Args:
-        data: a path, or a URI.
-        roots: paths and URIs of folders, or of what is read itself.
-
-    Raises:
-        DescriptionError: it lies elsewhere, or may mean several things.
-    """
-    allowed = [_located(root) for root in roots]
-    if _PATTERN.search(data) or ".." in PurePosixPath(data).parts:
-        raise DescriptionError(
-            f"`data` must be one path or URI, without patterns and `..`. Received: {data[:_SHOWN]!r}", "data"
-        )
-    base, path = _located(data)
-    if not any(base == root and path.is_relative_to(below) for root, below in allowed):
-        shown = ", ".join(roots) or "no place: its operator has allowed none"
-        raise DescriptionError(f"`data` must be where the server lets jobs read: {shown}. Received: {data!r}", "data")
-    return f"{base}{path}"
-
-
-def _located(place: str) -> tuple[str, PurePosixPath]:
-    """Scheme and host, and the path there; that of a local file without its symbolic links."""
-    parts = urlsplit(place if "://" in place else f"file://{Path(place).absolute()}")
-    if parts.scheme == "file" and not parts.netloc:
-        return "file://", PurePosixPath(Path(parts.path).resolve())
-    return f"{parts.scheme}://{parts.netloc}", PurePosixPath("/", parts.path)
 
 
 @cache
@@ -146,11 +107,15 @@ def _validator() -> Any:
     return jsonschema.Draft202012Validator(job_schema())
 
 
-def _require_valid(value: Any) -> None:
-    """Whether ``value`` is what the schema says."""
+def require_valid(validator: Any, value: Any) -> None:
+    """Whether ``value`` is what a schema says.
+
+    Raises:
+        DescriptionError: it is not; the error has the field.
+    """
     import jsonschema
 
-    error = jsonschema.exceptions.best_match(_validator().iter_errors(value))
+    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
     if error is not None:
         where = ".".join(map(str, error.absolute_path))
         named = f"`{where}`" if where else "a description"

@@ -18,11 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
 from distkeras.jobs.description import JobDescription
 from distkeras.jobs.model_file import require_archive, require_weights
+from distkeras.jobs.places import require_no_links
+from distkeras.jobs.prediction import PredictionDescription, predict
 from distkeras.jobs.runner.files import JobFolder, write_whole
 from distkeras.jobs.runner.progress import EventLines, ProgressLines
+from distkeras.jobs.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.tracebacks import headline
@@ -65,20 +69,42 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
-    """Trains; the model, history and commits are in the folder then. Goes on with the attempt before.
+    """Trains or predicts.
 
     Returns:
-        What a summary has: rule, workers, commits, samples, seconds.
+        What a summary has: of training rule, workers, commits, samples, seconds, and why it was stopped; of predictions
+        rows.
     """
     order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
+    require_no_links(order["data"])
+    require_archive(folder.sent_model)
+    require_weights(folder.sent_model.read_bytes())
+    return (_predict if order["kind"] == PREDICT else _train)(folder, attempt, order)
+
+
+def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    description = PredictionDescription.from_json(order["description"])
+    require_no_links(order["output"])
+    spark = _session(folder, order)
+    try:
+        return predict(spark, folder, description, (order["data"], order["output"]), attempt)
+    finally:
+        _stop(spark)
+
+
+def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    """The model, history and commits are in the folder then. Goes on with the attempt before."""
     description = JobDescription.from_json(order["description"])
-    trainer = _trainer(folder, description)
+    callbacks: list[Callback] = [ProgressLines(folder.progress, attempt)]
+    if description.time_budget is not None:
+        callbacks.append(TimeBudget(description.time_budget))
+    trainer = trainer_of(folder.sent_model.read_bytes(), description)
     trainer.watch = JobWatch(folder.journal)
-    spark = session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | order["config"])
+    spark = _session(folder, order)
     try:
         trainer.train(
             spark.read.parquet(order["data"]),
-            callbacks=[ProgressLines(folder.progress, attempt)],
+            callbacks=callbacks,
             checkpoint=Checkpoint(str(folder.checkpoint), description.checkpoint_every),
             resume=True,
         )
@@ -89,10 +115,17 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
     return summary
 
 
-def _trainer(folder: JobFolder, description: JobDescription) -> Trainer:
-    require_archive(folder.sent_model)
-    data = folder.sent_model.read_bytes()
-    require_weights(data)
+def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
+    return session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | order["config"])
+
+
+def trainer_of(data: bytes, description: JobDescription) -> Trainer:
+    """The trainer that a description is of.
+
+    Args:
+        data: of the archive that was sent.
+        description: what to do.
+    """
     keywords = description.keywords()
     optimizer = keywords.get("worker_optimizer")
     if isinstance(optimizer, Mapping):
@@ -116,6 +149,7 @@ def _save(trainer: Trainer, folder: JobFolder) -> dict[str, Any]:
         "commits": len(commits),
         "samples": sum(history["samples"].to_pylist()),
         "seconds": trainer.timings,
+        "stopped": trainer.stopped,
     }
 
 

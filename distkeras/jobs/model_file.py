@@ -9,6 +9,7 @@ unpickle, or unpack without a bound.
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import re
 import struct
@@ -22,7 +23,9 @@ from typing import Any
 from distkeras.jobs.errors import DescriptionError
 
 #: Members, their bytes when unpacked against those of the archive, bytes of the configuration, depth of its values.
-MEMBERS_MAX, RATIO_MAX, CONFIG_MAX, DEPTH_MAX = 1000, 20, 16 << 20, 200
+MEMBERS_MAX, RATIO_MAX, CONFIG_MAX, DEPTH_MAX = 1000, 20, 4 << 20, 200
+#: Bytes of an archive's list of members, which is read whole.
+_LIST_MAX = 1 << 20
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 _NEEDED = {_CONFIG, "metadata.json", _WEIGHTS}
@@ -31,6 +34,8 @@ _MODULES = {
     "activations", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics", "models", "ops",
     "optimizers", "quantizers", "random", "regularizers", "applications",
 }  # fmt: skip
+#: Of these, where functions stand that a model may call; those of others load and fetch things.
+_FUNCTIONS = {"activations", "constraints", "initializers", "losses", "metrics", "ops", "regularizers"}
 #: Keras' own words for values, of which the others are code.
 _VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"}
 #: Layers that are code, or load it.
@@ -45,15 +50,17 @@ _DAMAGE = (
 _NAME = re.compile(r"[A-Za-z_][\w.>]{0,199}")
 
 
-def require_archive(path: Path) -> None:
-    """Whether the file at ``path`` may be opened by Keras.
+def require_archive(file: Path | BytesIO) -> None:
+    """Whether a file may be opened by Keras.
 
     Raises:
         DescriptionError: it is no such archive, may unpack to too much, or names what is no part of a model.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            _require_members(archive, path.stat().st_size)
+        size = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
+        with _opened(file) as reader, zipfile.ZipFile(reader) as archive:
+            reader.bound = CONFIG_MAX
+            _require_members(archive, size)
             config = json.loads(archive.read(_CONFIG))
             metadata = json.loads(archive.read("metadata.json"))
     except DescriptionError:
@@ -82,8 +89,30 @@ def _require_members(archive: zipfile.ZipFile, size: int) -> None:
         if member.flag_bits & 1 or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
             raise _refused(f"an archive of plain files. Received: {member.filename[:200]!r}, which is none")
     total = sum(member.file_size for member in members)
-    if total > max(RATIO_MAX * size, 1 << 20) or archive.getinfo(_CONFIG).file_size > CONFIG_MAX:
+    texts = max(archive.getinfo(name).file_size for name in _NEEDED - {_WEIGHTS})
+    if total > max(RATIO_MAX * size, 1 << 20) or texts > CONFIG_MAX:
         raise _refused(f"an archive that unpacks to at most {RATIO_MAX} times its bytes. Received: {total} from {size}")
+
+
+class _BoundedReader(io.BufferedReader):
+    """A file that gives no more than ``bound`` bytes at once: an archive's own numbers say how much is read."""
+
+    bound = _LIST_MAX
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file.
+
+        Raises:
+            ValueError: it is more.
+        """
+        found = super().read(self.bound + 1 if size is None or size < 0 else min(size, self.bound + 1))
+        if len(found) > self.bound:
+            raise ValueError(f"a list of files that is too long: more than {self.bound} bytes")
+        return found
+
+
+def _opened(file: Path | BytesIO) -> _BoundedReader:
+    return _BoundedReader(io.FileIO(file) if isinstance(file, Path) else file)
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
@@ -118,15 +147,20 @@ def _require_part(part: dict[str, Any]) -> None:
         called = part.get("config")
         if name != "function" or not isinstance(called, str) or hasattr(builtins, called):
             raise _refused(f"made of Keras' functions. Received: {str(called)[:100]!r}")
-    elif module is not None and not _is_of_models(module):
+    elif module is not None and not _is_of_models(module, part.get("config") if name == "function" else name):
         raise _refused(f"made of Keras' classes. Received: {name[:100]!r} of {module[:100]!r}")
 
 
-def _is_of_models(module: str) -> bool:
+def _is_of_models(module: str, name: Any) -> bool:
+    """Whether what stands there may be in a model: a class, whose name begins with a capital, or a function."""
     parts = module.split(".")
-    if parts[0] != "keras":
+    if parts[0] != "keras" or not isinstance(name, str):
         return False
     below = parts[2:] if parts[1:2] == ["src"] else parts[1:]
+    if not name[:1].isupper():
+        return bool(below) and below[0] in _FUNCTIONS
+    if below[:1] == ["applications"]:
+        return name == "LayerScale"  # of ConvNeXt; the others build models, and fetch weights for them
     return not below or below[0] in _MODULES
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
 from distkeras.flags import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules
+from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.trainer import Trainer
 
 #: Keywords of `Trainer` that a stranger may not set: code, addresses and the terminal of the driver's machine.
 LEFT_OUT = {"model", "rule", "custom_objects", "deadlines", "host", "port", "progress", "log_every", "decode"}
+
+#: Likewise, of `ModelPredictor`: the model comes otherwise.
+PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects"}
 
 #: Longest list, and longest text, within a description.
 _ITEMS, _TEXT = 100, 200
@@ -25,6 +30,9 @@ _COLUMN = {"type": "string", "minLength": 1, "maxLength": _TEXT}
 _INTEGER = {"type": "integer", "minimum": -_LARGEST, "maximum": _LARGEST}
 _NUMBER = {"type": "number"}
 _SCALAR = {"type": ["number", "string", "boolean", "null"], "maxLength": _TEXT}
+#: A line of text, without signs that a terminal or a database would stumble over.
+LINE = {"type": "string", "maxLength": _TEXT, "pattern": "^[^\\x00-\\x1f\\x7f-\\x9f]*$"}
+_NAME = LINE | {"description": "what you call it"}
 
 
 def _list_of(items: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +44,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "bool": {"type": "boolean"},
     "int": _INTEGER,
     "float": _NUMBER,
-    "float | Schedule": _NUMBER,
+    "float | Schedule": _NUMBER,  # and its schedules: see `trainer_properties`
     "str": {"type": "string", "maxLength": _TEXT},
     "int | str": {"anyOf": [_INTEGER, {"type": "string", "maxLength": _TEXT}]},
     "str | Sequence[str]": {"anyOf": [_COLUMN, _list_of(_COLUMN) | {"minItems": 1}]},
@@ -47,6 +55,8 @@ _KINDS: dict[str, dict[str, Any]] = {
         "maxProperties": 100_000,
     },
 }
+#: Likewise, of a schedule's field.
+_FIELDS = _KINDS | {"tuple[int, ...]": _list_of(_INTEGER)}
 #: Keywords whose annotation says too little: Keras' own losses and metrics by name, and no objects.
 _BY_NAME: dict[str, dict[str, Any]] = {
     "loss": {"anyOf": [_WORD, _list_of(_WORD)]},
@@ -54,6 +64,7 @@ _BY_NAME: dict[str, dict[str, Any]] = {
     "weighted_metrics": _list_of(_WORD),
     "loss_weights": _list_of(_NUMBER),
     "sample_weight_col": _COLUMN,
+    "output_type": {"enum": ["array", "vector"]},
     "num_workers": _INTEGER | {"minimum": 1, "maximum": 100_000},
     "worker_optimizer": {
         "anyOf": [
@@ -82,15 +93,10 @@ def job_schema() -> dict[str, Any]:
         "required": ["rule", "data"],
         "additionalProperties": False,
         "properties": {
-            "name": {"type": "string", "maxLength": _TEXT, "description": "what you call it"},
+            "name": _NAME,
             "rule": {"enum": list(all_rules()), "description": "the update rule"},
             "hyper_parameters": {"type": "object", "description": "of the rule", "default": {}},
-            "data": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 1000,
-                "description": "Parquet to train on: a path or URI of the server's, below one that it allows",
-            },
+            "data": _place("Parquet to train on: a path or URI of the server's, below one that it allows"),
             "options": {
                 "type": "object",
                 "description": "keywords of Trainer",
@@ -103,6 +109,12 @@ def job_schema() -> dict[str, Any]:
                 "minimum": 1,
                 "description": "commits from one snapshot to the next",
                 "default": 100,
+            },
+            "time_budget": {
+                "type": ["number", "null"],
+                "exclusiveMinimum": 0,
+                "description": "seconds after which training ends early, and well, as of distkeras.TimeBudget",
+                "default": None,
             },
         },
         "allOf": [
@@ -117,13 +129,69 @@ def job_schema() -> dict[str, Any]:
 
 def trainer_properties() -> dict[str, dict[str, Any]]:
     """The schema of each keyword of `Trainer` that a job may have, with the text of the docstring and the default."""
-    texts = texts_of_arguments(Trainer)
+    found = _properties(Trainer, LEFT_OUT)
+    schedules = []
+    for name, kind in SCHEDULES.items():
+        schema = _of_fields(kind, _FIELDS) | {"required": ["schedule", "rate"]}
+        schema["properties"]["schedule"] = {"const": name}
+        schedules.append(schema)
+    found["learning_rate"] = {"anyOf": [_NUMBER, *schedules], "description": found["learning_rate"]["description"]}
+    return found
+
+
+def prediction_schema() -> dict[str, Any]:
+    """The schema of a predict job: made of `ModelPredictor`'s signature and docstring."""
+    from distkeras.transformers import ModelPredictor
+
+    options = _properties(ModelPredictor, PREDICTOR_LEFT_OUT)
+    for name in ("batch_size", "batch_bytes"):
+        options[name]["minimum"] = 1
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Prediction",
+        "type": "object",
+        "required": ["data", "output"],
+        "additionalProperties": False,
+        "properties": {
+            "name": _NAME,
+            "data": _place("Parquet to predict for: a path or URI of the server's, below one that it allows"),
+            "output": _place(
+                "what the rows with their predictions are written to, as Parquet: a path or URI where nothing is yet, "
+                "below a folder of your name in a place that the server allows"
+            ),
+            "job": {
+                "type": ["string", "null"],
+                "pattern": "^[0-9a-f]{32}$",
+                "description": "one that is done, whose model predicts; without it, a model is sent",
+                "default": None,
+            },
+            "options": {
+                "type": "object",
+                "description": "keywords of ModelPredictor",
+                "additionalProperties": False,
+                "properties": options,
+                "default": {},
+            },
+        },
+    }
+
+
+def _place(description: str) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": 1000, "description": description}
+
+
+def _properties(kind: type, left_out: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The schema of each keyword, with the text of the class's docstring, and the default."""
+    texts = texts_of_arguments(kind)
     found = {}
-    for name, parameter in inspect.signature(Trainer).parameters.items():
-        if name in LEFT_OUT:
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name in left_out:
             continue
-        kind = _BY_NAME.get(name) or _kind(name, str(parameter.annotation))
-        found[name] = {**kind, "description": texts[name]}
+        annotation = str(parameter.annotation)
+        schema = _BY_NAME.get(name) or _kind(name, annotation)
+        if parameter.default is not None and annotation.endswith("| None"):
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        found[name] = {**schema, "description": texts[name]}
         if parameter.default is not None:
             found[name]["default"] = parameter.default
     return found
@@ -131,17 +199,24 @@ def trainer_properties() -> dict[str, dict[str, Any]]:
 
 def rule_schema(kind: type[Rule]) -> dict[str, Any]:
     """The schema of a rule's hyper-parameters."""
+    return _of_fields(kind, _KINDS)
+
+
+def _of_fields(kind: type, kinds: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The schema of a dataclass."""
     properties = {}
     for field in dataclasses.fields(kind):
         annotation = str(field.type)
-        schema = _kind(field.name, annotation)
+        schema = _kind(field.name, annotation, kinds)
         nullable = {"anyOf": [schema, {"type": "null"}]} if annotation.endswith("| None") else schema
-        properties[field.name] = {**nullable, "default": field.default}
+        properties[field.name] = dict(nullable)
+        if field.default is not dataclasses.MISSING:
+            properties[field.name]["default"] = field.default
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _kind(name: str, annotation: str) -> dict[str, Any]:
-    schema = _KINDS.get(annotation.removesuffix(" | None"))
+def _kind(name: str, annotation: str, kinds: Mapping[str, dict[str, Any]] = _KINDS) -> dict[str, Any]:
+    schema = kinds.get(annotation.removesuffix(" | None"))
     if schema is None:
         raise ConfigurationError(f"each keyword must be of a type that JSON has. Received: {name}: {annotation}")
     return schema

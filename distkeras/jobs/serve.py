@@ -38,6 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--folder", type=Path, default=Path("distkeras-jobs"), help="of database, files and first token (%(default)s)")
     add("--data", action="append", default=[], metavar="PLACE", help="folder or URI that jobs may read; repeatable")
+    add("--output", action="append", default=[], metavar="PLACE", help="likewise, that predict jobs may write to")
     add("--master", default="local[*]", help="of Spark (default: %(default)s)")
     add("--conf", action="append", default=[], metavar="NAME=VALUE", help="setting of Spark; repeatable")
     add("--slots", type=int, default=1, help="jobs at a time (default: %(default)s)")
@@ -50,6 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--upload-max", type=int, default=512, metavar="MB", help="of one model (default: %(default)s)")
     add("--user-max", type=int, default=20_480, metavar="MB", help="of one user's jobs (default: %(default)s)")
     add("--queued-max", type=int, default=1000, metavar="N", help="of one user's jobs that wait (default: %(default)s)")
+    add("--disk-reserve", type=int, default=1024, metavar="MB", help="left for jobs to be taken and begun (1024)")
     add("--attempts", type=int, default=3, metavar="N", help="drivers that one job may have in turn (default: 3)")
     add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: for ever)")
 
@@ -76,10 +78,13 @@ class JobServer:
             config=_config(options.conf),
             attempts_max=options.attempts,
             retention=None if options.retention_days is None else options.retention_days * _DAY,
+            reserve=options.disk_reserve * _MEGABYTE,
         )
         settings = ServiceSettings(
             data=data_roots(options.data),
+            output=data_roots(options.output),
             upload_max=options.upload_max * _MEGABYTE,
+            reserve=options.disk_reserve * _MEGABYTE,
             quota=Quota(options.user_max * _MEGABYTE, options.queued_max),
         )
         self._folder = _private(options.folder)
@@ -99,6 +104,7 @@ class JobServer:
             options.port,
             upload_max=settings.upload_max + _MEGABYTE * 2,
             trusted_proxy=options.trusted_proxy,
+            room=lambda: files.free() - settings.reserve,
         )
         self._stop = threading.Event()
 

@@ -12,6 +12,7 @@ class JobState(enum.StrEnum):
     QUEUED = "queued"
     STARTING = "starting"
     TRAINING = "training"
+    PREDICTING = "predicting"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -23,14 +24,20 @@ _ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState
 #: What may follow each state. A job whose driver died without a word is queued again, to go on from its checkpoint.
 FOLLOWS: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLED}),
-    JobState.STARTING: _ENDED | {JobState.TRAINING, JobState.QUEUED},
+    JobState.STARTING: _ENDED | {JobState.TRAINING, JobState.PREDICTING, JobState.QUEUED},
     JobState.TRAINING: _ENDED | {JobState.QUEUED},
+    JobState.PREDICTING: _ENDED | {JobState.QUEUED},
     **dict.fromkeys(_ENDED, frozenset()),
 }
 #: In which nothing more happens.
 FINAL = frozenset(state for state, following in FOLLOWS.items() if not following)
 #: In which a job has a server that answers for it.
-ACTIVE = frozenset({JobState.STARTING, JobState.TRAINING})
+ACTIVE = frozenset({JobState.STARTING, JobState.TRAINING, JobState.PREDICTING})
+#: What a job may be for.
+TRAIN, PREDICT = "train", "predict"
+KINDS = (TRAIN, PREDICT)
+#: The state in which a driver does what its job is for.
+AT_WORK = {TRAIN: JobState.TRAINING, PREDICT: JobState.PREDICTING}
 
 
 def before(state: JobState) -> frozenset[JobState]:

@@ -137,7 +137,8 @@ class Cosine(Schedule):
         return self.least + (self.rate - self.least) * (1 + math.cos(math.pi * part)) / 2
 
 
-_KINDS: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, StepDecay, WarmUp, Cosine)}
+#: By their names.
+KINDS: dict[str, type[Schedule]] = {kind.name: kind for kind in (Constant, StepDecay, WarmUp, Cosine)}
 
 
 def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
@@ -150,10 +151,10 @@ def schedule_of(value: float | Schedule | dict[str, Any]) -> Schedule:
         return value
     if isinstance(value, dict):
         arguments = dict(value)
-        kind = _KINDS.get(str(arguments.pop("schedule", "")))
+        kind = KINDS.get(str(arguments.pop("schedule", "")))
         if kind is None or not {"rate"} <= set(arguments) <= {field.name for field in dataclasses.fields(kind)}:
             raise ConfigurationError(
-                f"`learning_rate` must be a number or a schedule of {', '.join(_KINDS)}. Received: {value}"
+                f"`learning_rate` must be a number or a schedule of {', '.join(KINDS)}. Received: {value}"
             )
         return kind(**arguments)
     return Constant(require_number("learning_rate", value))

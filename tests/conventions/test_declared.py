@@ -55,9 +55,9 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGE, ("plots", "tls", "jobs")),
+        (PACKAGE, ("plots", "tls", "jobs", "completion")),
         (("scripts",), ("tests",)),
-        (("tests",), ("tests",)),
+        (("tests",), ("tests", "openapi")),
     ],
     ids=["package", "scripts", "tests"],
 )

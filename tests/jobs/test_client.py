@@ -88,6 +88,24 @@ def test_a_job_is_sent_waited_for_and_fetched(
         job.refresh()
 
 
+def test_a_predict_job_is_sent_and_waited_for(
+    working: None, service: JobService, send: Callable[..., RemoteJob], model: keras.Model, tmp_path: Path
+) -> None:
+    trained = send().wait(patience(60), progress=False)
+    model.save(tmp_path / "model.keras")
+    where = {"data": service.data("rows"), "output": service.output("ann")}
+    for source in (trained, model, tmp_path / "model.keras"):
+        job = service.client("ann").predict(source, **where, name="train", features_col=["a"], batch_size=9)
+        assert job.wait(patience(60), progress=True).state is JobState.DONE
+        assert job.told["kind"] == "predict"
+        assert job.told["description"]["options"] == {"features_col": ["a"], "batch_size": 9}
+    with pytest.raises(StateError, match="to predict"):
+        job.model()
+    with pytest.raises(DescriptionError) as caught:
+        service.client("ben").predict(trained, data=service.data("rows"), output=service.output("ben"))
+    assert caught.value.field == "job"
+
+
 def test_a_job_that_fails_is_an_error_that_says_why(working: None, send: Callable[..., RemoteJob]) -> None:
     with pytest.raises(JobFailedError, match="failed: ShapeError: the rows must fit"):
         send("fail").wait(patience(60), progress=False)
@@ -281,6 +299,25 @@ def test_a_job_from_the_command_line(
     assert (status, err) == (2, f"distkeras: NotThereError: there must be such a job. Received: {job}\n")
 
 
+def test_a_predict_job_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], service: JobService, model: keras.Model, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "model.keras")
+    where = ["--data", service.data("rows"), "--output", service.output("ann")]
+    flags = "--features a b --predictions p --batch-size 3 --batch-bytes 99 --vectors"
+    status, out, err = run("predict", "--model", str(tmp_path / "model.keras"), *where, *flags.split())
+    assert (status, err) == (0, "")
+    told = service.client("ann").job(out.strip())
+    options = {"features_col": ["a", "b"], "output_col": ["p"], "batch_size": 3, "batch_bytes": 99}
+    assert told.told["description"]["options"] == options | {"output_type": "vector"}
+    assert run("predict", "--job", told.id, *where)[0] == 2  # which has no model
+    append(service.files.of(told.id).progress, {"kind": "tasks", "done": 3, "of": 8})
+    append(service.files.of(told.id).progress, {"kind": "predicted", "rows": 40})
+    told.cancel()
+    lines = run("watch", told.id)[1].splitlines()
+    assert (lines[1][10:], lines[2][10:]) == ("task 3 of 8", "40 rows")
+
+
 def test_what_a_job_says_is_shown_in_lines(
     run: Callable[..., tuple[int, str, str]], service: JobService, send: Callable[..., RemoteJob]
 ) -> None:
@@ -315,7 +352,7 @@ def test_flags_that_a_job_on_a_server_has_not(
 
 
 def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
-    actions = ["submit", "list", "watch", "show", "log", "cancel", "remove", "fetch", "token", "user"]
+    actions = ["submit", "predict", "list", "watch", "show", "log", "cancel", "remove", "fetch", "token", "user"]
     for words in (["serve"], *(["jobs", action] for action in actions)):
         with pytest.raises(SystemExit) as caught:
             parser().parse_args([*words, "--help"])
@@ -326,23 +363,33 @@ def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- the guide
 
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "jobs.md").read_text()
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.M | re.S)
+def blocks(language: str, page: str = "jobs.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (GUIDE / page).read_text(), re.M | re.S)
 
 
 def test_the_guides_program_runs(working: None, service: JobService, model: keras.Model) -> None:
-    (program,) = blocks("py")
-    program = program.replace("http://127.0.0.1:8571", service.url).replace("/data/train", service.data("train"))
+    program = "\n".join(blocks("py"))
+    for told, real in (
+        ("http://127.0.0.1:8571", service.url),
+        ("/data/scored/ann", service.output("ann")),
+        ("/data/train", service.data("train")),
+        ("/data/test", service.data("test")),
+    ):
+        assert told in program
+        program = program.replace(told, real)
     names: dict[str, Any] = {"model": model, "token": service.tokens["ann"]}
-    exec(program.replace('"agn",', '"agn", name="train",'), names)
+    exec(program, names)
     assert names["trained"].count_params() == model.count_params()
+    assert names["scored"].state is JobState.DONE
 
 
 def test_the_guides_commands_are_there() -> None:
-    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("distkeras ")]
-    assert len(lines) >= 7
+    found = [*blocks("bash"), *blocks("bash", "gateway.md")]
+    text = "\n".join(found).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("distkeras ")]
+    assert len(lines) >= 12
     for line in lines:
-        parser().parse_args(shlex.split(line)[1:])
+        parser().parse_args(shlex.split(line.partition(" > ")[0])[1:])

@@ -3,17 +3,20 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from distkeras.jobs.description import JobDescription, json_of, require_allowed
+from distkeras.jobs.description import JobDescription, json_of
 from distkeras.jobs.errors import DescriptionError
-from distkeras.jobs.schema import LEFT_OUT, job_schema
+from distkeras.jobs.prediction import PredictionDescription
+from distkeras.jobs.schema import LEFT_OUT, PREDICTOR_LEFT_OUT, job_schema, prediction_schema
 from distkeras.ps.rules import all_rules
+from distkeras.ps.rules.schedules import KINDS as SCHEDULES
+from distkeras.ps.rules.schedules import schedule_of
 from distkeras.trainer import Trainer
+from distkeras.transformers import ModelPredictor
 
 LEAST = {"rule": "agn", "data": "/data/train.parquet"}
 
@@ -57,6 +60,7 @@ def test_a_description_comes_back() -> None:
         "communication_window": "auto",
     }
     given = LEAST | {"hyper_parameters": {"window": 3}, "options": options, "name": "mine", "checkpoint_every": 7}
+    given |= {"time_budget": None}
     made = JobDescription.from_json(given)
     assert made.to_json() == given
     assert JobDescription.from_json(json.loads(json.dumps(made.to_json()))) == made
@@ -137,61 +141,55 @@ def test_what_is_no_json_is_refused(text: str | bytes) -> None:
         json_of(text)
 
 
-# ---- where data may lie
+# ---- what a schedule, or a predict job, may be
 
 
-@pytest.fixture
-def roots(tmp_path: Path) -> list[str]:
-    (tmp_path / "open" / "deep").mkdir(parents=True)
-    (tmp_path / "closed").mkdir()
-    return [str(tmp_path / "open"), "hdfs://name/data", "s3a://bucket"]
-
-
-def test_data_below_a_root_is_allowed(tmp_path: Path, roots: list[str]) -> None:
-    assert require_allowed(str(tmp_path / "open" / "a b.parquet"), roots) == f"file://{tmp_path}/open/a b.parquet"
-    assert require_allowed(f"file://{tmp_path}/open/deep", roots) == f"file://{tmp_path}/open/deep"
-    assert require_allowed("hdfs://name/data/x", roots) == "hdfs://name/data/x"
-    assert require_allowed("s3a://bucket/x", roots) == "s3a://bucket/x"
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_a_learning_rate(name: str) -> None:
+    schedule = SCHEDULES[name](0.5)
+    given = LEAST | {"rule": "asgd", "options": {"learning_rate": json.loads(json.dumps(schedule.config()))}}
+    assert schedule_of(JobDescription.from_json(given).keywords()["learning_rate"]) == schedule
 
 
 @pytest.mark.parametrize(
-    "place",
+    "rate", [{"schedule": "cosine"}, {"schedule": "x", "rate": 1}, {"schedule": "step", "rate": -1}]
+)
+def test_a_schedule_that_is_none_is_refused(rate: dict[str, Any]) -> None:
+    assert refused(rule="asgd", options={"learning_rate": rate}).field.startswith("options")
+
+
+def test_a_time_budget_is_above_zero() -> None:
+    assert JobDescription.from_json(LEAST | {"time_budget": 0.5}).time_budget == 0.5
+    assert refused(time_budget=0).field == "time_budget"
+
+
+def test_every_keyword_of_the_predictor_is_in_the_schema_or_left_out() -> None:
+    jsonschema.Draft202012Validator.check_schema(prediction_schema())
+    options = set(prediction_schema()["properties"]["options"]["properties"])
+    assert options == set(inspect.signature(ModelPredictor).parameters) - PREDICTOR_LEFT_OUT
+
+
+def test_a_predict_job_comes_back() -> None:
+    options = {"features_col": ["a", "b"], "output_col": "p", "batch_size": 7, "output_type": "vector"}
+    given = {"data": "/a", "output": "/b", "job": "a" * 32, "options": options, "name": "mine"}
+    made = PredictionDescription.from_json(given)
+    assert made.to_json() == given
+    assert PredictionDescription.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
     [
-        "{}/closed/x",
-        "{}/open/../closed/x",
-        "{}/openly",
-        "{}",
-        "/",
-        "file://{}/closed/x",
-        "file://elsewhere{}/open/x",
-        "{}/open/{{a,b}}",
-        "{}/open/*",
-        "{}/open/[ab]",
-        "{}/open/%2e%2e/closed",
-        "{}/open/x#y",
-        "{}/open/x\n",
-        "hdfs://name/database/x",
-        "hdfs://name:99/data/x",
-        "hdfs://other/data/x",
-        "hdfs:///data/x",
-        "s3a://bucket2/x",
-        "s3://bucket/x",
-        "jdbc:postgresql://host/x",
-        "http://bucket/x",
+        ({"output": ""}, "output"),
+        ({"job": "../x"}, "job"),
+        ({"options": {"batch_size": 0}}, "options.batch_size"),
+        ({"options": {"batch_bytes": -1}}, "options.batch_bytes"),
+        ({"options": {"output_type": "text"}}, "options.output_type"),
+        ({"options": {"custom_objects": {}}}, "options"),
+        ({"rule": "agn"}, ""),
     ],
 )
-def test_data_elsewhere_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
+def test_a_predict_job_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(DescriptionError) as caught:
-        require_allowed(place.format(tmp_path), roots)
-    assert caught.value.field == "data"
-
-
-def test_a_link_does_not_lead_out(tmp_path: Path, roots: list[str]) -> None:
-    (tmp_path / "open" / "link").symlink_to(tmp_path / "closed")
-    with pytest.raises(DescriptionError):
-        require_allowed(str(tmp_path / "open" / "link" / "x"), roots)
-
-
-def test_without_a_root_nothing_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(DescriptionError, match="its operator has allowed none"):
-        require_allowed(str(tmp_path), [])
+        PredictionDescription.from_json({"data": "/a", "output": "/b"} | changes)
+    assert caught.value.field == field

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from support.patience import patience, until
 from support.present import present
 from support.spark_jobs import accuracy, blobs, wrong_model
+from support.standalone import daemon, said
 
 from distkeras.data.datasets import write_parquet
 from distkeras.jobs import Client, RemoteJob
@@ -34,14 +38,15 @@ SPARSE = "sparse_categorical_crossentropy"
 class Server:
     """``distkeras serve`` in a folder, to be stopped and started."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self._options = folder, options or ("--master", "local[2,2]")
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def start(self) -> None:
         command = [sys.executable, "-m", "distkeras.jobs", "serve", "--folder", str(self.folder / "server")]
-        command += ["--data", str(self.folder), "--port", "0", "--master", "local[2,2]"]
+        command += ["--data", str(self.folder), "--port", "0", "--output", str(self.folder / "output")]
+        command += self._options
         log = self.folder / "server.log"
         log.write_text("")
         with log.open("w") as output:
@@ -146,6 +151,79 @@ def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> 
     with pytest.raises(JobFailedError, match="cancelled"):
         job.wait(patience(120), progress=False)
     assert driver.session() == []
+
+
+@dataclass
+class Cluster:
+    """A cluster of Spark's own, and a job server that sends its jobs there; executors are no children of its."""
+
+    server: Server
+    worker: psutil.Process
+
+    def executors(self) -> list[psutil.Process]:
+        found = []
+        for process in self.worker.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any("CoarseGrainedExecutorBackend" in part for part in process.cmdline()):
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", os.environ["JDK_JAVA_OPTIONS"])
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    with contextlib.ExitStack() as stack:
+        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        stack.enter_context(daemon(tmp_path / "master", "org.apache.spark.deploy.master.Master", *own))
+        url = said(tmp_path / "master", "Starting Spark master at ")
+        options = ("--host", "127.0.0.1", "--cores", "2", "--memory", "2g", "--webui-port", "0", url)
+        worker = stack.enter_context(daemon(tmp_path / "worker", "org.apache.spark.deploy.worker.Worker", *options))
+        said(tmp_path / "worker", "Successfully registered with master ")
+        each = ("spark.executor.cores=1", "spark.executor.memory=1g")
+        server = Server(tmp_path, "--master", url, *(word for setting in each for word in ("--conf", setting)))
+        server.start()
+        stack.callback(server.stop, signal.SIGKILL)
+        yield Cluster(server, psutil.Process(worker.pid))
+
+
+@pytest.mark.slow
+def test_an_executor_is_killed_a_job_cancelled_and_anothers_model_predicts(cluster: Cluster, tmp_path: Path) -> None:
+    server, (_, labels) = cluster.server, blobs()
+    job = submit(server, 60)
+    until(lambda: commits(job) > 10)
+    driver = driver_of(server, job)
+    until(lambda: len(cluster.executors()) == 2)
+    cluster.executors()[0].kill()
+    until(lambda: any(row["kind"] == "event" and row["event"] == "takeover" for row in job.metrics()))
+    assert driver_of(server, job) == driver  # whom the loss of an executor does not concern
+    job.wait(patience(240), progress=False)
+    assert job.history()["samples"].sum() == 60 * 256
+    until(lambda: not cluster.executors())
+
+    other = submit(server, 100_000)
+    until(lambda: commits(other) > 10)
+    gone = driver_of(server, other)
+    assert cluster.executors()
+    other.cancel()
+    with pytest.raises(JobFailedError, match="cancelled"):
+        other.wait(patience(120), progress=False)
+    assert gone.session() == []
+    until(lambda: not cluster.executors())
+
+    client = Client(server.url, server.token)
+    where = {"data": str(server.folder / "train.parquet"), "output": str(tmp_path / "output" / "admin" / "scored")}
+    scored = client.predict(job, **where).wait(patience(240), progress=False)
+    assert scored.told["kind"] == "predict"
+    assert [row["rows"] for row in scored.metrics() if row["kind"] == "predicted"] == [len(labels)]
+    table = pq.read_table(where["output"]).to_pandas()
+    rows = np.stack(table["features"].to_list())
+    expected = job.model().predict(rows, verbose=0)
+    np.testing.assert_allclose(np.stack(table["prediction"].to_list()), expected, rtol=1e-5, atol=1e-6)
+    assert (expected.argmax(-1) == table["label"]).mean() > 0.9
+    with pytest.raises(JobFailedError, match="where nothing is yet"):
+        client.predict(job, **where).wait(patience(240), progress=False)
 
 
 def driver_of(server: Server, job: RemoteJob) -> ProcessId:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import json
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distkeras.jobs.errors import DescriptionError
-from distkeras.jobs.model_file import MEMBERS_MAX, require_archive, require_weights
+from distkeras.jobs.model_file import CONFIG_MAX, MEMBERS_MAX, require_archive, require_weights
 from distkeras.keras_model import archive
 
 layers = keras.layers
@@ -108,6 +109,43 @@ def test_a_member_that_is_missing(good: bytes, tmp_path: Path, name: str) -> Non
 def test_an_archive_that_unpacks_to_much_more(good: bytes, tmp_path: Path) -> None:
     parts = members(good) | {"assets/zeros": bytes(40 << 20)}
     assert "unpacks" in refused(packed(parts, zipfile.ZIP_DEFLATED), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "metadata.json"])
+def test_a_text_that_unpacks_to_much_is_not_read(good: bytes, tmp_path: Path, name: str) -> None:
+    parts = members(good) | {name: b" " * (CONFIG_MAX + 1), "assets/noise": random.Random(0).randbytes(1 << 20)}
+    assert "unpacks" in refused(packed(parts, zipfile.ZIP_DEFLATED), tmp_path)
+
+
+def test_a_long_list_of_members_is_not_read(good: bytes, tmp_path: Path) -> None:
+    """A member that says nothing takes some fifty bytes of the file, and ten times that of memory."""
+    many = {f"assets/{place}": b"" for place in range(30_000)}
+    assert "too long" in refused(packed(members(good) | many), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("keras.models", "load_model"),
+        ("keras.src.saving", "load_model"),
+        ("keras.utils", "get_file"),
+        ("keras.applications", "ResNet50"),
+        ("keras.applications.resnet", "ResNet50"),
+        ("keras", "config"),
+        ("keras.layers", "deserialize"),
+    ],
+)
+@pytest.mark.parametrize("as_function", [True, False])
+def test_a_function_that_loads_or_fetches(
+    good: bytes, tmp_path: Path, module: str, name: str, as_function: bool
+) -> None:
+    part: dict[str, Any] = {"module": module, "class_name": name, "config": {}, "registered_name": None}
+    if as_function:
+        part |= {"class_name": "function", "config": name}
+    parts = members(good)
+    config = json.loads(parts["config.json"])
+    config["config"]["layers"][1]["config"]["activation"] = part
+    assert "Keras' classes" in refused(packed(parts | {"config.json": json.dumps(config).encode()}), tmp_path)
 
 
 def test_too_many_members_and_one_that_comes_twice(good: bytes, tmp_path: Path) -> None:

@@ -39,13 +39,22 @@ class Answer:
 class JobService:
     """A server with the users admin, ann and ben, as a context."""
 
-    def __init__(self, folder: Path, *, failures: FailureLimit | None = None, upload_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        failures: FailureLimit | None = None,
+        upload_max: int = 1 << 20,
+        trusted_proxy: str | None = None,
+    ) -> None:
         (folder / "data").mkdir(exist_ok=True)
         self._stop = threading.Event()
+        self.room = 1 << 40
         self.engine = open_database(f"sqlite:///{folder / 'jobs.sqlite'}")
         self.accounts, self.store = Accounts(self.engine), JobStore(self.engine)
         self.files = JobFiles(folder / "files")
-        settings = ServiceSettings(data=[str(folder / "data")], upload_max=upload_max, reserve=0)
+        (folder / "output").mkdir(exist_ok=True)
+        settings = ServiceSettings([str(folder / "data")], [str(folder / "output")], upload_max, reserve=0)
         self.services = Services(self.accounts, self.store, self.files, settings)
         self.tokens = {}
         for name, role in (("admin", "admin"), ("ann", "user"), ("ben", "user")):
@@ -53,7 +62,13 @@ class JobService:
             self.tokens[name] = self.accounts.add_token(name)
         limit = failures or FailureLimit(most=10_000)
         self._http = HttpListener(
-            create_app(self.services, limit), self.accounts, "127.0.0.1", 0, upload_max=upload_max + (2 << 20)
+            create_app(self.services, limit),
+            self.accounts,
+            "127.0.0.1",
+            0,
+            upload_max=upload_max + (2 << 20),
+            room=lambda: self.room,
+            trusted_proxy=trusted_proxy,
         )
         self.port = self._http.port
         self.runner = JobRunner(self.store, self.files, RunnerSettings(slots=2, command=STUB, grace=0.0))
@@ -104,17 +119,28 @@ class JobService:
         given = {"rule": "downpour", "data": self.data("train.parquet"), "name": "train"} | description
         return self.send_form(who, {"job": json.dumps(given).encode()}, {"model": model})
 
-    def send_form(self, who: str | None, fields: dict[str, bytes], files: dict[str, bytes]) -> Answer:
+    def predict(self, who: str | None, model: bytes | None, **description: Any) -> Answer:
+        """Likewise, of a predict job."""
+        given = {"data": self.data("rows"), "output": self.output(who or "ann"), "name": "train"} | description
+        files = {} if model is None else {"model": model}
+        return self.send_form(who, {"job": json.dumps(given).encode()}, files, "/predictions")
+
+    def send_form(
+        self, who: str | None, fields: dict[str, bytes], files: dict[str, bytes], path: str = "/jobs"
+    ) -> Answer:
         boundary = secrets.token_hex(8)
         parts = [f'form-data; name="{name}"\r\n\r\n'.encode() + value for name, value in fields.items()]
         parts += [f'form-data; name="{n}"; filename="../{n}"\r\n\r\n'.encode() + value for n, value in files.items()]
         mark = f"--{boundary}".encode()
         body = b"".join(mark + b"\r\nContent-Disposition: " + part + b"\r\n" for part in parts) + mark + b"--\r\n"
         kind = f"multipart/form-data; boundary={boundary}"
-        return self.call("POST", "/jobs", who, body=body, headers={"Content-Type": kind})
+        return self.call("POST", path, who, body=body, headers={"Content-Type": kind})
 
     def data(self, name: str) -> str:
         return str(self.files.root.parent / "data" / name)
+
+    def output(self, user: str, name: str = "scored") -> str:
+        return str(self.files.root.parent / "output" / user / name)
 
     def tick_until(self, condition: Callable[[], object]) -> None:
         def tried() -> object:

@@ -24,7 +24,10 @@ def main(folder: Path, attempt: int) -> int:
     todo = order["description"]["name"].split()
     (folder / f"begun-{attempt}").touch()
     with (folder / "progress.jsonl").open("a") as progress:
-        progress.write(json.dumps({"time": 0, "kind": "training", "attempt": attempt, "metrics": ["loss"]}) + "\n")
+        kind = "predicting" if order["kind"] == "predict" else "training"
+        progress.write(json.dumps({"time": 0, "kind": kind, "attempt": attempt}) + "\n")
+    if "environment" in todo:
+        (folder / "environment").write_text(json.dumps(dict(os.environ)))
     if "children" in todo:
         subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder / "child")])
         while not (folder / "child").exists() or not (folder / "child").read_text():

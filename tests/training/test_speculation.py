@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
-from support.patience import brief, patience, until
-
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+from support.patience import brief, patience
+from support.standalone import daemon, said
 
 DRIVER = """
 import json, sys, time
@@ -71,27 +67,6 @@ print(json.dumps({
 }))
 spark.stop()
 """
-
-
-@contextlib.contextmanager
-def daemon(log: Path, *arguments: str) -> Iterator[None]:
-    """One of Spark's own processes; what it says goes to ``log``."""
-    directory = log.parent
-    environment = os.environ | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_LOG_DIR": str(directory)}
-    with log.open("wb") as file:
-        process = subprocess.Popen([SPARK_CLASS, *arguments], stderr=file, stdout=file, cwd=directory, env=environment)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(patience(30))
-
-
-def said(log: Path, pattern: str) -> str:
-    """What follows ``pattern`` in a line of ``log``, once it is there."""
-    found: list[str] = []
-    until(lambda: found.extend(re.findall(rf"{pattern}(\S+)\s", log.read_text())) or found)
-    return found[0]
 
 
 @pytest.mark.slow

@@ -65,6 +65,11 @@ class JobFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def begun(self) -> Path:
+        """There once a predict job may write to its output, where nothing was before."""
+        return self.path / "begun"
+
+    @property
     def checkpoint(self) -> Path:
         """What an attempt goes on from."""
         return self.path / "checkpoint"

@@ -10,7 +10,9 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -62,9 +64,7 @@ class ProcessId:
 
     def terminate(self) -> None:
         """Asks it to end, if it is there."""
-        if self.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+        _send(self.pid, signal.SIGTERM, self.alive)
 
     def session(self) -> list[int]:
         """The processes of the session that it leads or has led, but for those that only wait to be forgotten."""
@@ -77,12 +77,32 @@ class ProcessId:
         """Kills what is there of its session; whether nothing was left to kill."""
         found = self.session()
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL, partial(self._has, pid))
         return not found
+
+    def _has(self, pid: int) -> bool:
+        return _session_of(pid) == self.pid
 
     def _is(self, process: psutil.Process) -> bool:
         return bool(abs(process.create_time() - self.started) < _SAME_START)
+
+
+def _send(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:
+    """Sends a signal to a process for which ``is_it`` holds, and to no other that has got its number meanwhile.
+
+    What is held on to is looked at: where that is another process by now, what is held on to is gone.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if not hasattr(os, "pidfd_open"):  # not on Linux
+            if is_it():
+                os.kill(pid, number)
+            return
+        held = os.pidfd_open(pid)
+        try:
+            if is_it():
+                signal.pidfd_send_signal(held, number)
+        finally:
+            os.close(held)
 
 
 def _session_of(pid: int) -> int | None:

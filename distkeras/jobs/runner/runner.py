@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from distkeras.jobs.driver import GO
 from distkeras.jobs.errors import NotThereError, StateError
 from distkeras.jobs.runner.files import JobFiles, JobFolder, write_whole
 from distkeras.jobs.runner.processes import ProcessId
-from distkeras.jobs.states import JobState
+from distkeras.jobs.states import AT_WORK, JobState
 from distkeras.jobs.store.accounts import ADMIN, Account
 from distkeras.jobs.store.jobs import JobStore, StoredJob
 from distkeras.ps.validate import check_field, require_integer, require_number
@@ -51,6 +52,7 @@ class RunnerSettings:
         attempts_max: drivers that one job may have, one after the other.
         grace: seconds that a driver has to end, when asked to, before it is killed.
         retention: seconds that an ended job is kept; None: for ever.
+        reserve: bytes that the disk of the jobs' files must have left for one to begin.
         command: what starts a driver; its folder and attempt follow.
 
     Raises:
@@ -63,6 +65,7 @@ class RunnerSettings:
     attempts_max: int = 3
     grace: float = 60.0
     retention: float | None = None
+    reserve: int = 0
     command: Sequence[str] = (sys.executable, "-m", "distkeras.jobs.driver")
 
     def __post_init__(self) -> None:
@@ -106,7 +109,7 @@ class JobRunner:
             if job.server != self.name and not self._adopt(job):
                 continue
             running += not self._look(self._store.get(_SERVER, job.id))
-        while running < self._settings.slots:
+        while running < self._settings.slots and self._files.free() >= self._settings.reserve:
             claimed = self._store.claim(self.name)
             if claimed is None:
                 break
@@ -129,10 +132,9 @@ class JobRunner:
     def _launch(self, job: StoredJob) -> bool:
         """Starts a job's driver; whether it is there."""
         folder = self._files.of(job.id)
-        settings, description = self._settings, dict(job.description)
-        order = {"description": description, "data": description.pop("location")}
+        settings = self._settings
+        order = {"description": job.told, **job.order, "master": settings.master, "config": dict(settings.config)}
         try:
-            order |= {"master": settings.master, "config": dict(settings.config)}
             write_whole(folder.order(job.attempt), order)
             with folder.log.open("ab") as output:
                 child = subprocess.Popen(
@@ -168,8 +170,8 @@ class JobRunner:
         if driver is not None and driver.alive():
             if job.cancel is not None or folder.result(job.attempt).exists():
                 self._end(job, driver)
-            elif job.state is JobState.STARTING and _trains(folder, job):
-                self._store.move(job, JobState.TRAINING)
+            elif job.state is JobState.STARTING and _works(folder, job):
+                self._store.move(job, AT_WORK[job.kind])
             return False
         if driver is not None and not driver.kill_session():
             return False
@@ -228,16 +230,17 @@ class JobRunner:
                 self._files.remove(folder)
 
 
-def _trains(folder: JobFolder, job: StoredJob) -> bool:
-    """Whether a driver has said that it trains: each attempt goes on with the file."""
-    mark = f'"kind": "training", "attempt": {job.attempt},'.encode()
+def _works(folder: JobFolder, job: StoredJob) -> bool:
+    """Whether a driver has said that it trains, or predicts: each attempt goes on with the file."""
+    mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
     try:
         with folder.progress.open("rb") as file:
-            return any(mark in line for line in file)
+            return any(mark.search(line) for line in file)
     except FileNotFoundError:
         return False
 
 
 def _environment() -> dict[str, str]:
-    """What a driver is given of this process' environment: none of the server's own secrets."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("DISTKERAS_JOBS_")}
+    """What a driver is given of this process' environment: none of the server's own secrets, nor its operator's."""
+    secrets = ("DISTKERAS_JOBS_", "DISTKERAS_TOKEN")
+    return {name: value for name, value in os.environ.items() if not name.startswith(secrets)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,16 @@ from flask import Response, request, send_file
 from distkeras.dashboard.journal import read_since
 from distkeras.dashboard.page import saved_page
 from distkeras.dashboard.stream import STREAM_TYPE, as_events
-from distkeras.jobs.description import JobDescription, require_allowed
+from distkeras.jobs.description import JobDescription
 from distkeras.jobs.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.jobs.model_file import require_archive
+from distkeras.jobs.places import require_allowed, require_elsewhere, require_output
+from distkeras.jobs.prediction import PredictionDescription
 from distkeras.jobs.runner.files import PIECE_MAX, JobFolder, read_progress
-from distkeras.jobs.server.services import Call, Services
+from distkeras.jobs.server.services import Call
 from distkeras.jobs.server.views import listed_job, whole_job
-from distkeras.jobs.states import JobState
-from distkeras.jobs.store.jobs import StoredJob, new_id
+from distkeras.jobs.states import PREDICT, TRAIN, JobState
+from distkeras.jobs.store.jobs import ORDER, StoredJob, new_id
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _PARQUET = "application/vnd.apache.parquet"
@@ -26,28 +30,81 @@ _PARQUET = "application/vnd.apache.parquet"
 
 def submit_job(call: Call) -> tuple[Any, int]:
     """Takes a job in: everything that can be checked without Spark and Keras is, before it is."""
-    services = call.services
     description = JobDescription.from_json(call.body)
-    location = require_allowed(description.data, services.settings.data)
-    _require_not_ours(location, services)
+    order = {"kind": TRAIN, "data": _data(call, description.data)}
+    return _taken(call, description.name, description.to_json() | {ORDER: order}, _sent_model(call))
+
+
+def submit_prediction(call: Call) -> tuple[Any, int]:
+    """Likewise, a predict job."""
+    services, description = call.services, PredictionDescription.from_json(call.body)
+    output = require_output(description.output, services.settings.output, call.account.name)
+    require_elsewhere(output, services.files.root, "output")
+    order = {"kind": PREDICT, "data": _data(call, description.data), "output": output.uri}
+    model = _sent_model(call) if description.job is None else _model_of(call, description.job)
+    return _taken(call, description.name, description.to_json() | {ORDER: order}, model)
+
+
+def _data(call: Call, data: str) -> str:
+    """Where a job reads, as its driver is told."""
+    place = require_allowed(data, call.services.settings.data)
+    require_elsewhere(place, call.services.files.root, "data")
+    return place.uri
+
+
+def _sent_model(call: Call) -> Callable[[Path], object]:
+    """What writes the model that was sent to a file."""
     sent = request.files.get("model")
     if sent is None:
         raise DescriptionError("`model` must be a file of the form. Received: none", "model")
+    most = call.services.settings.upload_max
+
+    def write(path: Path) -> None:
+        sent.save(path)
+        size = path.stat().st_size
+        if size > most:
+            raise DescriptionError(f"`model` must have at most {most} bytes. Received: {size}", "model")
+
+    return write
+
+
+def _model_of(call: Call, job_id: str) -> Callable[[Path], object]:
+    """Likewise, the model of a job that is done and that the caller sees."""
+    try:
+        job = call.services.jobs.get(call.account, job_id)
+    except NotThereError as error:
+        raise DescriptionError(f"`job` must be one of yours. Received: {job_id}", "job") from error
+    model = call.services.files.of(job_id).model
+    if request.files:
+        raise DescriptionError("`model` must not be sent beside `job`. Received: both", "model")
+    if job.kind != TRAIN or job.state is not JobState.DONE or not model.exists():
+        raise DescriptionError(f"`job` must have trained a model. Received: {job_id}, {job.kind}, {job.state}", "job")
+
+    def write(path: Path) -> None:
+        try:
+            shutil.copyfile(model, path)
+        except FileNotFoundError:
+            raise DescriptionError(
+                f"`job` must be one of yours. Received: {job_id}, removed meanwhile", "job"
+            ) from None
+
+    return write
+
+
+def _taken(
+    call: Call, name: str, description: Mapping[str, Any], write_model: Callable[[Path], object]
+) -> tuple[Any, int]:
+    """Puts a job into the queue, its model beside it; all of it or nothing."""
+    services = call.services
     if services.files.free() < services.settings.reserve:
         raise StorageError(f"the disk must have {services.settings.reserve} bytes left. Received: fewer")
     folder = services.files.incoming()
     try:
-        sent.save(folder.sent_model)
-        size = folder.sent_model.stat().st_size
-        if size > services.settings.upload_max:
-            raise DescriptionError(
-                f"`model` must have at most {services.settings.upload_max} bytes. Received: {size}", "model"
-            )
+        write_model(folder.sent_model)
         require_archive(folder.sent_model)
-        job_id = new_id()
+        size, job_id = folder.sent_model.stat().st_size, new_id()
         folder = services.files.accept(folder, job_id)
-        stored = description.to_json() | {"location": location}
-        job = services.jobs.add(call.account, description.name, stored, size, services.settings.quota, job_id)
+        job = services.jobs.add(call.account, name, description, size, services.settings.quota, job_id)
     except BaseException:
         services.files.remove(folder)
         raise
@@ -155,13 +212,11 @@ def _folder(call: Call) -> JobFolder:
 def _file(call: Call, path: Path, kind: str, name: str) -> Response:
     """A file of a job that is done: one that a driver has only begun to write is nobody's to read."""
     job = _job(call)
+    if job.kind != TRAIN:
+        raise StateError(f"a job must be for training to have a {name}. Received: {job.id}, which is to {job.kind}")
     if job.state is not JobState.DONE or not path.exists():
         raise StateError(f"a job must be done for its {name}. Received: {job.id}, which is {job.state}")
-    return send_file(path, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
-
-
-def _require_not_ours(location: str, services: Services) -> None:
-    """Whether what a job reads lies outside of the files of the jobs, which are of others too."""
-    ours, path = services.files.root.resolve(), Path(location.removeprefix("file://"))
-    if location.startswith("file://") and (path.is_relative_to(ours) or ours.is_relative_to(path)):
-        raise DescriptionError("`data` must be elsewhere than the server's own files. Received: a place there", "data")
+    try:
+        return send_file(path, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
+    except FileNotFoundError:
+        raise NotThereError(f"there must be such a job. Received: {job.id}") from None  # removed meanwhile

@@ -166,7 +166,7 @@ def _answer_error(error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         status, told = error.code or 500, {"type": error.name, "message": error.description or error.name}
     else:
-        log.error("%s %s failed", request.method, request.path, exc_info=error)
+        log.error("%s %r failed", request.method, request.path, exc_info=error)
         status, told = 500, {"type": "JobServerError", "message": "the server's log says what went wrong"}
     response = jsonify({"error": told})
     response.status_code = status

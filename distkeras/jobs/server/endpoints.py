@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Response
 
-from distkeras.jobs.schema import job_schema
+from distkeras.jobs.schema import LINE, job_schema, prediction_schema
 from distkeras.jobs.server import about_jobs, about_users
 from distkeras.jobs.server.services import Call
 from distkeras.jobs.server.views import AUDIT, FOUND_JOB, JOB, ME, PIECE, ROWS, TOKEN, USER, listed, new_token
@@ -33,6 +33,7 @@ class Endpoint:
         query: the schema of each parameter of the query.
         body: the schema of its JSON; None: there is none.
         upload: the body is a form: ``job``, of that JSON, and the file ``model``.
+        model_optional: the form may come without the file.
         admin: only for administrators.
     """
 
@@ -45,6 +46,7 @@ class Endpoint:
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     upload: bool = False
+    model_optional: bool = False
     admin: bool = False
 
     @property
@@ -72,6 +74,17 @@ ENDPOINTS = (
         201,
         body=job_schema(),
         upload=True,
+    ),
+    Endpoint(
+        "POST",
+        "/predictions",
+        "Submit a predict job: its description, and a model that Keras saved, or the job that has trained one.",
+        about_jobs.submit_prediction,
+        JOB,
+        201,
+        body=prediction_schema(),
+        upload=True,
+        model_optional=True,
     ),
     Endpoint(
         "GET",
@@ -128,7 +141,7 @@ ENDPOINTS = (
         body=_object(
             [],
             user=_NAME,
-            note={"type": "string", "maxLength": 200, "default": ""},
+            note={**LINE, "default": ""},
             days={"type": "number", "exclusiveMinimum": 0, "maximum": 36_500, "description": "that it counts"},
         ),
     ),

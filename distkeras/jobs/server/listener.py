@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from waitress import wasyncore
@@ -33,6 +34,12 @@ class _Unauthorized(Error):  # type: ignore[misc]  # waitress has no types
     code, reason = 401, "Unauthorized"
 
 
+class _NoRoom(Error):  # type: ignore[misc]  # likewise
+    """Likewise."""
+
+    code, reason = 507, "Insufficient Storage"
+
+
 class HttpListener:
     """A server of an application, bound from the beginning.
 
@@ -43,6 +50,7 @@ class HttpListener:
         port: to bind; 0: one that is free.
         upload_max: bytes of the longest body.
         trusted_proxy: address of a proxy that says who calls, and over what.
+        room: how many bytes of large bodies the disk may take; None: any.
 
     Attributes:
         port: that is bound.
@@ -52,7 +60,15 @@ class HttpListener:
     """
 
     def __init__(
-        self, app: Any, accounts: Accounts, host: str, port: int, *, upload_max: int, trusted_proxy: str | None = None
+        self,
+        app: Any,
+        accounts: Accounts,
+        host: str,
+        port: int,
+        *,
+        upload_max: int,
+        trusted_proxy: str | None = None,
+        room: Callable[[], int] | None = None,
     ) -> None:
         try:
             bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -79,7 +95,7 @@ class HttpListener:
             clear_untrusted_proxy_headers=True,
             **proxy,
         )
-        self._server.channel_class = _channel_class(accounts)
+        self._server.channel_class = _channel_class(accounts, room)
 
     def run(self, stop: threading.Event) -> None:
         """Serves until ``stop``."""
@@ -96,7 +112,7 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
 
 
-def _channel_class(accounts: Accounts) -> type[HTTPChannel]:
+def _channel_class(accounts: Accounts, room: Callable[[], int] | None) -> type[HTTPChannel]:
     class AdmittedRequest(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
         error: Any
         completed: bool
@@ -107,6 +123,9 @@ def _channel_class(accounts: Accounts) -> type[HTTPChannel]:
                 token = bearer(self.headers.get("AUTHORIZATION"))
                 if not token or accounts.authenticate(token) is None:
                     self.error = _Unauthorized("a large body needs a valid token in its header")
+                    self.completed = True
+                elif room is not None and room() < self.content_length:
+                    self.error = _NoRoom("the disk is nearly full")
                     self.completed = True
 
     class AdmittedChannel(HTTPChannel):  # type: ignore[misc]  # likewise

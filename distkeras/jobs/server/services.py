@@ -21,12 +21,14 @@ class ServiceSettings:
 
     Args:
         data: paths and URIs of folders that jobs may read; the server's own files are never among them.
+        output: paths and URIs of folders that predict jobs may write to, each user in one of their own name.
         upload_max: bytes of a model.
         quota: of each user.
         reserve: bytes that the disk must have left for a job to be taken.
     """
 
     data: Sequence[str] = ()
+    output: Sequence[str] = ()
     upload_max: int = 512 << 20
     quota: Quota = field(default_factory=Quota)
     reserve: int = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from distkeras.jobs.states import JobState
+from distkeras.jobs.states import KINDS, JobState
 from distkeras.jobs.store.accounts import AuditEntry, TokenInfo, UserInfo
 from distkeras.jobs.store.jobs import StoredJob
 
@@ -17,6 +17,7 @@ class JobView:
     """What a user is told of a job in a list; times are seconds since the epoch."""
 
     id: str
+    kind: str
     user: str
     name: str
     state: str
@@ -43,8 +44,7 @@ def listed_job(job: StoredJob) -> dict[str, Any]:
 
 def whole_job(job: StoredJob) -> dict[str, Any]:
     """A job by itself."""
-    description = {name: value for name, value in job.description.items() if name != "location"}
-    return listed_job(job) | {"description": description}
+    return listed_job(job) | {"description": job.told}
 
 
 def _schema_of(kind: type) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def new_token() -> dict[str, Any]:
 
 
 FOUND_JOB = _schema_of(JobView)
+FOUND_JOB["properties"]["kind"] = {"enum": list(KINDS)}
 FOUND_JOB["properties"]["state"] = {"enum": [state.value for state in JobState]}
 JOB = FOUND_JOB | {"properties": FOUND_JOB["properties"] | {"description": {"type": "object"}}}
 TOKEN, USER, AUDIT = _schema_of(TokenInfo), _schema_of(UserInfo), _schema_of(AuditEntry)

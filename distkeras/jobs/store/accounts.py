@@ -25,7 +25,8 @@ ROLES = (USER, ADMIN)
 #: What a user may be called.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
-_TOKEN = re.compile(r"dk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_TOKEN_ID = re.compile(r"[0-9a-f]{16}")
+_TOKEN = re.compile(rf"dk_({_TOKEN_ID.pattern})_([A-Za-z0-9_-]{{43}})")
 #: Compared with where there is no such token, so that both take as long.
 _NOBODY = hashlib.sha256(b"").digest()
 
@@ -150,6 +151,8 @@ class Accounts:
             NotThereError: there is no such user.
             StateError: it is the last administrator.
         """
+        if NAME.fullmatch(name) is None:
+            raise NotThereError("there must be such a user. Received: another text than a name")
         with self._engine.begin() as connection:
             gone = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
             admins = select(func.count()).where(USERS.c.role == ADMIN, USERS.c.active)
@@ -198,6 +201,8 @@ class Accounts:
         Raises:
             NotThereError: the viewer sees no such token.
         """
+        if _TOKEN_ID.fullmatch(token_id) is None:
+            raise NotThereError("there must be such a token. Received: another text than an id")
         change = update(TOKENS).where(TOKENS.c.id == token_id).values(revoked=self._clock())
         if not viewer.is_admin:
             change = change.where(TOKENS.c.user_id == viewer.id)

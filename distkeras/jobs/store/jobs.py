@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Row, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Engine, Row, delete, func, insert, literal, select, true, update
 
 from distkeras.jobs.errors import NotThereError, QuotaError, StateError
-from distkeras.jobs.states import ACTIVE, FINAL, JobState, before
+from distkeras.jobs.states import ACTIVE, FINAL, TRAIN, JobState, before
 from distkeras.jobs.store.accounts import Account
 from distkeras.jobs.store.tables import JOBS, USERS
 
+#: Beside a description, what its driver is told and nobody else.
+ORDER = "order"
 #: Users whose next job is looked at, before a claim gives up until the next time.
 _CANDIDATES = 16
 
@@ -28,9 +30,10 @@ class StoredJob:
         number: rises with each job.
         id: what a job is called by; nobody guesses another one's.
         user: whose it is.
+        kind: one of `distkeras.jobs.states.KINDS`.
         name: what they call it.
         state: see `JobState`.
-        description: what to do; see `distkeras.jobs.description`.
+        description: what to do, as its user has said it; and as "order", what the driver alone is told.
         created: when it was submitted; likewise ``started``, of the latest attempt, and ``ended``.
         attempt: drivers that were started for it.
         server: the process that answers for it.
@@ -43,6 +46,7 @@ class StoredJob:
     number: int
     id: str
     user: str
+    kind: str
     name: str
     state: JobState
     description: Mapping[str, Any]
@@ -55,6 +59,17 @@ class StoredJob:
     cancel: float | None
     error: str | None
     bytes: int
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """What the driver alone is told: its job's kind, and where it reads and writes."""
+        found: Mapping[str, Any] = self.description.get(ORDER, {})
+        return found
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The description as its user has said it."""
+        return {name: value for name, value in self.description.items() if name != ORDER}
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class Quota:
 
 _COLUMNS = [USERS.c.name.label("user") if field.name == "user" else JOBS.c[field.name] for field in fields(StoredJob)]
 _JOINED = select(*_COLUMNS).join_from(JOBS, USERS)
+_SHORT = [literal("{}").label(column.name) if column.name == "description" else column for column in _COLUMNS]
+_LISTED = select(*_SHORT).join_from(JOBS, USERS)
 
 
 class JobStore:
@@ -106,6 +123,7 @@ class JobStore:
         """
         job_id = job_id or new_id()
         values = {"id": job_id, "user_id": account.id, "name": name, "state": JobState.QUEUED, "bytes": size}
+        values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
         values |= {"description": json.dumps(description), "created": self._clock(), "attempt": 0}
         theirs = JOBS.c.user_id == account.id
         with self._engine.begin() as connection:
@@ -136,7 +154,7 @@ class JobStore:
     def page(
         self, viewer: Account, *, state: JobState | None = None, before: int | None = None, limit: int = 100
     ) -> list[StoredJob]:
-        """The latest jobs first.
+        """The latest jobs first, without their descriptions, which may be long.
 
         Args:
             viewer: who sees their own, or as an administrator all.
@@ -144,7 +162,7 @@ class JobStore:
             before: only those of a lower number.
             limit: how many at most.
         """
-        query = _JOINED.where(_seen_by(viewer)).order_by(JOBS.c.number.desc()).limit(limit)
+        query = _LISTED.where(_seen_by(viewer)).order_by(JOBS.c.number.desc()).limit(limit)
         if state is not None:
             query = query.where(JOBS.c.state == state)
         if before is not None:

@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from distkeras.ps.errors import ConfigurationError
 
 #: Of the tables below; a database of another one is refused.
-VERSION = 1
+VERSION = 2
 #: Seconds that a writer waits for another one, of SQLite.
 _BUSY = 30.0
 
@@ -67,6 +67,7 @@ JOBS = Table(
     Column("number", Integer, primary_key=True),
     Column("id", String(32), nullable=False, unique=True),
     Column("user_id", ForeignKey(USERS.c.id), nullable=False),
+    Column("kind", String(16), nullable=False),
     Column("name", String(200), nullable=False),
     Column("state", String(16), nullable=False),
     Column("description", Text, nullable=False),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import psutil
 import pytest
 from support import job_runner
 from support.job_runner import STUB
-from support.patience import patience, until
+from support.patience import brief, patience, until
 from support.present import present
 
 from distkeras.jobs.runner.files import JobFiles, JobFolder, read_progress
@@ -38,8 +40,8 @@ class Office:
         settings = RunnerSettings(**given)
         return JobRunner(self.store, self.files, settings)
 
-    def add(self, todo: str, account: Account | None = None) -> StoredJob:
-        description = {"name": todo, "location": "file:///nowhere"}
+    def add(self, todo: str, account: Account | None = None, kind: str = "train") -> StoredJob:
+        description = {"name": todo, "order": {"kind": kind, "data": "file:///nowhere"}}
         job = self.store.add(account or self.ann, todo, description, 0, Quota())
         self.files.of(job.id).path.mkdir()
         return job
@@ -89,6 +91,22 @@ def test_a_job_trains_once_its_driver_says_so(office: Office) -> None:
     job = office.add("wait")
     office.waits(job)
     office.tick_until(lambda: office.look(job).state is JobState.TRAINING)
+    office.go_on(job)
+    assert office.ended(job).state is JobState.DONE
+
+
+def test_a_predict_job_is_told_its_order_and_says_that_it_predicts(office: Office) -> None:
+    job = office.add("wait", kind="predict")
+    office.waits(job)
+    office.tick_until(lambda: office.look(job).state is JobState.PREDICTING)
+    order = json.loads(office.folder(job).order(1).read_text())
+    assert order == {
+        "description": {"name": "wait"},
+        "kind": "predict",
+        "data": "file:///nowhere",
+        "master": "local[*]",
+        "config": {},
+    }
     office.go_on(job)
     assert office.ended(job).state is JobState.DONE
 
@@ -177,6 +195,24 @@ def test_a_cancelled_job_is_not_tried_again(office: Office) -> None:
     assert (job.state, job.attempt) == (JobState.CANCELLED, 1)
 
 
+def test_nothing_begins_while_the_disk_is_nearly_full(office: Office) -> None:
+    job = office.add("train")
+    full = office.open(reserve=1 << 60)
+    full.tick()
+    assert office.look(job).state is JobState.QUEUED
+    assert office.ended(job).state is JobState.DONE
+
+
+def test_a_driver_is_given_no_secret_of_the_servers(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISTKERAS_JOBS_DATABASE", "DISTKERAS_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    job = office.add("environment")
+    office.ended(job)
+    given = json.loads((office.folder(job).path / "environment").read_text())
+    assert "PATH" in given
+    assert "secret" not in given.values()
+
+
 # ---- a server that dies
 
 
@@ -188,6 +224,27 @@ def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[by
     yield server
     server.kill()
     server.wait(patience(20))
+
+
+def test_two_servers_of_one_database_run_no_job_twice(
+    office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Each a process, with a runner that claims, starts and looks after drivers as they come."""
+    command = [sys.executable, job_runner.__file__, f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
+    jobs = [office.add("wait") for _ in range(8)]
+    third = subprocess.Popen(command)
+    try:
+        until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))  # as many as both have slots
+        for job in jobs:
+            office.go_on(job)
+        until(lambda: all(office.look(job).state in FINAL for job in jobs))
+    finally:
+        kill(third)
+    ended = [office.look(job) for job in jobs]
+    assert {(job.state, job.attempt) for job in ended} == {(JobState.DONE, 1)}
+    assert sorted(Counter(job.server for job in ended).values()) == [4, 4]
+    begun = [sorted(path.name for path in office.folder(job).path.glob("begun-*")) for job in jobs]
+    assert begun == [["begun-1"]] * len(jobs)
 
 
 def kill(server: subprocess.Popen[bytes]) -> None:
@@ -287,6 +344,20 @@ def test_a_file_of_progress_is_read_in_whole_lines(tmp_path: Path) -> None:
     assert rows == [{"a": 1}, {"b": 2}]
     assert path.read_bytes()[following:] == b'{"half'
     assert read_progress(path, 10**6) == ([], 10**6)
+
+
+def test_a_signal_goes_to_no_process_that_has_got_the_number_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's process is found, ends, and another one has its number before it is killed."""
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        gone = ProcessId(2**22 + 1, 1.0)
+        monkeypatch.setattr(ProcessId, "session", lambda _self: [bystander.pid])
+        assert not gone.kill_session()
+        with pytest.raises(subprocess.TimeoutExpired):
+            bystander.wait(brief(0.2))
+    finally:
+        bystander.kill()
+        bystander.communicate(timeout=patience(20))
 
 
 def test_a_process_is_not_taken_for_another_one() -> None:

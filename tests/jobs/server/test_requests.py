@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jsonschema
 import pytest
+from sqlalchemy import event
 from support.job_service import JSON, JobService
 from support.patience import patience
 
@@ -110,6 +113,79 @@ def test_a_strangers_large_body_is_refused_at_its_header(service: JobService, le
     assert b" 401 " in raw(service, head + "\n")
     assert b" 401 " in raw(service, head + "Authorization: Bearer dk_x\n\n")
     assert b" 100 " in raw(service, f"{head}Authorization: Bearer {service.tokens['ann']}\nExpect: 100-continue\n\n")
+
+
+def test_a_large_body_is_refused_where_the_disk_has_no_room(folder: Path) -> None:
+    with JobService(folder) as service:
+        service.room = 1 << 17
+        head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\nAuthorization: Bearer {service.tokens['ann']}\n"
+        assert b" 507 " in raw(service, f"{head}Content-Length: {(1 << 17) + 1}\n\n")
+        assert b" 100 " in raw(service, f"{head}Content-Length: {1 << 17}\nExpect: 100-continue\n\n")
+
+
+def test_what_a_browser_sends_by_itself_lets_nobody_in(service: JobService) -> None:
+    """A page from elsewhere can have it send cookies, a password and forms, and no header of its own."""
+    token = service.tokens["ann"]
+    basic = base64.b64encode(f"ann:{token}".encode()).decode()
+    for headers in (
+        {"Cookie": f"token={token}; Authorization=Bearer {token}"},
+        {"Authorization": f"Basic {basic}"},
+        {"X-Authorization": f"Bearer {token}", "Origin": "http://elsewhere"},
+    ):
+        for method, path in (("GET", "/jobs"), ("POST", "/tokens"), ("POST", "/jobs")):
+            answer = service.call(method, f"{path}?token={token}&access_token={token}", headers=headers, body=b"{}")
+            assert answer.status == 401
+            assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_no_token_is_logged(service: JobService, model: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a request that fails in a way that nobody foresaw."""
+    secret = service.tokens["ann"]
+    job = service.submit("ann", model).json["id"]
+    for method, path in (("GET", f"/jobs/{job}"), ("GET", "/jobs?limit=x"), ("PUT", "/jobs"), ("GET", f"/{secret}")):
+        service.call(method, path, "ann")
+    service.files.of(job).log.mkdir()
+    answer = service.call("GET", f"/jobs/{job}/log", "ann")
+    assert (answer.status, answer.json["error"]["message"]) == (500, "the server's log says what went wrong")
+    assert "IsADirectoryError" in caplog.text
+    assert secret.split("_")[2] not in caplog.text
+    assert secret.split("_")[2] not in json.dumps(service.call("GET", "/audit?limit=1000", "admin").json)
+
+
+@pytest.mark.parametrize("text", ["a\u0000b", "a\nb", "\u001b[2J", "\ud800", "a\u0085"])
+def test_a_name_has_no_signs_that_a_terminal_or_a_database_stumbles_over(
+    service: JobService, model: bytes, text: str
+) -> None:
+    answer = service.submit("ann", model, name=text)
+    assert answer.status == 422
+    assert service.post("/tokens", "ann", {"note": text}).status == 422
+
+
+@pytest.mark.parametrize("part", ["x%00", "%00" * 16, "é", "x" * 5000, "%ff%fe"])
+def test_a_token_or_user_that_is_none(service: JobService, part: str) -> None:
+    part = quote(part, safe="%")
+    assert service.call("DELETE", f"/tokens/{part}", "ann").status == 404
+    assert service.call("DELETE", f"/users/{part}", "admin").status == 404
+
+
+def test_a_list_takes_as_many_queries_however_long_it_is(folder: Path, model: bytes) -> None:
+    """And none of them reads what the list does not show, such as a description of a megabyte."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        seen.append(statement)
+
+    with JobService(folder) as service:
+        for _ in range(5):
+            service.submit("ben", model)
+        event.listen(service.engine, "before_cursor_execute", note)
+        counts = []
+        for limit in (1, 5):
+            seen.clear()
+            assert len(service.call("GET", f"/jobs?limit={limit}", "ben").json["jobs"]) == limit
+            counts.append(len(seen))
+            assert not any("distkeras_jobs.description" in statement for statement in seen)
+    assert counts == [2, 2]  # whose token it is, and the page
 
 
 @pytest.mark.parametrize(

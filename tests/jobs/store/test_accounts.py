@@ -13,7 +13,7 @@ from support.present import present
 
 from distkeras.jobs.errors import DescriptionError, ForbiddenError, NotThereError, StateError
 from distkeras.jobs.store.accounts import Account, Accounts
-from distkeras.jobs.store.tables import META, open_database
+from distkeras.jobs.store.tables import META, VERSION, open_database
 from distkeras.ps.errors import ConfigurationError
 
 
@@ -162,5 +162,5 @@ def test_a_refused_database_does_not_show_its_password() -> None:
 def test_a_database_of_another_version_is_refused(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(update(META).values(version=99))
-    with pytest.raises(ConfigurationError, match=re.escape("version 1. Received: 99")):
+    with pytest.raises(ConfigurationError, match=re.escape(f"version {VERSION}. Received: 99")):
         open_database(engine.url.render_as_string(hide_password=False))

@@ -1,0 +1,37 @@
+"""Spark's own cluster, as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+from support.patience import patience, until
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+@contextlib.contextmanager
+def daemon(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One of Spark's own processes; what it says goes to ``log``."""
+    directory = log.parent
+    environment = os.environ | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_LOG_DIR": str(directory)}
+    with log.open("wb") as file:
+        process = subprocess.Popen([SPARK_CLASS, *arguments], stderr=file, stdout=file, cwd=directory, env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(patience(30))
+
+
+def said(log: Path, pattern: str) -> str:
+    """What follows ``pattern`` in a line of ``log``, once it is there."""
+    found: list[str] = []
+    until(lambda: found.extend(re.findall(rf"{pattern}(\S+)\s", log.read_text())) or found)
+    return found[0]
