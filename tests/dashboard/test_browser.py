@@ -150,7 +150,10 @@ def test_every_chart_is_drawn(visit: Callable[..., Any], saved: Callable[..., st
     titles = page.locator("figure.plot h3").all_text_contents()
     assert len(titles) == 6
     for number, title in enumerate(titles):
-        assert ink(page, number) > 500, title
+        if workers == 1 and title == "Scale of payloads":  # which is 1, and not told
+            assert not page.locator("figure.plot").nth(number).is_visible()
+        else:
+            assert ink(page, number) > 500, title
     entries = page.locator("figure.plot").first.locator(".legend li").all_text_contents()
     assert "all workers" in entries
     assert "center, evaluated" in entries

@@ -29,6 +29,13 @@ def test_all_modules_are_in_it(names: list[str]) -> None:
     assert "distkeras/py.typed" in names
 
 
+def test_the_page_s_files_are_in_it(names: list[str]) -> None:
+    static = ROOT / "distkeras" / "dashboard" / "static"
+    wanted = {f"distkeras/dashboard/static/{path.name}" for path in static.iterdir()}
+    assert wanted <= set(names)
+    assert "distkeras/dashboard/static/uPlot.LICENSE" in wanted
+
+
 def test_license_is_in_it(names: list[str]) -> None:
     assert [name for name in names if name.endswith("LICENSE")]
 

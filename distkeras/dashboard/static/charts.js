@@ -9,6 +9,8 @@ const AXES = {
 };
 /** Seconds between two marks of the axis of time. */
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+/** Seconds over which the rate of samples is a mean. */
+const RATE_SECONDS = 6;
 const GAP_NOTE = "Not measured: Trainer(measure_gap=True) does.";
 
 class JobCharts {
@@ -67,12 +69,12 @@ class JobCharts {
     const chosen = this.view.worker === "" ? null : Number(this.view.worker);
     const series = [];
     const bands = [];
-    if (job.facts.workers <= LINES_MAX) {
+    if (job.facts.workers > 1 && job.facts.workers <= LINES_MAX) {
       job.lines[metric].forEach((line, worker) => {
         const width = worker === chosen ? 3 : 1;
         series.push({ label: `worker ${worker}`, values: at(line), color: `worker-${worker % LINES_MAX}`, width });
       });
-    } else {
+    } else if (job.facts.workers > 1) {
       const [low, middle, high] = job.spread(metric);
       series.push({ label: "90th percentile", values: at(high), color: "band", invisible: true, hidden: true });
       series.push({ label: "10th percentile", values: at(low), color: "band", invisible: true, hidden: true });
@@ -90,16 +92,21 @@ class JobCharts {
     say(this.metrics.caption, job.metrics.length > 1 ? `Loss and metrics: ${metric}` : "Loss");
     const known = at(job.means[metric]).filter((value) => value !== null);
     const last = known.length ? known[known.length - 1] : null;
-    const best = known.length ? known.reduce((one, other) => Math.min(one, other)) : null;
-    const summary = known.length ? `${metric} of all workers is ${amount(last)} now, and was ${amount(best)} at its lowest.` : "Nothing yet.";
+    const [least, most] = [Math.min, Math.max].map((choose) => known.reduce((one, other) => choose(one, other), last));
+    const summary = known.length ? `Of all workers, ${metric} is ${amount(last)} now; it was between ${amount(least)} and ${amount(most)}.` : "Nothing yet.";
     this.metrics.set({ ...this.base(axis), series, bands, log: this.view.scale === "log" && known.every((value) => value > 0), summary });
   }
 
   drawRate(job, axis) {
+    // Over a few seconds: a worker that commits once a second has commits in some of them, and none in others.
+    const about = Math.max(0, Math.round(RATE_SECONDS / job.width / 2));
     const values = axis.places.map((place) => {
+      const first = Math.max(0, place - about);
+      const last = Math.min(job.used - 1, place + about);
       // The bucket that time is in is not over.
-      const seconds = Math.min(job.width, Math.max(job.now.at - place * job.width, 0.2));
-      return place === job.used - 1 && seconds < 0.5 * job.width ? null : job.job.samples[place] / seconds;
+      const seconds = Math.min((last + 1) * job.width, Math.max(job.now.at, last * job.width)) - first * job.width;
+      const samples = job.job.samples.slice(first, last + 1).reduce((sum, count) => sum + count, 0);
+      return seconds > 0 ? samples / seconds : null;
     });
     const summary = `${amount(job.now.rate)} samples a second lately.`;
     this.rate.set({ ...this.base(axis), series: [{ label: "samples per second", values, color: "accent", fill: "band" }], yRange: [0, null], summary });
@@ -119,8 +126,6 @@ class JobCharts {
     series.forEach((line, place) => Object.defineProperty(line, "numbers", { value: () => shares[2 - place], enumerable: false }));
     const [compute, wait, wire] = job.timeShares();
     const summary = `Computing ${percent(compute)}, waiting for other workers ${percent(wait)}, wire and server ${percent(wire)}.`;
-    this.split.note = summary;
-    this.split.follow(null);
     this.split.set({ ...this.base(axis), series, yRange: [0, 100], summary });
   }
 
@@ -130,8 +135,6 @@ class JobCharts {
     const sum = counts.reduce((one, other) => one + other, 0);
     const mean = sum ? counts.reduce((all, count, bin) => all + count * (bin + (width - 1) / 2 / width) * width, 0) / sum : null;
     const summary = `${amount(sum)} commits, of staleness ${amount(mean, 3)} on average.`;
-    this.staleness.note = summary;
-    this.staleness.follow(null);
     const xText = (value) => (value === null || value % 1 ? "" : width > 1 ? `${value}–${value + width - 1}` : String(value));
     this.staleness.set({ x, xName: "Staleness", xText, xRange: [0, Math.max(1, counts.length) * width], series: [{ label: "commits", values: counts, color: "accent", bars: true }], yRange: [0, null], summary });
   }
@@ -144,8 +147,7 @@ class JobCharts {
     const telling = known.length && !(name === "scale" && known.every((value) => value === 1));
     plot.element.hidden = !telling && !note;
     plot.target.hidden = plot.slider.hidden = plot.details.hidden = !telling;
-    plot.note = telling ? "" : note;
     if (!telling) say(plot.reading, note);
-    else plot.set({ ...this.base(axis), series: [{ label: name, values, color: "accent" }], summary: `${amount(known[known.length - 1])} now.` });
+    else plot.set({ ...this.base(axis), series: [{ label: name, values, color: "accent" }], summary: `A mean of ${amount(known[known.length - 1])} now.` });
   }
 }

@@ -73,7 +73,7 @@ class JobView {
   updateHead() {
     const { now, facts } = this.job;
     const many = (count, word) => `${amount(count)} ${word}${count === 1 ? "" : "s"}`;
-    say(this.facts, [this.job.name === facts.rule ? "" : facts.rule, many(facts.workers, "worker"), many(facts.epochs, "epoch"), facts.batch_size ? `mini-batches of ${facts.batch_size}` : ""].filter(Boolean).join(" · "));
+    say(this.facts, [this.job.name.startsWith(facts.rule) ? "" : facts.rule, many(facts.workers, "worker"), many(facts.epochs, "epoch"), facts.batch_size ? `mini-batches of ${facts.batch_size}` : ""].filter(Boolean).join(" · "));
     const epochs = Math.min(now.epochs, facts.epochs);
     this.bar.max = facts.epochs;
     this.bar.value = epochs;
@@ -135,7 +135,7 @@ class Comparison {
       this.update();
     });
     this.plot = new Plot({ title: "Loss of all workers, job by job", tools: [axis.element], height: 280 });
-    this.element = h("section", { class: "compare", "aria-label": "Side by side" }, this.plot.element);
+    this.element = h("section", { class: "compare" }, h("h2", { text: "Side by side" }), this.plot.element);
   }
 
   remove() {

@@ -34,7 +34,11 @@ function arrange() {
 /** Gives a job a message, and has what shows it drawn. */
 function take(view, message) {
   view.job.apply(message);
-  if (!view.named && view.job.known) view.job.name = view.job.facts.rule;
+  if (!view.named && view.job.known) {
+    const rule = view.job.facts.rule;
+    const alike = views.filter((other) => other.job.known && other.job.facts.rule === rule);
+    view.job.name = alike.length > 1 ? `${rule}, ${alike.indexOf(view) + 1}` : rule;
+  }
   view.touch();
   if (comparison) requestAnimationFrame(() => comparison && comparison.update());
   const first = views[0].job;
@@ -125,7 +129,7 @@ async function showJobs() {
   const rows = jobs.map((job) => jobRow(job));
   const head = h("thead", {}, h("tr", {}, ...["Show", "Name", "State", "Created", "User"].map((text) => h("th", { scope: "col", text }))));
   const table = h("table", {}, h("caption", { class: "aside", text: "Jobs" }), head, h("tbody", {}, ...rows));
-  const list = h("section", { class: "card list" }, h("h2", { id: heading, text: "Jobs" }), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": heading }, jobs.length ? table : h("p", { class: "none", text: "No jobs yet." })));
+  const list = h("section", { class: "card list" }, h("h2", { id: heading, text: "Jobs" }), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, jobs.length ? table : h("p", { class: "none", text: "No jobs yet." })));
   place.replaceChildren(list);
   const wanted = new Set(location.hash.slice(1).split(","));
   const shown = jobs.filter((job) => wanted.has(job.id));

@@ -19,8 +19,8 @@ function rangeOf([low, high]) {
 }
 
 class Plot {
-  /** `title`; `tools`: elements beside it; `height` in pixels; `xName(kind)` names the axis. */
-  constructor({ title, tools = [], height = 240, note = "" }) {
+  /** `title`; `tools`: elements beside it; `height` in pixels. */
+  constructor({ title, tools = [], height = 240 }) {
     const heading = freshId("plot");
     this.title = title;
     this.height = height;
@@ -33,10 +33,10 @@ class Plot {
     this.slider = h("input", { type: "range", min: 0, max: 0, value: 0, class: "reader", "aria-label": `${title}: read out` });
     this.slider.addEventListener("input", () => this.readOut(Number(this.slider.value)));
     this.slider.addEventListener("focus", () => this.readOut(Number(this.slider.value)));
-    this.reading = h("p", { class: "reading", text: note });
-    this.note = note;
+    this.reading = h("p", { class: "reading" });
+    this.note = "";
     this.table = h("table");
-    this.details = h("details", {}, h("summary", { text: "As a table" }), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title}, as a table` }, this.table));
+    this.details = h("details", {}, h("summary", { text: "As a table" }), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `${title}, as a table` }, this.table));
     this.details.addEventListener("toggle", () => this.fillTable());
     this.caption = h("h3", { id: heading, text: title });
     this.element = h(
@@ -70,6 +70,8 @@ class Plot {
   set(content) {
     this.content = content;
     this.stale = true;
+    this.note = content.summary || "";
+    if (!this.chart || this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.follow(null);
     if (this.visible) this.draw();
   }
 

@@ -36,7 +36,7 @@ class WorkersTable {
     this.body = h("tbody");
     const table = h("table", { class: "workers" }, h("caption", { class: "aside", text: "Workers" }), h("thead", {}, h("tr", {}, ...this.heads)), this.body);
     const heading = freshId("workers");
-    const scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": heading }, table);
+    const scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, table);
     this.element = h("section", { class: "card" }, h("h3", { id: heading, text: "Workers" }), scroll);
   }
 
@@ -103,7 +103,7 @@ class EventsTable {
     this.body = h("tbody");
     const head = h("thead", {}, h("tr", {}, ...titles.map((text, column) => h("th", { scope: "col", class: [0, 2, 3].includes(column) ? "number" : "", text }))));
     this.table = h("table", { class: "events" }, h("caption", { class: "aside", text: "Events" }), head, this.body);
-    this.scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": heading }, this.table);
+    this.scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, this.table);
     this.none = h("p", { class: "none", text: "Nothing out of the ordinary." });
     this.element = h(
       "section",
@@ -131,7 +131,7 @@ class EventsTable {
   row([at, source, kind, worker, attempt, text]) {
     return h(
       "tr",
-      { class: QUIET.has(kind) ? "quiet" : "trouble" },
+      { class: QUIET.has(kind) || /succeed again$/.test(text) ? "quiet" : "trouble" },
       h("td", { class: "number", text: clock(at) }),
       h("td", {}, h("span", { class: "kind", text: kind, title: `told by the ${source}` })),
       h("td", { class: "number", text: worker === null ? "" : String(worker) }),
