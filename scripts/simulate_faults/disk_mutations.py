@@ -120,17 +120,6 @@ class _Digest:
 
 
 @mutation
-def _nobody_hears_that_a_server_reads() -> list[Patch]:
-    """A server that reads for long is taken for one that hangs."""
-    begin = SnapshotDirectory.__init__
-
-    def silent(self: SnapshotDirectory, *arguments: Any) -> None:
-        begin(self, *arguments[:4])
-
-    return [(SnapshotDirectory, "__init__", silent)]
-
-
-@mutation
 def _a_file_of_somebody_elses_is_read() -> list[Patch]:
     """Whatever lies beside the snapshots is taken for one of them."""
 
