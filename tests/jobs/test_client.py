@@ -277,6 +277,7 @@ def test_a_job_from_the_command_line(
         "data": service.data("x"),
         "name": "mine",
         "checkpoint_every": 100,
+        "time_budget": None,
         "hyper_parameters": {"window": 3},
         "options": {
             "num_workers": 2,

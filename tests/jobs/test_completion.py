@@ -46,11 +46,11 @@ def test_bash_completes_commands_flags_and_files(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh is installed")
 def test_zsh_takes_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = script("zsh", tmp_path, capsys)
-    ask = f"autoload -Uz compinit; compinit -u -d {tmp_path}/dump; source {path}; print $_comps[distkeras]"
+    script("zsh", tmp_path, capsys).rename(tmp_path / "_distkeras")
+    ask = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump; "
+    ask += "print $_comps[distkeras]; autoload +X _distkeras"
     done = subprocess.run(["zsh", "-f", "-c", ask], capture_output=True, text=True, timeout=patience(60))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip() == "_shtab_distkeras"
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "_distkeras\n")
 
 
 def test_without_the_library_its_name_is_told(
