@@ -183,6 +183,16 @@ class HasOutputType(Params):
     output_type = param("output_type", "arrays or ML vectors", one_of("array", "vector"), 'one of "array", "vector"')
 
 
+class HasDecode(Params):
+    """``decode``: how executors make arrays of encoded columns."""
+
+    decode: Param[Any] = Param(
+        Params._dummy(),  # noqa: SLF001 - as Spark ML's own mixins
+        "decode",
+        "function from the value of the column of features to an array, or a dictionary of them: column to function",
+    )
+
+
 class HasPredictionCol(Params):
     """``prediction_col``: the column of predictions."""
 

@@ -17,12 +17,14 @@ from pyspark.sql import types as T
 
 from distkeras.cluster.failures import short_errors
 from distkeras.data.columns import arrow_ready, map_in_arrow
+from distkeras.data.decoding import decoders
 from distkeras.keras_model import archive
+from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import expressions, serving
 from distkeras.transformers.archive_files import load_archive, save_archive
 from distkeras.transformers.outputs import OutputColumn
-from distkeras.transformers.params import HasOutputType, StageTransformer, column_names, integer_from, param
+from distkeras.transformers.params import HasDecode, HasOutputType, StageTransformer, column_names, integer_from, param
 from distkeras.transformers.writing import StageWriter
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ _TYPES: dict[str, tuple[str, T.DataType]] = {
 _FLOAT = ("float32", T.FloatType())
 
 
-class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor"], MLWritable):
+class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["ModelPredictor"], MLWritable):
     """Adds what a Keras model predicts for each row, and keeps all other columns, rows and their order.
 
     The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
@@ -75,6 +77,8 @@ class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor
         output_type: of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
         custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows. They
             travel to the workers, and are not saved: whoever loads the predictor registers them.
+        decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
+            one for some columns, as in `Trainer`. To be saved, a function is registered with `keras.saving`.
 
     Raises:
         ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
@@ -99,6 +103,7 @@ class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor
         output_type: str | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         batch_bytes: int | None = None,
+        decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
@@ -106,7 +111,8 @@ class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor
         self._set_given(
             features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
         )
-        self._set_given(output_type=output_type)
+        self._set_given(output_type=output_type, decode=decode)
+        self.feature_decoders()  # what cannot work is refused here
         if keras_model is not None and not isinstance(keras_model, PackedModel):
             keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects)
         self._model = keras_model
@@ -127,6 +133,18 @@ class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor
             raise ConfigurationError("`keras_model` must be set. Received: ModelPredictor without keras_model")
         return self._model
 
+    def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
+        """What executors decode columns of features with, by column.
+
+        Raises:
+            ConfigurationError: `decode` is neither a function for the only column nor a dictionary of them.
+        """
+        features = self._required("features_col")
+        found = decoders(self.getOrDefault("decode") if self.isDefined("decode") else None, features)
+        if unknown := sorted(found.keys() - features):
+            raise ConfigurationError(f"`decode` must be of the columns {features}. Received: decode of {unknown}")
+        return found
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
         features, outputs = self._required("features_col"), self._required("output_col")
@@ -145,7 +163,7 @@ class ModelPredictor(StageTransformer, HasOutputType, MLReadable["ModelPredictor
             for number, (name, form) in enumerate(zip(outputs, forms, strict=True))
         ]
         limits = (self._required("batch_size"), self._required("batch_bytes"))
-        return predicted(dataset, packed, features, columns, limits)
+        return predicted(dataset, packed, features, columns, limits, self.feature_decoders())
 
     def write(self) -> MLWriter:
         """Writes Spark ML's metadata, and the model beside it."""
@@ -305,7 +323,10 @@ class _Writer(StageWriter):
 
     def saveImpl(self, path: str) -> None:
         data = self.instance.packed_model.data
-        DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession)
+        functions = {column: config_of(one, "decode") for column, one in self.instance.feature_decoders().items()}
+        plain = self.instance.copy()
+        plain.clear(plain.getParam("decode"))  # Spark ML's writer would encode it
+        DefaultParamsWriter.saveMetadata(plain, path, self.sparkSession, {"decode": functions})
         save_archive(self.sparkSession, data, path)
 
 
@@ -320,4 +341,6 @@ class _Reader(MLReader[ModelPredictor]):
         predictor = self.kind(PackedModel(load_archive(self.sparkSession, path)))
         predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         DefaultParamsReader.getAndSetParams(predictor, metadata)
+        if functions := metadata.get("decode"):
+            predictor._set(decode={column: object_of(config, "decode") for column, config in functions.items()})  # noqa: SLF001 - likewise
         return predictor

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Model
 
 from distkeras.cluster.failures import short_errors
+from distkeras.data.decoding import decoders
 from distkeras.data.schema import data_spec, example, names_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import compiled_recipe
@@ -18,7 +19,6 @@ from distkeras.ml.heads import Head, heads_of
 from distkeras.ml.params import PredictionParams
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
 from distkeras.ps.errors import ConfigurationError
-from distkeras.settings import decoders
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import on_dataframe
 from distkeras.transformers.predictor import PackedModel, column_type, predicted

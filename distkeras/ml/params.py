@@ -25,6 +25,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import (
+    HasDecode,
     HasOutputType,
     column_name,
     column_names,
@@ -155,6 +156,7 @@ class PredictionParams(
     HasProbabilityCol,
     HasRawPredictionCol,
     HasOutputType,
+    HasDecode,
     KeywordParams,
 ):
     """What estimator and model share: the columns to read, and the new ones."""
@@ -197,11 +199,6 @@ class PredictionParams(
         "bytes of the inputs and outputs of such a call, at most",
         integer_from(1),
         "a positive integer",
-    )
-    decode: Param[Any] = Param(
-        Params._dummy(),  # noqa: SLF001 - as Spark ML's own mixins
-        "decode",
-        "function from the value of the column of features to an array, or a dictionary of them: column to function",
     )
     custom_objects = param(
         "custom_objects",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml.param import Params
@@ -13,6 +13,8 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 from distkeras.cluster.failures import short_errors
 from distkeras.keras_model import archive
+from distkeras.keras_model.registered import config_of, object_of
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule, schedule_of
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The key that marks a JSON object as a value of another kind.
 _KIND = "distkeras"
+#: Settings of plain fields, by that value.
+_SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint}
 
 
 def to_json(value: Any, name: str) -> Any:
@@ -41,15 +45,17 @@ def to_json(value: Any, name: str) -> Any:
         return {_KIND: "rule", "name": value.name, "fields": to_json(fields, name)}
     if isinstance(value, Schedule):
         return {_KIND: "schedule", "config": value.config()}
-    if isinstance(value, Deadlines):
-        return {_KIND: "deadlines", "fields": dataclasses.asdict(value)}
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if type(value) in _SETTINGS.values():
+        return {_KIND: type(value).__name__.lower(), "fields": dataclasses.asdict(value)}
     if isinstance(value, Mapping):
         return {_KIND: "mapping", "items": [[to_json(key, name), to_json(part, name)] for key, part in value.items()]}
     if isinstance(value, (list, tuple)):
         return [to_json(part, name) for part in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
         return value.item()
-    return {_KIND: "keras", "config": _keras_config(value, name)}
+    return {_KIND: "keras", "config": config_of(value, name)}
 
 
 def from_json(value: Any, name: str) -> Any:
@@ -66,43 +72,15 @@ def from_json(value: Any, name: str) -> Any:
         return make(value["name"], **_as_tuples(from_json(value["fields"], name)))
     if value[_KIND] == "schedule":
         return schedule_of(value["config"])
-    if value[_KIND] == "deadlines":
-        return Deadlines(**value["fields"])
+    if value[_KIND] in _SETTINGS:
+        return _SETTINGS[value[_KIND]](**value["fields"])
     if value[_KIND] == "mapping":
         return {from_json(key, name): from_json(part, name) for key, part in value["items"]}
-    return _keras_object(value["config"], name)
+    return object_of(value["config"], name)
 
 
 def _as_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-
-
-def _keras_config(value: Any, name: str) -> Any:
-    import keras
-
-    own = getattr(value, "__module__", type(value).__module__).split(".")[0] == "keras"
-    kinds = [kind for kind in (value, type(value)) if callable(kind)]
-    if own or any(keras.saving.get_registered_name(kind) in keras.saving.get_custom_objects() for kind in kinds):
-        config = keras.saving.serialize_keras_object(value)
-        if json.loads(json.dumps(config)) == config:
-            return config
-    raise ConfigurationError(
-        f"`{name}` must be what Keras can describe, to be saved: decorate your own classes and functions with "
-        f"`keras.saving.register_keras_serializable()`. Received: {name}={value!r}"
-    )
-
-
-def _keras_object(config: Any, name: str) -> Any:
-    import keras
-
-    try:
-        return keras.saving.deserialize_keras_object(config)
-    except (TypeError, ValueError) as error:
-        registered = config.get("registered_name") if isinstance(config, dict) else config
-        raise ConfigurationError(
-            f"`{name}` must be known to Keras in this process: import the module that registers it before loading. "
-            f"Received: {name} of the registered name {registered!r}; Keras said: {error}"
-        ) from error
 
 
 class Saveable(Params, MLReadable[Any], MLWritable, ABC):

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from distkeras import EarlyStopping, KerasEstimator, KerasModel
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError
+from distkeras.transformers import ModelPredictor
 
 SIDE = 4
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, SIDE, SIDE, 1), np.uint8)
@@ -69,6 +70,30 @@ def test_from_files_to_predictions(files: DataFrame, tmp_path: Path) -> None:
     assert fitted.evaluate(files) == pytest.approx(expected, rel=1e-5)
     watched: Any = fitted.summary.callbacks[0]
     assert watched.evaluations[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_the_predictor_decodes_too(files: DataFrame, tmp_path: Path) -> None:
+    model = network()
+    expected = model.predict(IMAGES, verbose=0)
+
+    def found(stage: ModelPredictor) -> list[list[float]]:
+        return [row["prediction"] for row in stage.transform(files).orderBy("id").collect()]
+
+    np.testing.assert_allclose(found(ModelPredictor(model, "content", decode=gray)), expected, atol=1e-6)
+    by_column = ModelPredictor(model, "content", decode={"content": gray})
+    by_column.save(str(tmp_path / "predictor"))
+    np.testing.assert_allclose(found(ModelPredictor.load(str(tmp_path / "predictor"))), expected, atol=1e-6)
+
+
+def test_what_the_predictor_cannot_decode_is_named(files: DataFrame, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="`decode` must be a function"):
+        ModelPredictor(network(), "content", decode=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="`decode` must be of the columns"):
+        ModelPredictor(network(), "content", decode={"path": gray})
+    with pytest.raises(ConfigurationError, match="register_keras_serializable"):
+        ModelPredictor(network(), "content", decode=np.frombuffer).save(str(tmp_path / "predictor"))
+    with pytest.raises(ColumnTypeError, match="binary"):
+        ModelPredictor(network(), "content").transform(files)
 
 
 def test_what_cannot_work_is_named(files: DataFrame) -> None:

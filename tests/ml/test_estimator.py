@@ -20,7 +20,7 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from distkeras import AGN, KerasEstimator, KerasModel, Trainer, rules, schedules
+from distkeras import AGN, Checkpoint, KerasEstimator, KerasModel, Trainer, rules, schedules
 from distkeras.ml.params import SPARK_NAMES
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 from distkeras.ps.transport.deadlines import Deadlines
@@ -315,11 +315,12 @@ class TestPersistence:
             learning_rate=schedules.Cosine(0.1, 100),
             class_weight={0: 1.0, 1: 2.5},
             deadlines=Deadlines(lease=7.0),
+            checkpoint=Checkpoint(str(tmp_path / "checkpoint"), every=7),
         ).setParams(rule=rules.make("adag", window=3))
         made.write().overwrite().save(str(tmp_path / "e"))
         loaded = KerasEstimator.load(str(tmp_path / "e"))
         assert loaded.uid == made.uid
-        for name in ("rule", "learning_rate", "class_weight", "deadlines", "loss"):
+        for name in ("rule", "learning_rate", "class_weight", "deadlines", "checkpoint", "loss"):
             assert loaded.value(name) == made.value(name), name
         assert loaded.value("worker_optimizer").get_config() == made.value("worker_optimizer").get_config()
         assert [type(metric) for metric in loaded.value("metrics")] == [keras.metrics.MeanAbsoluteError, str]
