@@ -15,6 +15,7 @@ from distkeras.cluster.failures import short_errors
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.ml.features import assembled
+from distkeras.ml.fit_folders import folder_of_fit
 from distkeras.ml.model import KerasModel, TrainingSummary
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
@@ -68,7 +69,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         validation_rows: of those rows, how many to evaluate on, at most. Default: 10000.
         callbacks, checkpoint, resume: as in `Trainer.train`. Each fit works with copies of the callbacks (`copy.copy`),
             for several fits may run at once; `summary.callbacks` has them. Those of Keras are told of the rows left
-            out: see `KerasCallbacks`.
+            out: see `KerasCallbacks`. Each later fit of the same estimator in this process, as in a search, has a
+            checkpoint of its own beside the first one: ``folder-2`` and so on.
 
     Raises:
         ConfigurationError: a keyword that there is not, or a value that cannot work.
@@ -103,12 +105,11 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
         evaluations = [] if held_out is None else [EarlyStopping(held_out, max_rows=self.value("validation_rows"))]
         callbacks = [copy.copy(callback) for callback in with_keras_callbacks(self.value("callbacks"), held_out)]
-        trained = trainer.train(
-            training,
-            callbacks=[*callbacks, *evaluations],
-            checkpoint=self.value("checkpoint"),
-            resume=self.value("resume"),
-        )
+        resume = self.value("resume")
+        with folder_of_fit(self.uid, self.value("checkpoint"), resume) as checkpoint:
+            trained = trainer.train(
+                training, callbacks=[*callbacks, *evaluations], checkpoint=checkpoint, resume=resume
+            )
         with _BUILDING:
             fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
         curve = [point for evaluation in evaluations for point in evaluation.evaluations]

@@ -104,7 +104,7 @@ class TestFits:
         assert not hasattr(given[0], "ended")
 
     def test_a_share_for_validation_and_several_at_once(self, df: DataFrame, tmp_path: Any) -> None:
-        made = estimator(linear())
+        made = estimator(linear(), checkpoint=str(tmp_path / "saved"))
         grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 6]).build()
         evaluator = RegressionEvaluator(labelCol="target")
         search = TrainValidationSplit(
@@ -112,6 +112,7 @@ class TestFits:
         )
         fitted = search.fit(df)
         assert fitted.validationMetrics[1] < fitted.validationMetrics[0]
+        assert {folder.name for folder in tmp_path.iterdir()} == {"saved", "saved-2", "saved-3"}  # of three fits
         fitted.save(str(tmp_path / "search"))
         loaded = TrainValidationSplitModel.load(str(tmp_path / "search"))
         np.testing.assert_array_equal(
