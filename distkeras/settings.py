@@ -7,11 +7,12 @@ An option is one keyword of `Trainer`, with its text in that docstring, and one 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distkeras.data.class_weight import require_class_weight
+from distkeras.data.decoding import decoders
 from distkeras.data.schema import names_of
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -59,6 +60,7 @@ class TrainSettings:
     host: str | None = None
     tls: bool = False
     stall_after: float | None = 300.0
+    frozen_weights: str | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -78,8 +80,9 @@ class TrainSettings:
             checked[name] = require_boolean(name, getattr(self, name))
         if self.progress is not None:
             checked["progress"] = require_boolean("progress", self.progress)
-        if self.sample_weight_col is not None:
-            require_text("sample_weight_col", self.sample_weight_col, "the name of a column, or None")
+        for name, text in (("sample_weight_col", "the name of a column"), ("frozen_weights", "a path or a URI")):
+            if getattr(self, name) is not None:
+                require_text(name, getattr(self, name), f"{text}, or None")
         _require_place(self.server, self.host)
         require_choice("bad_numbers", self.bad_numbers, ("raise", "skip"))
         for name, value in checked.items():
@@ -159,23 +162,6 @@ def _require_place(server: str, host: str | None) -> None:
         require_text("host", host, "a host name or address, or None")
         if server == "cluster":
             raise invalid("host", host, "None with server='cluster': the server has that of whichever executor runs it")
-
-
-def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:
-    """The argument ``decode``, by column; none for None.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
-    if value is None:
-        return {}
-    if callable(value) and len(features) == 1:
-        return {features[0]: value}
-    functions = value if isinstance(value, Mapping) else {}
-    if not functions or not all(isinstance(k, str) and callable(v) for k, v in functions.items()):
-        expected = "a function, where there is one column of features, or a dictionary: column to function"
-        raise invalid("decode", value, expected)
-    return dict(functions)
 
 
 def _name(function: Any) -> str:

@@ -37,6 +37,7 @@ from distkeras.job.run import finish_job, run_job
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
@@ -125,6 +126,9 @@ class Trainer(JobResults):
             center, which nobody can then change on their way either; costs some 0.6 ms a megabyte at each end.
         threads: compute threads of one worker. Default: the cores that Spark gives to a task.
         custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
+        frozen_weights: path or URI of a file with weights of the model, that each executor reads for itself: a
+            ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a frozen base. What is in it, to
+            the bit, is not sent with the model.
         deadlines: of every wait.
         stall_after: seconds without a commit after which a worker is named in the log and in `events`, once; None:
             never. Nothing else follows from it.
@@ -174,6 +178,7 @@ class Trainer(JobResults):
         authenticate_vectors: bool = False,
         threads: int | None = None,
         custom_objects: Mapping[str, Any] | None = None,
+        frozen_weights: str | None = None,
         deadlines: Deadlines | None = None,
         stall_after: float | None = 300.0,
     ) -> None:
@@ -195,6 +200,8 @@ class Trainer(JobResults):
             weighted_metrics=weighted_metrics,
             objects=custom_objects,
         )
+        uri = self.settings.frozen_weights
+        self._sent_file = self._model_file if uri is None else without_weights_of(self._model_file, uri)
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
@@ -367,6 +374,7 @@ class Trainer(JobResults):
             spec=spec,
             training=settings,
             model_file=self._model_file,
+            sent_file=self._sent_file,
             recipe=self._recipe,
             replica=replica,
             server=server,

@@ -58,6 +58,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "sample_weight_col": ("", 3, ["weight"]),
     "host": ("", 8080),
     "server": ("spark", "", None, 1),
+    "frozen_weights": ("", 3, Path("base.weights.h5")),
     "shuffle": (None, *NO_SWITCH),
     "partitioned_already": (None, *NO_SWITCH),
     "tls": (None, *NO_SWITCH),

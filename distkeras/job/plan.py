@@ -49,6 +49,7 @@ class JobPlan:
         spec: columns, mini-batches, epochs.
         training: what the data and the driver are told.
         model_file: the model.
+        sent_file: likewise, as workers are sent it: perhaps without weights that they read elsewhere.
         recipe: how to compile it.
         replica: the model, compiled like the workers'.
         server: what the server is told.
@@ -61,6 +62,7 @@ class JobPlan:
     spec: DataSpec
     training: TrainSettings
     model_file: bytes
+    sent_file: bytes
     recipe: Recipe
     replica: KerasReplica
     server: ServerSettings
@@ -133,7 +135,7 @@ class JobPlan:
         moving_statistics = np.empty(replica.moving_statistics.size, np.float32)
         replica.read_moving_statistics(moving_statistics)
         layouts = (replica.layout, replica.moving_statistics)
-        return publication(start, moving_statistics, self.model_file, layouts)
+        return publication(start, moving_statistics, self.sent_file, layouts)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.trainer import Trainer
 
-#: Keywords of `Trainer` that a stranger may not set: code, addresses and the terminal of the driver's machine.
-LEFT_OUT = {"model", "rule", "custom_objects", "deadlines", "host", "port", "progress", "log_every", "decode"}
+#: Keywords of `Trainer` that a stranger may not set: code, addresses, files and the terminal of the driver's machine.
+LEFT_OUT = {
+    *("model", "rule", "custom_objects", "decode", "deadlines", "frozen_weights"),
+    *("host", "port", "progress", "log_every"),
+}
 
 #: Likewise, of `ModelPredictor`: the model comes otherwise.
 PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects"}

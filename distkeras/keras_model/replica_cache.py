@@ -19,10 +19,11 @@ from typing import Any
 from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.weights_file import ELSEWHERE, WEIGHTS, with_all_weights
 
 #: Most bytes of initial values beside a replica; one that needs more is built anew each time.
 _MOST_BYTES = 64 * 2**20
-_PLAIN_MEMBERS = {"metadata.json", "config.json", "model.weights.h5"}
+_PLAIN_MEMBERS = {"metadata.json", "config.json", WEIGHTS, ELSEWHERE}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ReplicaCache:
         """A replica as ``recipe`` builds it, for as long as the context lasts.
 
         Its weights and moving statistics are to be loaded; everything else is as it is in a new one. After an
-        exception it is not kept.
+        exception it is not kept. Weights that did not travel are read where the archive says that they are.
 
         Raises:
             ConfigurationError: as `Recipe.build` says.
@@ -62,7 +63,7 @@ class ReplicaCache:
         key = _key(recipe, model_file)
         replica = self._take(key)
         if replica is None:
-            replica = KerasReplica(recipe.build_to_train(model_file), resettable=key is not None)
+            replica = KerasReplica(recipe.build_to_train(with_all_weights(model_file)), resettable=key is not None)
         yield replica
         if key is not None and replica.resettable(_MOST_BYTES):
             with self._lock:
@@ -89,7 +90,7 @@ def _key(recipe: Recipe, model_file: bytes) -> _Key | None:
         if not _PLAIN_MEMBERS.issuperset(archive.namelist()):
             return None
         config = json.loads(archive.read("config.json"))
-        weights = archive.read("model.weights.h5")
+        weights = b"".join(archive.read(name) for name in (WEIGHTS, ELSEWHERE) if name in archive.namelist())
     try:
         text = json.dumps([recipe.backend, config, recipe.arguments], sort_keys=True, default=_config_of)
     except TypeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,6 +22,7 @@ from support.spark_jobs import (
 from distkeras import Trainer
 from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
+from distkeras.ps.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -158,6 +160,21 @@ class TestModels:
         model = keras.Sequential([keras.Input((2,)), Double(), keras.layers.Dense(2, activation="softmax")])
         x, y = blobs(seed=1)
         assert accuracy(self.train(clouds, model), x, y) > 0.95
+
+    def test_workers_read_frozen_weights_from_their_file(self, clouds: DataFrame, tmp_path: Path) -> None:
+        base = keras.Sequential([keras.Input((2,)), keras.layers.Dense(16384, "tanh")], name="base")
+        base.trainable = False
+        model = keras.Sequential([base, keras.layers.Dense(2, "softmax")])
+        base.save_weights(path := tmp_path / "base.weights.h5")
+        trained = self.train(clouds, model, frozen_weights=str(path))
+        np.testing.assert_array_equal(trained.layers[0].layers[-1].kernel, base.layers[-1].kernel)
+        assert np.any(trained.layers[1].kernel != model.layers[1].kernel)
+
+        options = {"worker_optimizer": sgd(0.1), "loss": SPARSE, "num_workers": 2}
+        trainer = Trainer(model, "agn", frozen_weights=str(path), **options)  # type: ignore[arg-type]  # of all kinds
+        path.unlink()
+        with pytest.raises(ConfigurationError, match=r"frozen_weights=.*base\.weights\.h5"):
+            trainer.train(clouds)
 
     @pytest.mark.parametrize(
         ("label", "loss"),

@@ -1,0 +1,182 @@
+"""Weights that do not travel with a model: whoever opens its archive reads them from a file of their own.
+
+A model that is fine-tuned may be gigabytes of frozen weights below a small head. Each of its workers would be sent all
+of it; where they can read the file that the weights came from, a reference of a few bytes will do. An array is known
+again by its contents, wherever in the file it is: the file may be that of a base model alone, or a preset's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Container, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.tracebacks import headline
+
+if TYPE_CHECKING:
+    import h5py
+    import numpy as np
+
+#: Of an archive: what Keras calls the member with the weights, and the one that says where others are.
+WEIGHTS, ELSEWHERE = "model.weights.h5", "distkeras-weights.json"
+#: Smaller arrays travel: to look for them takes longer.
+LEAST_BYTES = 64 << 10
+#: What of an archive's weights is no model's: it changes as the model is trained.
+_OPTIMIZER = "optimizer"
+
+
+def without_weights_of(data: bytes, uri: str) -> bytes:
+    """A ``.keras`` archive without the large arrays that a file has as well; it says where they are.
+
+    Args:
+        data: the archive.
+        uri: of the file: a path, or a URI that Arrow's file systems open; ``.keras``, ``.weights.h5`` or another HDF5.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has none of the archive's large arrays.
+    """
+    uri = uri if "://" in uri else str(Path(uri).absolute())  # executors have a working directory of their own
+    with _weights_of(io.BytesIO(data)) as weights:
+        wanted: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
+        for path, dataset in _large(weights).items():
+            if path.split("/")[0] != _OPTIMIZER:
+                wanted.setdefault(_kind(dataset), []).append((path, _digest(dataset[()])))
+        found: dict[str, dict[str, str]] = {}
+        with _opened(uri) as file:
+            for place, dataset in _large(file).items():
+                if _kind(dataset) in wanted:
+                    digest = _digest(dataset[()])
+                    same = [path for path, known in wanted[_kind(dataset)] if known == digest]
+                    found.update({path: {"at": place, "digest": digest} for path in same})
+        if not found:
+            raise ConfigurationError(
+                f"`frozen_weights` must be a file with weights of the model, in the model's own precision: arrays of "
+                f"{LEAST_BYTES >> 10} KiB or more that are equal to the bit. Received: frozen_weights={uri!r} with "
+                f"none of the {sum(map(len, wanted.values()))} that the model has"
+            )
+        left = _rewritten(weights, found)
+    return _archive(data, left, {ELSEWHERE: json.dumps({"uri": uri, "arrays": found}).encode()})
+
+
+def with_all_weights(data: bytes) -> bytes:
+    """The archive that `without_weights_of` was given; any other one as it is.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or its arrays are others by now.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if ELSEWHERE not in archive.namelist():
+            return data
+        elsewhere = json.loads(archive.read(ELSEWHERE))
+    with _weights_of(io.BytesIO(data)) as weights, _opened(elsewhere["uri"]) as file:
+        return _archive(data, _rewritten(weights, (), _read(file, **elsewhere)), {})
+
+
+def _read(file: h5py.File, uri: str, arrays: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Any, Any]]:
+    """Of each array its path in the archive, its value and its attributes.
+
+    Raises:
+        ConfigurationError: one is another by now.
+    """
+    for path, told in arrays.items():
+        dataset = file.get(told["at"])
+        value = dataset[()] if hasattr(dataset, "dtype") else None
+        if value is None or _digest(value) != told["digest"]:
+            raise ConfigurationError(
+                "`frozen_weights` must be the same file for driver and executors. "
+                f"Received: {uri!r}, which has another array at {told['at']!r} here than on the driver"
+            )
+        yield path, value, dataset.attrs
+
+
+@contextlib.contextmanager
+def _opened(uri: str) -> Iterator[h5py.File]:
+    """The weights in a file that is somewhere else.
+
+    Raises:
+        ConfigurationError: they cannot be read.
+    """
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        system, path = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).as_uri())
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(io.BufferedReader(stack.enter_context(system.open_input_file(path))))
+            yield stack.enter_context(_weights_of(file))
+    except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
+        raise ConfigurationError(
+            "`frozen_weights` must be a file of weights that driver and executors can read. "
+            f"Received: frozen_weights={uri!r}: {headline(str(error))}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _weights_of(file: IO[bytes]) -> Iterator[h5py.File]:
+    """The weights in an archive, or in a file that is nothing else."""
+    import h5py
+
+    with contextlib.ExitStack() as stack:
+        if zipfile.is_zipfile(file):
+            file = stack.enter_context(stack.enter_context(zipfile.ZipFile(file)).open(WEIGHTS))
+        file.seek(0)
+        yield stack.enter_context(h5py.File(file, "r"))
+
+
+def _large(file: h5py.File) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def visit(path: str, node: Any) -> None:
+        if getattr(node, "dtype", None) is not None and node.dtype.kind != "O" and node.nbytes >= LEAST_BYTES:
+            found[path] = node
+
+    file.visititems(visit)
+    return found
+
+
+def _kind(dataset: Any) -> tuple[Any, ...]:
+    return dataset.shape, dataset.dtype.str
+
+
+def _digest(value: np.ndarray) -> str:
+    return hashlib.sha256(value.tobytes()).hexdigest()
+
+
+def _rewritten(
+    weights: h5py.File, left_out: Container[str], added: Iterable[tuple[str, np.ndarray, Mapping[str, Any]]] = ()
+) -> bytes:
+    """The same file without some arrays, and with others; HDF5 itself would not give back the room."""
+    import h5py
+
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as copy:
+
+        def take(path: str, node: Any) -> None:
+            if isinstance(node, h5py.Group):
+                copy.require_group(path).attrs.update(node.attrs)
+            elif path not in left_out:
+                copy.create_dataset(path, data=node[()]).attrs.update(node.attrs)
+
+        copy.attrs.update(weights.attrs)
+        weights.visititems(take)
+        for path, value, attributes in added:
+            copy.create_dataset(path, data=value).attrs.update(attributes)
+    return buffer.getvalue()
+
+
+def _archive(data: bytes, weights: bytes, more: Mapping[str, bytes]) -> bytes:
+    """An archive with other weights."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            if name not in (WEIGHTS, ELSEWHERE):
+                new.writestr(name, old.read(name))
+        for name, content in {WEIGHTS: weights, **more}.items():
+            new.writestr(name, content)
+    return buffer.getvalue()

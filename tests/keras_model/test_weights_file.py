@@ -1,0 +1,150 @@
+"""Weights that workers read from a file for themselves."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from distkeras.keras_model import archive
+from distkeras.keras_model.recipe import compiled_recipe
+from distkeras.keras_model.replica_cache import ReplicaCache
+from distkeras.keras_model.weights_file import ELSEWHERE, with_all_weights, without_weights_of
+from distkeras.ps.errors import ConfigurationError, NodeError, sorted_error
+
+WIDTH = 256  # of a layer, whose weights are worth a reference
+
+
+def base() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    frozen = keras.Sequential(
+        [keras.Input((WIDTH,)), layers.Dense(WIDTH, "relu"), layers.BatchNormalization(), layers.Dense(WIDTH)],
+        name="base",
+    )
+    frozen.trainable = False
+    return frozen
+
+
+def tuned(frozen: keras.Model) -> keras.Model:
+    model = keras.Sequential([keras.Input((WIDTH,)), frozen, layers.Dense(2, "softmax")])
+    model.compile(keras.optimizers.Adam(), "sparse_categorical_crossentropy")
+    return model
+
+
+def assert_same_weights(one: keras.Model, other: keras.Model) -> None:
+    for here, there in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(here), keras.ops.convert_to_numpy(there))
+
+
+@pytest.mark.parametrize("name", ["base.weights.h5", "base.keras", "whole.weights.h5", "whole.keras"])
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_a_model_comes_back_from_its_archive_and_the_file(tmp_path: Path, name: str, form: str) -> None:
+    frozen, path = base(), str(tmp_path / name)
+    model = tuned(frozen)
+    model.fit(np.ones((4, WIDTH)), np.zeros(4), verbose=0)  # an optimizer with a state
+    saved = frozen if name.startswith("base") else model
+    (saved.save if name.endswith(".keras") else saved.save_weights)(path)
+    data = archive.to_bytes(model)
+    sent = without_weights_of(data, form.format(path))
+    assert len(data) > 2 * 4 * WIDTH**2 > 8 * len(sent)
+    again = archive.from_bytes(with_all_weights(sent), compiled=True)
+    assert_same_weights(again, model)
+    for here, there in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(here.numpy(), there.numpy())
+
+
+def test_half_precision_comes_back_too(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(WIDTH, dtype="bfloat16")])
+    model.save_weights(tmp_path / "half.weights.h5")
+    sent = without_weights_of(archive.to_bytes(model), str(tmp_path / "half.weights.h5"))
+    assert len(sent) < WIDTH**2
+    assert_same_weights(archive.from_bytes(with_all_weights(sent)), model)
+
+
+def test_a_file_of_another_layout_serves_by_its_numbers(tmp_path: Path) -> None:
+    frozen = base()
+    with h5py.File(tmp_path / "preset.h5", "w") as file:
+        file["anything/at all"] = frozen.layers[-1].kernel.numpy()
+    model = tuned(frozen)
+    sent = without_weights_of(archive.to_bytes(model), str(tmp_path / "preset.h5"))
+    assert_same_weights(archive.from_bytes(with_all_weights(sent)), model)
+
+
+def test_a_worker_has_them_and_knows_another_file(tmp_path: Path) -> None:
+    """A kept replica stands in for one of the same file only."""
+    cache, kept = ReplicaCache(), []
+    for shift in (0.0, 0.0, 1.0):
+        frozen, path = base(), tmp_path / f"{shift}.weights.h5"
+        frozen.layers[0].kernel.assign(frozen.layers[0].kernel + shift)
+        frozen.save_weights(path)
+        model = tuned(frozen)
+        data = archive.to_bytes(model)
+        with cache.lent(compiled_recipe(model, data), without_weights_of(data, str(path))) as replica:
+            np.testing.assert_array_equal(replica.model.layers[0].layers[0].kernel, frozen.layers[0].kernel)
+            kept.append(replica)
+    assert kept[0] is kept[1] is not kept[2]
+
+
+def test_any_other_archive_stays_as_it_is() -> None:
+    data = archive.to_bytes(tuned(base()))
+    assert with_all_weights(data) is data
+
+
+def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+    frozen, path = base(), tmp_path / "base.weights.h5"
+    frozen.save_weights(path)
+    sent = without_weights_of(archive.to_bytes(tuned(frozen)), str(path))
+    frozen.layers[0].kernel.assign(frozen.layers[0].kernel + 1e-6)
+    frozen.save_weights(path)
+    with pytest.raises(ConfigurationError, match=r"the same file for driver and executors. Received: .*base\.weights"):
+        with_all_weights(sent)
+    path.unlink()
+    with pytest.raises(ConfigurationError, match="that driver and executors can read"):
+        with_all_weights(sent)
+
+
+def test_what_cannot_work_is_named(tmp_path: Path) -> None:
+    model = tuned(base())
+    data = archive.to_bytes(model)
+    for name, content in (("no.h5", b"text"), ("no.keras", zipped({"config.json": b"{}"}))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=f"`frozen_weights` must be a file of weights.*{name}"):
+            without_weights_of(data, str(tmp_path / name))
+    with pytest.raises(ConfigurationError, match="`frozen_weights` must be a file of weights"):
+        without_weights_of(data, "nothing://opens.this")
+    keras.utils.set_random_seed(4)
+    other = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(WIDTH), layers.Dense(WIDTH)])
+    other.save_weights(tmp_path / "other.weights.h5")
+    with pytest.raises(ConfigurationError, match="none of the 2 that the model has"):
+        without_weights_of(data, str(tmp_path / "other.weights.h5"))
+
+
+def test_a_machine_that_cannot_read_is_no_fault_of_the_user() -> None:
+    told = ConfigurationError("`frozen_weights` must be a file of weights that driver and executors can read")
+    told.__cause__ = OSError(5, "Input/output error")
+    assert isinstance(sorted_error(told), NodeError)
+
+
+def test_only_a_reference_says_where(tmp_path: Path) -> None:
+    frozen = base()
+    frozen.save_weights(tmp_path / "base.weights.h5")
+    sent = without_weights_of(archive.to_bytes(tuned(frozen)), str(tmp_path / "base.weights.h5"))
+    with zipfile.ZipFile(io.BytesIO(sent)) as found:
+        told = json.loads(found.read(ELSEWHERE))
+    assert told["uri"] == str(tmp_path / "base.weights.h5")
+    assert len(told["arrays"]) == 2
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return buffer.getvalue()
