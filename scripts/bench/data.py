@@ -35,12 +35,16 @@ TURNS = 3
 FEW = 0.25
 #: Rows of the row about memory, and its budget: six times less than they need.
 MEMORY_ROWS, SPOOL_BYTES = 30_000, 16 << 20
+#: Of an executor, of which Spark keeps 300 MiB for itself: what is left is shared out by `spark.memory.fraction`.
+EXECUTOR_MIB, RESERVED_MIB, FRACTION = 512, 300, 0.1
+#: Data of the row about data beyond memory over what the executors may hold, and its epochs.
+TIMES, EPOCHS = 10, 3
 COLUMNS = Column("features", (INPUTS,)), Column("label", (), "int32")
 
 
 def cases(quick: bool) -> list[Factory]:
     """All cases of the section."""
-    return [partial(_spark, 8_000 if quick else 40_000), _memory]
+    return [partial(_spark, 8_000 if quick else 40_000), _memory, _beyond_memory]
 
 
 def _spec(epochs: int = 1, spool_bytes: int = 256 << 20) -> DataSpec:
@@ -165,7 +169,7 @@ def _drain(frame: DataFrame, count: int) -> float:
 
 
 def _rows_per_second(frame: DataFrame, spec: DataSpec, count: int, *, replay: bool = False) -> float:
-    """Rows a second as mini-batches: of the whole job, or of the epochs after the first alone."""
+    """Rows a second as mini-batches: of the whole job, all epochs, or of the epochs after the first alone."""
 
     def drain(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found, began = 0, time.time()
@@ -179,7 +183,7 @@ def _rows_per_second(frame: DataFrame, spec: DataSpec, count: int, *, replay: bo
     began = time.perf_counter()
     tasks = frame.mapInArrow(drain, "rows long, began double, ended double").collect()
     if not replay:
-        return _rate(sum(task["rows"] for task in tasks), count, began)
+        return _rate(sum(task["rows"] for task in tasks), count * spec.epochs, began)
     seconds = max(task["ended"] for task in tasks) - min(task["began"] for task in tasks)
     return float((sum(task["rows"] for task in tasks) - count) / seconds)
 
@@ -217,6 +221,34 @@ def _memory() -> Iterator[Case]:
             target_limit=1.0,
             note="one worker, two epochs, six times the budget of the spool; bound: as `BatchSource` states it",
         )
+
+
+@contextmanager
+def _beyond_memory() -> Iterator[Case]:
+    """Rows that neither Spark nor a worker can hold: one sorts them in files, the other keeps them there."""
+    from distkeras.data.datasets import write_parquet
+
+    each = int((EXECUTOR_MIB - RESERVED_MIB) * FRACTION) << 20
+    count = TIMES * WORKERS * each // sum(column.row_bytes for column in COLUMNS)
+    config = {"spark__executor__memory": f"{EXECUTOR_MIB}m", "spark__memory__fraction": str(FRACTION)}
+    with (
+        tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory,
+        session(f"local-cluster[{WORKERS},1,{EXECUTOR_MIB}]", **config) as spark,
+    ):
+        frame = spark.read.parquet(write_parquet(Path(directory) / "rows", *rows(count), files=4 * WORKERS))
+        plan = partitioned(frame, _spec(), WORKERS)
+        case = Case(
+            SECTION,
+            f"{TIMES} times the executors' memory, {EPOCHS} epochs",
+            "rows/s",
+            lambda: _rows_per_second(plan, _spec(EPOCHS, each), count),
+            lambda: _rows_per_second(plan, _spec(1, each), count),
+            target_limit=1.0,
+            note=f"{EXECUTOR_MIB} MiB an executor, of which Spark and the spool may each fill {each >> 20}; "
+            "limit: the first pass alone",
+        )
+        case.ours()
+        yield case
 
 
 def _write_stream(path: str) -> None:

@@ -108,13 +108,18 @@ def answer(pipe: Connection) -> Any:
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
-    """Two slots on this machine, and record batches of a good size for wide rows."""
+def session(master: str = f"local[{WORKERS},4]", **config: str) -> Iterator[SparkSession]:
+    """Two slots on this machine, and record batches of a good size for wide rows.
+
+    Args:
+        master: where tasks run.
+        config: more of it, each ``__`` for a dot.
+    """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{WORKERS},4]")
+    builder = (
+        SparkSession.builder.master(master)
         .appName("distkeras bench")
         .config("spark.driver.memory", "4g")
         .config("spark.driver.host", "127.0.0.1")
@@ -123,8 +128,10 @@ def session() -> Iterator[SparkSession]:
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
     )
+    for name, value in config.items():
+        builder = builder.config(name.replace("__", "."), value)
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
