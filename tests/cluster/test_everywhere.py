@@ -18,10 +18,8 @@ from support.patience import patience
 
 PROGRAM = everywhere.__file__
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-#: PySpark's own writer asks the JVM whether it may write over what is there.
-CONNECT = dict.fromkeys(("save_and_load", "save_and_load_a_predictor"), "_jsparkSession")
 #: What is expected to be missing where, and what its error says; a row that is no longer true fails.
-MISSING: dict[str, dict[str, str]] = {"local": {}, "local-cluster[2,1,1024]": {}, "standalone": {}, "connect": CONNECT}
+MISSING: dict[str, dict[str, str]] = {"local": {}, "local-cluster[2,1,1024]": {}, "standalone": {}, "connect": {}}
 NAMES = [check.__name__ for check in everywhere.CHECKS]
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ def distance(y_true, y_pred):
 PROGRAM = (
     """
 import os, sys
-folder = sys.argv[1]
+folder, kind = sys.argv[1:]
 from pyspark.sql import SparkSession
 from pyspark.ml import Pipeline, PipelineModel
 import numpy as np
@@ -44,25 +44,33 @@ from distkeras import KerasEstimator, KerasModel
 """
     + CLASSES
     + """
-spark = (SparkSession.builder.master("local[1,2]").config("spark.ui.enabled", "false")
-         .config("spark.sql.shuffle.partitions", "1").getOrCreate())
-spark.sparkContext.setLogLevel("OFF")
+builder = SparkSession.builder.config("spark.sql.shuffle.partitions", "1")
+if kind == "connect":
+    spark = builder.remote("local[1,2]").getOrCreate()
+else:
+    spark = builder.master("local[1,2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
 raw = spark.read.parquet(f"{folder}/rows")
 
 def predictions(model, rows):
     return np.array([row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()])
 
+def losses(model):
+    return np.array([row["loss"] for row in model.summary.history.orderBy("epoch", "iteration").collect()])
+
 fitted = PipelineModel.load(f"{folder}/fitted")
 rows = fitted.stages[0].transform(raw)
 again = Pipeline.load(f"{folder}/pipeline").fit(raw)
+continued = KerasEstimator(KerasModel.load(f"{folder}/started").keras_model,
+                           "downpour", num_workers=1, label_col="target").fit(rows)
 np.savez(
-    f"{folder}/there.npz",
+    f"{folder}/{kind}.npz",
     model=predictions(KerasModel.load(f"{folder}/model"), rows),
     fitted=predictions(fitted, raw),
     estimator=predictions(KerasEstimator.load(f"{folder}/estimator").fit(rows), rows),
     pipeline=predictions(again, raw),
-    continued=predictions(KerasEstimator(KerasModel.load(f"{folder}/started").keras_model,
-                                         "downpour", num_workers=1, label_col="target").fit(rows), rows),
+    continued=predictions(continued, rows),
+    losses=losses(continued),
 )
 spark.stop()
 """
@@ -82,8 +90,25 @@ def predictions(model: Any, rows: DataFrame) -> np.ndarray:
     return np.array([row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()])
 
 
-@pytest.mark.slow
-def test_all_of_it_in_a_fresh_process(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
+class Saved(NamedTuple):
+    """What lies in a folder, and what it predicted where it was saved.
+
+    Args:
+        folder: of all of it.
+        fitted: predictions of what was fitted.
+        continued: of what was fitted from the model as it was before, with its optimizer's state.
+        losses: of that fit, a mini-batch each.
+    """
+
+    folder: Path
+    fitted: np.ndarray
+    continued: np.ndarray
+    losses: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def saved(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    folder = tmp_path_factory.mktemp("saved")
     space: dict[str, Any] = {"__name__": "registered_here"}
     exec(CLASSES, space)
     keras.utils.set_random_seed(0)
@@ -99,7 +124,7 @@ def test_all_of_it_in_a_fresh_process(spark: SparkSession, rows: DataFrame, tmp_
     pipeline = Pipeline(stages=[assembler, estimator])
     started, ready = KerasModel(model), assembler.transform(rows)
     fitted = pipeline.fit(rows)
-    rows.write.parquet(str(tmp_path / "rows"))
+    rows.write.parquet(str(folder / "rows"))
     stages: Any = (
         ("estimator", estimator),
         ("model", fitted.stages[1]),
@@ -108,24 +133,34 @@ def test_all_of_it_in_a_fresh_process(spark: SparkSession, rows: DataFrame, tmp_
         ("started", started),
     )
     for name, stage in stages:
-        stage.save(str(tmp_path / name))
+        stage.save(str(folder / name))
     continued = KerasEstimator(started.keras_model, "downpour", num_workers=1, label_col="target").fit(ready)
+    losses = [row["loss"] for row in continued.summary.history.orderBy("epoch", "iteration").collect()]
+    found = Saved(folder, predictions(fitted, rows), predictions(continued, ready), np.array(losses))
+    assert np.abs(found.fitted - predictions(started, ready)).max() > 1e-2  # it has learned something
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classic", "connect"])
+def test_all_of_it_in_a_fresh_process(saved: Saved, kind: str) -> None:
+    if kind == "connect":
+        pytest.importorskip("grpc")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(saved.folder), kind],
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=patience(240),
     )
     assert done.returncode == 0, done.stderr
-    there = np.load(tmp_path / "there.npz")
-    expected = predictions(fitted, rows)
-    assert np.abs(expected - predictions(started, ready)).max() > 1e-2  # it has learned something
-    np.testing.assert_array_equal(there["model"], expected)
-    np.testing.assert_array_equal(there["fitted"], expected)
+    there = np.load(saved.folder / f"{kind}.npz")
+    np.testing.assert_array_equal(there["model"], saved.fitted)
+    np.testing.assert_array_equal(there["fitted"], saved.fitted)
     for name in ("estimator", "pipeline"):  # trained there, from the same state of the optimizer
-        np.testing.assert_allclose(there[name], expected, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(there["continued"], predictions(continued, ready), atol=1e-6)
+        np.testing.assert_allclose(there[name], saved.fitted, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(there["losses"], saved.losses, rtol=1e-5)
+    np.testing.assert_allclose(there["continued"], saved.continued, atol=1e-6)
 
 
 @pytest.mark.slow
