@@ -31,6 +31,7 @@ from distkeras.job.plan import (
     require_fit,
     require_optimizer,
     require_shared,
+    require_size,
     require_slots,
 )
 from distkeras.job.run import finish_job, run_job
@@ -366,6 +367,7 @@ class Trainer(JobResults):
             checkpoint=checkpoint,
         )
         require_slots(server, df.sparkSession, apart=in_cluster)
+        require_size(server, replica, self._sent_file)
         self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         setup = TrainingSetup(replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events)
         begin_callbacks(callbacks, setup)

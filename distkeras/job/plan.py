@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from distkeras.job.spark_job import SparkJob
 
 
+#: Bytes for the names of a model's arrays, beside the model.
+_FRAME_ROOM = 1 << 20
+
+
 @dataclass(frozen=True)
 class JobPlan:
     """A job that has not begun.
@@ -171,6 +175,21 @@ def require_fit(replica: KerasReplica, spec: DataSpec) -> None:
             "`model` must have inputs, loss and metrics that fit the data. "
             f"Received: {[*spec.features, *spec.labels]}: {type(error).__name__}: {error}"
         ) from error
+
+
+def require_size(server: ServerSettings, replica: KerasReplica, sent_file: bytes) -> None:
+    """Whether a server takes the model as it is sent, before it is started.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    found = len(sent_file) + 4 * (replica.size + replica.moving_statistics.size)
+    most = server.max_body - _FRAME_ROOM
+    if found > most:
+        raise ConfigurationError(
+            f"`model` must have at most {most >> 20} MiB, what trains counted twice: executors can read "
+            f"weights that are frozen for themselves, by `frozen_weights`. Received: {-(-found >> 20)} MiB"
+        )
 
 
 def require_finite(replica: KerasReplica) -> None:

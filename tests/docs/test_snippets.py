@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.patience import patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
 START = GUIDE / "start.md"
+#: A whole program, which needs nothing.
+FIRST = GUIDE / "first-pipeline.md"
 #: Pages that go on from where "Getting started" has come.
-FURTHER = sorted(path for path in GUIDE.glob("*.md") if path != START and "```python" in path.read_text())
+FURTHER = sorted(path for path in GUIDE.glob("*.md") if path not in (START, FIRST) and "```python" in path.read_text())
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 
@@ -76,6 +79,21 @@ def test_the_readme_runs(spark: SparkSession) -> None:
 @pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
 def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:
     run(path, dict(started))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_first_pipeline_is_a_program(tmp_path: Path) -> None:
+    (program,) = blocks(FIRST, "python")
+    (tmp_path / "first_pipeline.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "first_pipeline.py"], cwd=tmp_path, capture_output=True, text=True, timeout=patience(300)
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("accurac"))
+    assert float(told["accuracy"]) > 0.9
+    assert told["accuracies"].startswith("{32: 0.9")
+    assert (tmp_path / "best.saved" / "metadata").is_dir()
 
 
 def commands() -> Iterator[tuple[str, str]]:

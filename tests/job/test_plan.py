@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from distkeras import Trainer
+from distkeras.job.plan import require_size
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.rules import make
+from distkeras.ps.settings import ServerSettings
 
 
 def model_with(value: float, layer: str, index: int) -> keras.Model:
@@ -50,3 +54,12 @@ def test_a_model_with_a_nan_is_refused_by_the_name_of_its_variable(
 
 def test_an_infinity_that_is_never_trained_is_nobodys_business() -> None:
     assert trainer_of(model_with(-np.inf, "frozen", 1))
+
+
+def test_a_model_that_no_server_takes_is_told_what_helps() -> None:
+    model = model_with(0.0, "first", 0)
+    model.compile("sgd", "mse")
+    server = ServerSettings(rule=make("downpour"), workers=1, max_body=3 << 20)
+    require_size(server, KerasReplica(model), bytes(1 << 20))
+    with pytest.raises(ConfigurationError, match=r"at most 2 MiB.*`frozen_weights`. Received: 3 MiB"):
+        require_size(server, KerasReplica(model), bytes(2 << 20))
