@@ -79,12 +79,11 @@ def test_a_file_of_another_layout_serves_by_its_numbers(tmp_path: Path) -> None:
 
 def test_a_worker_has_them_and_knows_another_file(tmp_path: Path) -> None:
     """A kept replica stands in for one of the same file only."""
-    cache, kept = ReplicaCache(), []
+    cache, kept, frozen, path = ReplicaCache(), [], base(), tmp_path / "base.weights.h5"
+    model = tuned(frozen)
     for shift in (0.0, 0.0, 1.0):
-        frozen, path = base(), tmp_path / f"{shift}.weights.h5"
         frozen.layers[0].kernel.assign(frozen.layers[0].kernel + shift)
         frozen.save_weights(path)
-        model = tuned(frozen)
         data = archive.to_bytes(model)
         with cache.lent(compiled_recipe(model, data), without_weights_of(data, str(path))) as replica:
             np.testing.assert_array_equal(replica.model.layers[0].layers[0].kernel, frozen.layers[0].kernel)
