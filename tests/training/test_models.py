@@ -171,7 +171,7 @@ class TestModels:
         assert np.any(trained.layers[1].kernel != model.layers[1].kernel)
 
         options = {"worker_optimizer": sgd(0.1), "loss": SPARSE, "num_workers": 2}
-        trainer = Trainer(model, "agn", frozen_weights=str(path), **options)  # type: ignore[arg-type]  # of all kinds
+        trainer = Trainer(model, "agn", frozen_weights=str(path), **options)
         path.unlink()
         with pytest.raises(ConfigurationError, match=r"frozen_weights=.*base\.weights\.h5"):
             trainer.train(clouds)
