@@ -31,14 +31,12 @@ from distkeras.job.plan import (
     require_fit,
     require_optimizer,
     require_shared,
-    require_size,
     require_slots,
 )
 from distkeras.job.run import finish_job, run_job
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
@@ -201,8 +199,6 @@ class Trainer(JobResults):
             weighted_metrics=weighted_metrics,
             objects=custom_objects,
         )
-        uri = self.settings.frozen_weights
-        self._sent_file = self._model_file if uri is None else without_weights_of(self._model_file, uri)
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
@@ -360,14 +356,9 @@ class Trainer(JobResults):
         if in_cluster:
             require_shared(checkpoint)
         workers = settings.num_workers or default_workers(df.sparkSession)
-        server = replace(
-            self.server_settings,
-            workers=workers,
-            host=server_host(df.sparkSession) if in_cluster else settings.host or driver_host(df.sparkSession),
-            checkpoint=checkpoint,
-        )
+        host = server_host(df.sparkSession) if in_cluster else settings.host or driver_host(df.sparkSession)
+        server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
         require_slots(server, df.sparkSession, apart=in_cluster)
-        require_size(server, replica, self._sent_file)
         self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         setup = TrainingSetup(replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events)
         begin_callbacks(callbacks, setup)
@@ -376,7 +367,6 @@ class Trainer(JobResults):
             spec=spec,
             training=settings,
             model_file=self._model_file,
-            sent_file=self._sent_file,
             recipe=self._recipe,
             replica=replica,
             server=server,

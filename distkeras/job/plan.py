@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from distkeras.job.task import Task
 from distkeras.keras_model.identity import layout_identity, model_identity
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError
@@ -53,26 +55,36 @@ class JobPlan:
         spec: columns, mini-batches, epochs.
         training: what the data and the driver are told.
         model_file: the model.
-        sent_file: likewise, as workers are sent it: perhaps without weights that they read elsewhere.
         recipe: how to compile it.
         replica: the model, compiled like the workers'.
         server: what the server is told.
         worker: what the workers are told.
         callbacks: begun.
         resume: go on with the job that the server's checkpoint holds.
+
+    Raises:
+        ConfigurationError: no server takes the model, or the file of its frozen weights cannot be read.
     """
 
     df: DataFrame
     spec: DataSpec
     training: TrainSettings
     model_file: bytes
-    sent_file: bytes
     recipe: Recipe
     replica: KerasReplica
     server: ServerSettings
     worker: WorkerSettings
     callbacks: Sequence[Callback]
     resume: bool
+
+    def __post_init__(self) -> None:
+        require_size(self.server, self.replica, self.sent_file)
+
+    @cached_property
+    def sent_file(self) -> bytes:
+        """The model as workers are sent it: without weights that they read elsewhere."""
+        uri = self.training.frozen_weights
+        return self.model_file if uri is None else without_weights_of(self.model_file, uri)
 
     def task(self, address: Address) -> Task:
         """What Spark runs on each partition, with the server at ``address``."""

@@ -61,6 +61,7 @@ class TrainerParts:
         _require_known_rule(self.rule)
         for name, value, default in (
             ("decode", self.training.decode, None),
+            ("frozen_weights", self.training.frozen_weights, None),
             ("host", self.training.host, None),
             ("port", self.server.port, 0),
             ("deadlines", self.worker.deadlines, Deadlines()),
