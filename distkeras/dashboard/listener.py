@@ -152,7 +152,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(HTTPStatus.OK, STREAM_TYPE, "default-src 'none'")
         self.send_header("Connection", "close")
         self.end_headers()
-        self.close_connection = True
         last, ends = self.headers.get("Last-Event-ID", ""), time.monotonic() + _STREAM
         while not self.over.is_set() and time.monotonic() < ends:
             with watch.changed:

@@ -67,6 +67,27 @@ class _Told:
     workers: set[int] = field(default_factory=set)
 
 
+class _CommitSums:
+    """What came with commits: it is forgotten where they are told anew.
+
+    Args:
+        facts, metrics: of the job.
+    """
+
+    def __init__(self, facts: JobFacts, metrics: Sequence[str]) -> None:
+        workers, lines = facts.workers, len(metrics)
+        most = min(_BUCKETS_MAX, max(_BUCKETS_MIN, _CELLS // (workers * lines)))
+        of_worker = {f"{kind} {name}": workers for kind in ("sum", "weight") for name in metrics}
+        self.buckets = Buckets(of_worker | dict.fromkeys(_OF_JOB, 1), most - most % 2)
+        self.staleness = Histogram()
+        self.splitter = TimeSplitter(workers, rounds=facts.rounds)
+        self.commits = 0
+        self.last_commit: np.ndarray | None = None
+        #: The first commit's time, and the pauses that are left out: when each ended, and its seconds.
+        self.origin: float | None = None
+        self.cuts: list[tuple[float, float]] = []
+
+
 class JobRecord:
     """One job: its lines over time, its workers, its events.
 
@@ -87,23 +108,24 @@ class JobRecord:
         self._events_seen = 0
         self._evaluations: list[list[Any]] = []
         self.workers = WorkerRows(facts.workers)
-        self.clear()
+        self._sums = _CommitSums(self.facts, self.metrics)
+        self._told = _Told()
 
     def clear(self) -> None:
         """Forgets everything that came with commits; they are told again from the first one on."""
-        workers, lines = self.facts.workers, len(self.metrics)
-        most = min(_BUCKETS_MAX, max(_BUCKETS_MIN, _CELLS // (workers * lines)))
-        of_worker = {f"{kind} {name}": workers for kind in ("sum", "weight") for name in self.metrics}
-        self._buckets = Buckets(of_worker | dict.fromkeys(_OF_JOB, 1), most - most % 2)
-        self._staleness = Histogram()
-        self._splitter = TimeSplitter(workers, rounds=self.facts.rounds)
+        self._sums = _CommitSums(self.facts, self.metrics)
         self.workers = self.workers.forgetting_commits()
-        #: Rows of the commit log that are in it, and the last one of them.
-        self.commits = 0
-        self.last_commit: np.ndarray | None = None
-        self._origin: float | None = None
-        self._cuts: list[tuple[float, float]] = []
         self._told = _Told()
+
+    @property
+    def commits(self) -> int:
+        """Rows of the commit log that are in it."""
+        return self._sums.commits
+
+    @property
+    def last_commit(self) -> np.ndarray | None:
+        """The last one of them, as an array of one; None before the first."""
+        return self._sums.last_commit
 
     # ---- what comes in
 
@@ -116,13 +138,13 @@ class JobRecord:
         """
         if not len(commits):
             return
-        self.commits += len(commits)
-        split = self._splitter.split(commits)
+        self._sums.commits += len(commits)
+        split = self._sums.splitter.split(commits)
         self._note_pauses(commits)
-        self.last_commit = commits[-1:].copy()
-        places = self._buckets.place(self._seconds(commits["timestamp"]))
+        self._sums.last_commit = commits[-1:].copy()
+        places = self._sums.buckets.place(self._seconds(commits["timestamp"]))
         applied = commits["skipped"] == 0
-        self._staleness.add(commits["staleness"][applied])
+        self._sums.staleness.add(commits["staleness"][applied])
         samples = self._add_steps(commits, steps, places, applied)
         one = np.ones(len(commits))
         of_job = {"commits": one, "samples": samples, "staleness": commits["staleness"] * applied}
@@ -131,7 +153,7 @@ class JobRecord:
             there = np.isfinite(values) & applied
             of_job |= {name: np.where(there, values, 0.0), f"{name}s": there.astype(np.float64)}
         for name, values in of_job.items():
-            self._buckets.add(name, 0, places, values)
+            self._sums.buckets.add(name, 0, places, values)
         self.workers.add(commits, samples, split)
         self._told.workers.update(commits["worker"].tolist())
 
@@ -150,8 +172,8 @@ class JobRecord:
             # Many steps of few commits: numpy adds those of each commit up first.
             sums = np.bincount(commit[good], values[good] * weights[good], len(commits))
             total = np.bincount(commit[good], weights[good], len(commits))
-            self._buckets.add(f"sum {name}", workers, places, sums)
-            self._buckets.add(f"weight {name}", workers, places, total)
+            self._sums.buckets.add(f"sum {name}", workers, places, sums)
+            self._sums.buckets.add(f"weight {name}", workers, places, total)
             if column == len(FIXED_HISTORY):
                 self.workers.note_loss(workers, ratio(sums, total))
         return np.bincount(commit, weights, len(commits))
@@ -190,12 +212,12 @@ class JobRecord:
         told["workers"] = self.workers.told(range(self.facts.workers), self._seconds)
         told["events"] = list(self._events)
         told["evaluations"] = list(self._evaluations)
-        self._buckets.settle()
+        self._sums.buckets.settle()
         return told
 
     def more(self) -> dict[str, Any] | None:
         """What has changed since `whole` or the last `more`; None: so much that `whole` must be told."""
-        told, buckets = self._told, self._buckets
+        told, buckets = self._told, self._sums.buckets
         if told.whole or buckets.folded:
             return None
         new = min(self._events_seen - told.events, len(self._events))
@@ -209,7 +231,7 @@ class JobRecord:
 
     def _lines(self, first: int) -> dict[str, Any]:
         def sums(name: str) -> np.ndarray:
-            return self._buckets.sums(name, first)
+            return self._sums.buckets.sums(name, first)
 
         workers = {name: rounded(ratio(sums(f"sum {name}"), sums(f"weight {name}"))) for name in self.metrics}
         means = {
@@ -219,7 +241,7 @@ class JobRecord:
         job = {name: rounded(sums(name)[0]) for name in ("commits", "samples", "compute", "wait", "wire")}
         per_commit = {"staleness": "commits", "gap": "gaps", "scale": "scales"}
         job |= {name: rounded(ratio(sums(name)[0], sums(count)[0])) for name, count in per_commit.items()}
-        width, used = self._buckets.width, self._buckets.used
+        width, used = self._sums.buckets.width, self._sums.buckets.used
         return {"width": width, "used": used, "from": first, "lines": workers, "means": means, "job": job}
 
     def _rest(self) -> dict[str, Any]:
@@ -228,8 +250,8 @@ class JobRecord:
         told |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
         told |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left")}
         told["samples"], told["commits"] = self.workers.totals()
-        used = int(np.flatnonzero(self._staleness.counts).max(initial=0)) + 1
-        histogram = {"width": self._staleness.width, "counts": self._staleness.counts[:used].tolist()}
+        used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1
+        histogram = {"width": self._sums.staleness.width, "counts": self._sums.staleness.counts[:used].tolist()}
         return {"now": told, "staleness": histogram, "kinds": dict(self._kinds)}
 
     # ---- time
@@ -239,17 +261,17 @@ class JobRecord:
 
     def _seconds(self, timestamps: np.ndarray) -> np.ndarray:
         """Since the job began, without the pauses; not below 0."""
-        seconds = timestamps - (self.began if self._origin is None else self._origin)
-        for at, pause in self._cuts:
+        seconds = timestamps - (self.began if self._sums.origin is None else self._sums.origin)
+        for at, pause in self._sums.cuts:
             seconds = np.where(timestamps >= at, seconds - pause, seconds)
         return np.maximum(seconds, 0.0)
 
     def _note_pauses(self, commits: np.ndarray) -> None:
         """A job that is resumed after days has had days without a commit."""
         times = commits["timestamp"]
-        if self._origin is None:
-            self._origin = min(self.began, float(times[0]))
+        if self._sums.origin is None:
+            self._sums.origin = min(self.began, float(times[0]))
         rows = commits if self.last_commit is None else np.concatenate([self.last_commit, commits])
         times, incarnations = rows["timestamp"], rows["incarnation"]
         for place in np.flatnonzero((np.diff(incarnations) != 0) & (np.diff(times) > _PAUSE)):
-            self._cuts.append((float(times[place + 1]), float(times[place + 1] - times[place]) - 1.0))
+            self._sums.cuts.append((float(times[place + 1]), float(times[place + 1] - times[place]) - 1.0))
