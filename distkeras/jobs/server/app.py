@@ -118,6 +118,9 @@ def _body(endpoint: Endpoint) -> Any:
     if endpoint.body is None:
         return None
     if endpoint.upload:
+        more = sorted({*request.form, *request.files} - {"job", "model"})
+        if more:
+            raise DescriptionError(f"the form may have `job` and `model`. Received: {more[0][:100]!r}")
         return json_of(request.form.get("job", ""))
     if request.mimetype != JSON:
         raise DescriptionError(f"the body must be {JSON}. Received: {request.mimetype or 'nothing'}")

@@ -85,6 +85,7 @@ def _content(endpoint: Endpoint, schema: Mapping[str, Any]) -> dict[str, Any]:
         return {JSON: {"schema": dict(schema)}}
     form = {
         "type": "object",
+        "additionalProperties": False,
         "required": ["job"] if endpoint.model_optional else ["job", "model"],
         "properties": {"job": dict(schema), "model": {"type": "string", "format": "binary"}},
     }

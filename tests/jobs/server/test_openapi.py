@@ -21,15 +21,27 @@ expected-statuses = ["2xx", "401", "403", "404", "409", "422"]
 """
 
 
+#: What is asked in one go. What ends tokens comes last: nothing is to be learned with one that does not count. Of the
+#: upload's schema, which has conditions, Schemathesis 4.32 cannot make the cases of its phase "coverage".
+ENDS = ("revoke_token", "remove_user")
+ASKED = {
+    "most": [word for name in ("submit_job", *ENDS) for word in ("--exclude-operation-id", name)],
+    "submit": ["--include-operation-id", "submit_job", "--phases", "fuzzing"],
+    "ends": [word for name in ENDS for word in ("--include-operation-id", name)],
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="Schemathesis is not installed: `openapi`")
-def test_every_answer_is_as_it_is_described(folder: Path) -> None:
+def test_every_answer_is_as_it_is_described(folder: Path, asked: str) -> None:
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
     with JobService(folder, failures=FailureLimit(most=10**9)) as service:
         words = ["--config-file", str(config), "run", f"{service.url}/openapi.json", "--checks", "all"]
         words += ["--header", f"Authorization: Bearer {service.tokens['admin']}", "--max-examples", "20", "--seed", "1"]
+        words += ASKED[asked]
         done = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", *words],
             capture_output=True,
@@ -39,4 +51,4 @@ def test_every_answer_is_as_it_is_described(folder: Path) -> None:
             cwd=folder,
         )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "Traceback" not in done.stdout
+    assert asked == "ends" or "Authentication failed" not in done.stdout

@@ -81,13 +81,14 @@ def test_the_servers_own_files_are_no_data(service: JobService, model: bytes) ->
     [
         ({}, {}),
         ({"job": b"{}"}, {}),
+        ({"job": b"{}", "more": b""}, {"model": b"x"}),
         ({"job": b"{"}, {"model": b"x"}),
         ({}, {"model": b"x"}),
         ({}, {"model": b"x", "job": b"{}"}),
         ({"job": b"x" * (2 << 20)}, {}),
         ({f"f{place}": b"" for place in range(50)}, {}),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_form_that_is_none_is_refused(service: JobService, fields: dict[str, bytes], files: dict[str, bytes]) -> None:
     assert service.send_form("ann", fields, files).status in (413, 422)
