@@ -21,7 +21,7 @@ LEFT_OUT = {
 }
 
 #: Likewise, of `ModelPredictor`: the model comes otherwise.
-PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects"}
+PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects", "decode"}
 
 #: Longest list, and longest text, within a description.
 _ITEMS, _TEXT = 100, 200
