@@ -65,14 +65,17 @@ class ServerTask:
             pass
         context = TaskContext.get()
         with _logged_lines() as lines:
-            told = self._serve(0 if context is None else context.attemptNumber())
+            told = self.serve(0 if context is None else context.attemptNumber())
         rows = [(LOGGED, line) for line in lines]
         rows += [] if told is None else [(REPORT, told.to_json())]
         columns = [pa.array([row[column] for row in rows], pa.string()) for column in range(2)]
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 
-    def _serve(self, attempt: int) -> StartReport | None:
+    def serve(self, attempt: int) -> StartReport | None:
         """Serves to the end; what there is to say instead where there is nothing to serve.
+
+        Args:
+            attempt: how often Spark has run the task before.
 
         Raises:
             ServerLostError: Spark is to run the task again.

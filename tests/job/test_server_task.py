@@ -21,12 +21,13 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.names import parsed
 from distkeras.ps.checkpoint.store import Store
-from distkeras.ps.errors import ServerLostError
+from distkeras.ps.errors import ERRORS, OwnershipLostError, ServerLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import Certificate, make_certificate
 from distkeras.ps.worker.driver import run_worker
 
 KEY = bytes(range(32))
@@ -34,12 +35,19 @@ SIZE = 5
 VALUES = [float(number + 1) for number in range(12)]
 
 
-def task(folder: Path, *, fresh: bool = True, job: dict[str, Any] | None = None, token: str = "0000000a") -> ServerTask:
+def task(
+    folder: Path,
+    *,
+    fresh: bool = True,
+    job: dict[str, Any] | None = None,
+    token: str = "0000000a",
+    certificate: Certificate | None = None,
+) -> ServerTask:
     settings = ServerSettings(
         make("downpour", window=1), workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(folder), every=1)
     )
     mode = StartMode(fresh=fresh, same_attempts=False, epochs=1)
-    request = StartRequest(settings, KEY, mode=mode, job=job or {}, token=token)
+    request = StartRequest(settings, KEY, certificate, mode, job or {}, token)
     return ServerTask(request, b"".join(encode(publication(np.zeros(SIZE, np.float32), model=b"the model"))))
 
 
@@ -66,8 +74,8 @@ class Running(threading.Thread):
 
 
 @contextmanager
-def driver(folder: Path) -> Iterator[DriverClient]:
-    client = DriverClient(AnnouncedAddress("", 0, KEY, uri=str(folder)), PATIENT)
+def driver(folder: Path, certificate: str = "") -> Iterator[DriverClient]:
+    client = DriverClient(AnnouncedAddress("", 0, KEY, certificate, str(folder)), PATIENT)
     try:
         yield client
     finally:
@@ -110,6 +118,29 @@ def test_it_serves_at_the_address_that_it_announces_until_goodbye(tmp_path: Path
         assert running.error is None
         with pytest.raises(ServerLostError):
             client.ping()
+
+
+def test_it_encrypts(tmp_path: Path) -> None:
+    certificate = make_certificate()
+    running = Running(task(tmp_path, certificate=certificate))
+    until(lambda: incarnation(tmp_path) == 1)
+    with driver(tmp_path, certificate.certificate) as client:
+        assert client.center().center.tolist() == [0.0] * SIZE
+        client.goodbye()
+    running.rows()
+    assert running.error is None
+
+
+def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
+    """Its server removes what the older job's had written there: that one, run again, has nothing to go by."""
+    running = Running(task(tmp_path))
+    until(lambda: incarnation(tmp_path) == 1)
+    with driver(tmp_path) as client:
+        client.goodbye()
+    running.rows()
+    told = task(tmp_path, fresh=False, token="0000000b").serve(1)
+    assert told is not None
+    assert told.code == ERRORS.index(OwnershipLostError)
 
 
 def test_a_server_in_its_place_goes_on_and_workers_find_it(tmp_path: Path) -> None:
