@@ -9,6 +9,7 @@ folder imports only from those above it, and from ``ps``::
     settings     what a trainer is told, checked once
     callbacks    stop conditions and the user's own hooks
     keras_callbacks  Keras' own callbacks, called on the driver
+    mlflow_logger  a job as a run of MLflow
     results      tables of history, commits and events
     dashboard    the live page of a job
     job          one training job on Spark
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from distkeras.ml.estimator import KerasEstimator as KerasEstimator
     from distkeras.ml.functions import register_function as register_function
     from distkeras.ml.model import KerasModel as KerasModel
+    from distkeras.mlflow_logger import MLflowLogger as MLflowLogger
     from distkeras.ps import errors as errors
     from distkeras.ps import rules as rules
     from distkeras.ps.checkpoint.checkpointer import Checkpoint as Checkpoint
@@ -75,6 +77,7 @@ _NAMES = {
     "distkeras.ml.estimator": ("KerasEstimator",),
     "distkeras.ml.functions": ("register_function",),
     "distkeras.ml.model": ("KerasModel",),
+    "distkeras.mlflow_logger": ("MLflowLogger",),
     "distkeras.ps": ("errors", "rules"),
     "distkeras.ps.checkpoint.checkpointer": ("Checkpoint",),
     "distkeras.ps.rules": ("schedules",),

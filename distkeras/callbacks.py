@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from distkeras.data.batches import Batch
     from distkeras.keras_model.replica import KerasReplica
     from distkeras.ps.transport.driver_client import DriverClient
+    from distkeras.results.job_results import JobResults
 
 #: Seconds between two calls of a callback that does not say.
 _DEFAULT_SECONDS = 10.0
@@ -66,6 +67,7 @@ class TrainingSetup:
         read_rows: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
         facts: what is known of the job; None: nothing is told.
         events: where the job's events are collected.
+        options: what the trainer is told, by keyword: numbers, texts, and None.
     """
 
     metrics: tuple[str, ...]
@@ -73,6 +75,7 @@ class TrainingSetup:
     read_rows: Callable[[DataFrame, int], Batch | None]
     facts: JobFacts | None = None
     events: Events = field(default_factory=Events)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,17 +219,28 @@ class Callback:
     Args:
         every_commits: commits from one call to the next, at least 1; None: calls do not depend on them.
         every_seconds: seconds from the beginning to the first call, and from one call to the next, more than 0; None:
-            10, or no time at all where ``every_commits`` is given.
+            10, or no time at all where ``every_commits`` is given. Attributes of a class may say both, too.
 
     Raises:
         ConfigurationError: a number that cannot work.
     """
 
+    every_commits: int | None = None
+    every_seconds: float | None = None
+
     def __init__(self, *, every_commits: int | None = None, every_seconds: float | None = None) -> None:
-        if every_commits is None and every_seconds is None:
-            every_seconds = _DEFAULT_SECONDS
-        self.every_commits = None if every_commits is None else require_integer("every_commits", every_commits)
-        self.every_seconds = None if every_seconds is None else require_number("every_seconds", every_seconds)
+        if every_commits is not None or every_seconds is not None:
+            self.every_commits, self.every_seconds = every_commits, every_seconds
+        self.settle()
+
+    def settle(self) -> None:
+        """Settles how often it is called; also for a class whose constructor does not call this one's."""
+        if self.every_commits is None and self.every_seconds is None:
+            self.every_seconds = _DEFAULT_SECONDS
+        if self.every_commits is not None:
+            self.every_commits = require_integer("every_commits", self.every_commits)
+        if self.every_seconds is not None:
+            self.every_seconds = require_number("every_seconds", self.every_seconds)
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
@@ -236,6 +250,12 @@ class Callback:
 
     def on_end(self, context: CallbackContext) -> None:
         """After the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
+
+    def on_success(self, results: JobResults) -> None:
+        """After `on_end` of all callbacks: the trainer, with the model that `Trainer.train` is about to return."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """The job has failed, or was interrupted, after `on_begin`; `Trainer.train` is about to raise this error."""
 
 
 class TimeBudget(Callback):

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from distkeras.data.batches import Batch
 
 #: What there is for those of Keras' callbacks that cannot work on the driver, and why.
-_REFUSED = {
+REFUSED = {
     "BackupAndRestore": "the server saves the job: `train(checkpoint=…)`, and `resume=True` later",
     "History": "`trainer.history` is the history, a DataFrame",
+    "MlflowCallback": "a run of MLflow is active in one thread, and callbacks have their own: use "
+    "`distkeras.MLflowLogger`",
     "LearningRateScheduler": "the workers have the optimizers: give `worker_optimizer` a schedule of "
     "`keras.optimizers.schedules`",
     "OrbaxCheckpoint": "the server saves the job: `train(checkpoint=…)`",
@@ -41,9 +43,26 @@ _REFUSED = {
     "SwapEMAWeights": "the workers have the optimizers, and their averages",
     "TerminateOnNaN": 'every commit is looked at: `Trainer(bad_numbers="raise")`, the default',
 }
-#: Keras' own whose hooks of batches have nothing to do, unless they are told to.
-_OF_EPOCHS = {"ModelCheckpoint": "save_freq", "TensorBoard": "update_freq"}
-_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+#: Keras' own whose hooks of batches have nothing to do, as long as they are told so: argument, attribute, its value.
+_OF_EPOCHS: dict[str, list[tuple[str, str, Any]]] = {
+    "ModelCheckpoint": [("save_freq", "save_freq", "epoch")],
+    "TensorBoard": [
+        ("update_freq", "update_freq", "epoch"),
+        ("profile_batch", "_start_batch", 0),
+        ("write_steps_per_second", "write_steps_per_second", False),
+    ],
+}
+#: Hooks that nothing here calls.
+_BATCH_HOOKS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+)
+#: Whose classes are known by name.
+_THEIRS = ("keras", "mlflow")
 
 
 class KerasCallbacks(Callback):
@@ -51,8 +70,9 @@ class KerasCallbacks(Callback):
 
     An epoch has ended when the partitions have passed it on average; two that end at once are told as the later one.
     What is told is ``loss``, the mean over the latest commits, and, given ``validation`` rows, ``val_loss`` and
-    ``val_`` with each metric of the center over them. ``EarlyStopping`` ends the job, and where it restores the best
-    weights, `Trainer.train` returns those. Hooks of batches are not called: batches are the workers'.
+    ``val_`` with each metric of the center over them, around which ``on_test_begin`` and ``on_test_end`` are called.
+    ``EarlyStopping`` ends the job, and where it restores the best weights, `Trainer.train` returns those. Hooks of
+    batches are not called: batches are the workers'.
 
     Args:
         callbacks: of Keras.
@@ -140,7 +160,10 @@ class KerasCallbacks(Callback):
         model = context.model  # with the weights of now
         logs = {"loss": context.status.loss}
         if self._batch is not None:
-            logs |= {f"val_{name}": value for name, value in context.evaluate(self._batch).items()}
+            self._call("on_test_begin", {})
+            values = context.evaluate(self._batch)
+            self._call("on_test_end", dict(values))
+            logs |= {f"val_{name}": value for name, value in values.items()}
         for callback in self.keras_callbacks:
             callback.on_epoch_end(epoch, dict(logs))
         self._epoch, self._clock = epoch + 1, context.center.clock
@@ -149,6 +172,12 @@ class KerasCallbacks(Callback):
         elif not context.final:
             for callback in self.keras_callbacks:
                 callback.on_epoch_begin(epoch + 1, {})
+
+    def _call(self, hook: str, logs: dict[str, float]) -> None:
+        for callback in self.keras_callbacks:
+            # It would write them at the steps of the optimizer, which are the workers'; it has them as `val_`, too.
+            if "TensorBoard" not in (kind.__name__ for kind in _known_kinds(callback)):
+                getattr(callback, hook)(logs)
 
 
 def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None = None) -> list[Any]:
@@ -167,6 +196,11 @@ def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None 
     return [*ours, KerasCallbacks(theirs, validation)] if theirs else ours
 
 
+def _known_kinds(callback: Any) -> list[type]:
+    """Keras' and MLflow's own classes that a callback is of, the nearest one first."""
+    return [kind for kind in type(callback).__mro__ if kind.__module__.split(".")[0] in _THEIRS]
+
+
 def _usable(callback: Any) -> Any:
     """A callback of Keras that can work on the driver.
 
@@ -179,21 +213,19 @@ def _usable(callback: Any) -> Any:
     if not isinstance(callback, base):
         raise ConfigurationError(f"`callbacks` must be of Keras' callbacks. Received: {callback!r}")
     name = type(callback).__name__
-    for kind in type(callback).__mro__:
-        if kind.__module__.split(".")[0] != "keras":
-            continue
-        if kind.__name__ in _REFUSED:
+    for kind in _known_kinds(callback):
+        if kind.__name__ in REFUSED:
             raise ConfigurationError(
-                f"`callbacks` must be ones that can work on the driver: {_REFUSED[kind.__name__]}. Received: {name}"
+                f"`callbacks` must be ones that can work on the driver: {REFUSED[kind.__name__]}. Received: {name}"
             )
-        frequency = getattr(callback, _OF_EPOCHS.get(kind.__name__, ""), None)
-        if kind.__name__ in _OF_EPOCHS:
-            if frequency != "epoch":
+        for argument, attribute, wanted in _OF_EPOCHS.get(kind.__name__, []):
+            if (found := getattr(callback, attribute, wanted)) != wanted:
                 raise ConfigurationError(
-                    f"`{_OF_EPOCHS[kind.__name__]}` of {name} must be 'epoch': batches are the workers'. "
-                    f"Received: {frequency!r}"
+                    f"`{argument}` of {name} must be {wanted!r}: batches are the workers'. Received: {found!r}"
                 )
-            return callback
+        if kind.__name__ in _OF_EPOCHS:
+            base = kind  # whose own hooks of batches do nothing then
+            break
     hooks = [
         hook for hook in _BATCH_HOOKS if getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook)
     ]

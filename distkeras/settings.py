@@ -15,6 +15,7 @@ from distkeras.data.class_weight import require_class_weight
 from distkeras.data.decoding import decoders
 from distkeras.data.schema import names_of
 from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.validate import (
@@ -27,6 +28,19 @@ from distkeras.ps.validate import (
 )
 
 _S = TypeVar("_S")
+
+#: Settings of where and how a job runs, with which it learns neither more nor less.
+_OF_NO_MATTER = {
+    "deadlines",
+    "checkpoint",
+    "max_body",
+    "host",
+    "port",
+    "progress",
+    "log_every",
+    "stall_after",
+    "decode",
+}
 
 #: The share of a worker's time that communication may take, where its window is to be measured and nobody says.
 _DEFAULT_SHARE = 0.1
@@ -226,6 +240,40 @@ def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
         "communication_share": _DEFAULT_SHARE if share is None and measured else share,
     }
     return WorkerSettings(**given)
+
+
+def told_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job is told that may matter to its outcome, in numbers, texts and None, by dotted names.
+
+    Args:
+        settings: instances of the classes of settings; those that come later win.
+        compilation: of the model, as `Recipe.identity` has it.
+    """
+    told: dict[str, Any] = {"num_workers": None}
+    for one in settings:
+        for field in dataclasses.fields(one):
+            if field.name not in _OF_NO_MATTER:
+                told |= _flat(field.name, getattr(one, field.name))
+    told["num_workers"] = told.pop("workers", told["num_workers"])
+    for name, value in compilation.items():
+        told |= _flat("worker_optimizer" if name == "optimizer" else name, value)
+    return told
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """A value by dotted names, an object of Keras by its class and settings; nothing for other objects."""
+    if isinstance(value, Rule):
+        return {name: value.name} | _flat(name, value.config())
+    if isinstance(value, Schedule):
+        return {name: str(value)}
+    if isinstance(value, Mapping) and "class_name" in value:
+        return {name: value["class_name"]} | _flat(name, value.get("config"))
+    if isinstance(value, Mapping):
+        return {full: part for key, one in value.items() for full, part in _flat(f"{name}.{key}", one).items()}
+    if isinstance(value, (list, tuple)):
+        parts = [part.get("class_name") if isinstance(part, Mapping) else part for part in value]
+        return {name: ", ".join(map(str, parts))} if all(isinstance(part, str) for part in parts) else {}
+    return {name: value} if isinstance(value, (str, int, float)) else {}
 
 
 def _fields(kind: type[_S], arguments: Mapping[str, Any]) -> dict[str, Any]:

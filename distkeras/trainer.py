@@ -24,15 +24,8 @@ from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
-from distkeras.job.callback_runner import begin_callbacks, require_callbacks
-from distkeras.job.plan import (
-    JobPlan,
-    require_finite,
-    require_fit,
-    require_optimizer,
-    require_shared,
-    require_slots,
-)
+from distkeras.job.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
+from distkeras.job.plan import JobPlan, require_finite, require_fit, require_optimizer, require_shared, require_slots
 from distkeras.job.run import finish_job, run_job
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
@@ -43,7 +36,7 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.tracebacks import headline
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.results.job_results import JobOutcome, JobResults
-from distkeras.settings import JobFacts, rule_of, server_settings, train_settings, worker_settings
+from distkeras.settings import JobFacts, rule_of, server_settings, told_options, train_settings, worker_settings
 
 if TYPE_CHECKING:
     import keras
@@ -281,25 +274,28 @@ class Trainer(JobResults):
         """
         began = time.monotonic()
         plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
-        with self._told():
+        with self._told(plan):
             ended = run_job(plan, self._outcome)
             finish_job(plan, ended, self._outcome)
-        finished = time.monotonic()
-        self._outcome.timings = {
-            "start": ended.spark_began - began,
-            "spark": ended.spark_ended - ended.spark_began,
-            "finish": finished - ended.spark_ended,
-            "total": finished - began,
-        }
+            finished = time.monotonic()
+            self._outcome.timings = {
+                "start": ended.spark_began - began,
+                "spark": ended.spark_ended - ended.spark_began,
+                "finish": finished - ended.spark_ended,
+                "total": finished - began,
+            }
+            for callback in plan.callbacks:
+                callback.on_success(self)
         return self.model
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tells who watches what becomes of the job within."""
+    def _told(self, plan: JobPlan) -> Iterator[None]:
+        """Tells callbacks that the job within fails, and who watches what becomes of it."""
         try:
             yield
         except BaseException as error:
             self._outcome.failure = headline(f"{type(error).__name__}: {error}")
+            fail_callbacks(plan.callbacks, error)
             raise
         finally:
             if self.watch is not None:
@@ -360,9 +356,7 @@ class Trainer(JobResults):
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
         require_slots(server, df.sparkSession, apart=in_cluster)
         self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
-        setup = TrainingSetup(replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events)
-        begin_callbacks(callbacks, setup)
-        return JobPlan(
+        plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
             spec=spec,
             training=settings,
@@ -374,6 +368,12 @@ class Trainer(JobResults):
             callbacks=callbacks,
             resume=resume,
         )
+        options = told_options(plan.server, plan.worker, settings, compilation=self._recipe.identity(replica.model))
+        setup = TrainingSetup(
+            replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events, options
+        )
+        begin_callbacks(callbacks, setup)
+        return plan
 
     def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
         """Rows of a validation DataFrame, with the columns that the trainer is told of."""

@@ -11,7 +11,7 @@ import pytest
 
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, EarlyStopping, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
-from distkeras.job.callback_runner import require_callbacks
+from distkeras.job.callback_runner import begin_callbacks, require_callbacks
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.protocol.messages import Status
@@ -192,6 +192,61 @@ def test_the_model_has_the_centers_weights(replica: KerasReplica) -> None:
 def test_how_often() -> None:
     assert (Callback().every_commits, Callback().every_seconds) == (None, 10.0)
     assert (Callback(every_commits=5).every_commits, Callback(every_commits=5).every_seconds) == (5, None)
+
+
+def test_how_often_may_be_said_by_the_class() -> None:
+    class Often(Callback):
+        every_commits = 3
+
+    class Wrong(Callback):
+        every_commits = 0
+
+    class OnItsOwn(Callback):
+        every_seconds = 2.0
+
+        def __init__(self) -> None:
+            """Without that of the base."""
+
+    class Unsaid(Callback):
+        def __init__(self) -> None:
+            """Likewise."""
+
+    assert (Often().every_commits, Often().every_seconds) == (3, None)
+    assert (Often(every_seconds=5).every_commits, Often(every_seconds=5).every_seconds) == (None, 5)
+    with pytest.raises(ConfigurationError, match="`every_commits` must be"):
+        Wrong()
+    own, unsaid = require_callbacks([OnItsOwn(), Unsaid()])
+    assert (own.every_commits, own.every_seconds) == (None, 2.0)
+    assert (unsaid.every_commits, unsaid.every_seconds) == (None, 10.0)
+
+
+class Ending(Callback):
+    """Keeps how a job ended."""
+
+    def __init__(self, on_begin: Exception | None = None, on_failure: Exception | None = None) -> None:
+        super().__init__()
+        self.raised, self.raises = on_begin, on_failure
+        self.failures: list[BaseException] = []
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        if self.raised is not None:
+            raise self.raised
+
+    def on_failure(self, error: BaseException) -> None:
+        self.failures.append(error)
+        if self.raises is not None:
+            raise self.raises
+
+
+def test_a_job_that_fails_before_it_begins_is_told_to_those_that_had_begun(caplog: pytest.LogCaptureFixture) -> None:
+    error = EmptyDataError("nothing there")
+    first, second = Ending(on_failure=OSError("no disk")), Ending()
+    third, fourth = Ending(on_begin=error), Ending()
+    setup = TrainingSetup(("loss",), lambda: None, lambda df, most: None)  # type: ignore[arg-type, return-value]  # not asked for
+    with pytest.raises(EmptyDataError, match="nothing there"):
+        begin_callbacks([first, second, third, fourth], setup)
+    assert [callback.failures for callback in (first, second, third, fourth)] == [[error], [error], [error], []]
+    assert "Ending could not take in that the job has failed" in caplog.text
 
 
 def test_what_is_no_callback() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from distkeras import KerasCallbacks
 from distkeras.callbacks import CallbackContext, CenterWeights, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
 from distkeras.job.callback_runner import require_callbacks
+from distkeras.keras_callbacks import REFUSED
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError
 from distkeras.ps.protocol.messages import Status
@@ -138,20 +140,29 @@ class TestEachKind:
     def test_tensorboard(self, replica: KerasReplica, tmp_path: Path) -> None:
         if keras.backend.backend() != "tensorflow":
             pytest.skip("Keras' TensorBoard writes with TensorFlow")
-        pytest.importorskip("tensorboard")
-        import tensorflow as tf
-
         job = Job(KerasCallbacks([keras.callbacks.TensorBoard(tmp_path, write_graph=False)], FRAME), replica)
         job.tell(3.0, 1, 1.0)
         job.tell(2.0, 2, 2.0)
         job.tell(2.0, 2, 2.0, final=True)
-        found = {}
-        for file in tmp_path.rglob("*tfevents*"):
-            for event in tf.compat.v1.train.summary_iterator(str(file)):
-                for value in event.summary.value:
-                    found[file.parent.name, value.tag, event.step] = tf.make_ndarray(value.tensor).item()
-        assert found["train", "epoch_loss", 0] == 0.5
-        assert [found["validation", "epoch_loss", step] for step in (0, 1)] == [9.0, 4.0]
+        train, validation = (scalars(tmp_path / name) for name in ("train", "validation"))
+        assert train["epoch_loss"] == [(0, 0.5), (1, 0.5)]
+        assert validation == {"epoch_loss": [(0, 9.0), (1, 4.0)], "epoch_mae": [(0, 3.0), (1, 2.0)]}
+
+    def test_evaluations_are_told(self, replica: KerasReplica) -> None:
+        seen: list[Any] = []
+
+        class Watching(keras.callbacks.Callback):
+            def on_test_begin(self, logs: Any = None) -> None:
+                seen.append("begin")
+
+            def on_test_end(self, logs: Any = None) -> None:
+                seen.append(logs)
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                seen.append(epoch)
+
+        Job(KerasCallbacks([Watching()], FRAME), replica).tell(3.0, 1, 1.0)
+        assert seen == ["begin", {"loss": 9.0, "mae": 3.0}, 0]
 
     def test_ones_own(self, replica: KerasReplica) -> None:
         class Doubling(keras.callbacks.Callback):
@@ -163,7 +174,31 @@ class TestEachKind:
         assert restored.vector.tolist() == [4.0]
 
 
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of each scalar that TensorBoard itself finds in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    read = EventAccumulator(str(folder), size_guidance={TENSORS: 0}).Reload()
+    kinds = {tag: read.SummaryMetadata(tag).plugin_data.plugin_name for tag in read.Tags()["tensors"]}
+    return {
+        tag: [(event.step, make_ndarray(event.tensor_proto).item()) for event in read.Tensors(tag)]
+        for tag, kind in kinds.items()
+        if kind == "scalars"
+    }
+
+
 class OfBatches(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class OfTestBatches(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class BoardOfBatches(keras.callbacks.TensorBoard):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         pass
 
@@ -179,13 +214,27 @@ class TestRefusals:
             (keras.callbacks.ModelCheckpoint("m.keras", save_freq=10), "`save_freq`"),
             (keras.callbacks.TensorBoard("logs", update_freq=5), "`update_freq`"),
             (keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None), "on_train_batch_end"),
+            (keras.callbacks.TensorBoard("logs", profile_batch=2), "`profile_batch`"),
+            (keras.callbacks.TensorBoard("logs", write_steps_per_second=True), "`write_steps_per_second`"),
             (OfBatches(), "on_train_batch_end"),
+            (OfTestBatches(), "on_test_batch_end"),
+            (BoardOfBatches("logs"), "on_train_batch_end"),
+            (keras.callbacks.SwapEMAWeights(), "averages"),
+            (keras.callbacks.History(), "history"),
+            (keras.callbacks.ProgbarLogger(), "progress=True"),
             (TimeBudget(1.0), "of Keras"),
         ],
     )
     def test_what_is_of_batches_or_of_the_workers(self, callback: Any, told: str) -> None:
         with pytest.raises(ConfigurationError, match=told):
             KerasCallbacks([callback])
+
+    def test_each_of_keras_own_is_known(self) -> None:
+        """What this Keras has either works, as above, or is refused by its name."""
+        working = {"CSVLogger", "EarlyStopping", "LambdaCallback", "ModelCheckpoint", "RemoteMonitor", "TensorBoard"}
+        containers = {"Callback", "CallbackList", "MonitorCallback"}
+        own = {name for name in dir(keras.callbacks) if inspect.isclass(getattr(keras.callbacks, name))}
+        assert own - containers - working <= set(REFUSED)
 
     def test_what_is_not_told_cannot_be_monitored(self, replica: KerasReplica) -> None:
         for monitor, validation in (("val_loss", None), ("val_auc", FRAME), ("mae", FRAME)):

@@ -6,6 +6,7 @@ Two calls of one callback never overlap.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -30,6 +31,8 @@ from distkeras.ps.transport.driver_client import DriverClient
 if TYPE_CHECKING:
     from distkeras.keras_model.replica import KerasReplica
 
+log = logging.getLogger(__name__)
+
 #: Seconds until a server that is lost is asked again: the driver may be bringing it back.
 _RETRY_SECONDS = 0.5
 #: Seconds that a call which is under way when the job fails or is interrupted has to return; then it is left alone.
@@ -42,7 +45,7 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
 
     Raises:
         ConfigurationError: something that is no callback, or one of Keras' that cannot work on the driver; the text
-            names what there is for it.
+            names what there is for it, or one that is called so often as cannot be.
     """
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
@@ -51,6 +54,7 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
         if not isinstance(callback, Callback):
             made = ", made ones: not the class itself" if isinstance(callback, type) else ", or of Keras'"
             raise ConfigurationError(f"`callbacks` must be of `distkeras.Callback`s{made}. Received: {callback!r}")
+        callback.settle()
     return found
 
 
@@ -58,10 +62,23 @@ def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None
     """Calls `Callback.on_begin` of each; before any work starts.
 
     Raises:
-        Exception: what a callback raised.
+        Exception: what a callback raised; those that had begun know of it.
     """
+    for count, callback in enumerate(callbacks, start=1):
+        try:
+            callback.on_begin(setup)
+        except BaseException as error:
+            fail_callbacks(callbacks[:count], error)
+            raise
+
+
+def fail_callbacks(callbacks: Sequence[Callback], error: BaseException) -> None:
+    """Calls `Callback.on_failure` of each; what one raises is logged, since the job's own error is the one to tell."""
     for callback in callbacks:
-        callback.on_begin(setup)
+        try:
+            callback.on_failure(error)
+        except Exception:
+            log.exception("%s could not take in that the job has failed", type(callback).__name__)
 
 
 class CallbackRunner:

@@ -103,7 +103,7 @@ def reference() -> dict[str, str]:
         if isinstance(value, ModuleType):
             continue
         full = home(name, value)
-        page = "trainer" if ".trainer" in full else "callbacks" if ".callbacks" in full else "more"
+        page = "trainer" if ".trainer" in full else "callbacks" if re.search("callbacks|mlflow", full) else "more"
         pages.setdefault(page, []).append(full)
     titles = {"trainer": "Trainers", "callbacks": "Callbacks", "more": "Settings, gradients, simulation"}
     found = {f"reference/{page}.md": _reference(titles[page], names) for page, names in pages.items()}

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PACKAGE = ("distkeras", "ps", "transformers")
 #: Distributions whose module is named otherwise.
-MODULES = {"mkdocs-material": "material", "pytest-xdist": "xdist"}
+MODULES = {"mkdocs-material": "material", "mlflow-skinny": "mlflow", "pillow": "PIL", "pytest-xdist": "xdist"}
 #: Imported where it is there, by a reader who has it; the fuzzer says how to get it.
 OPTIONAL = {"atheris"}
 
@@ -55,7 +55,7 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGE, ("plots", "tls", "jobs", "completion")),
+        (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow")),
         (("scripts",), ("tests",)),
         (("tests",), ("tests", "openapi")),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from support.spark_jobs import (
     wrong_model,
 )
 
-from distkeras import EarlyStopping, Trainer
+from distkeras import EarlyStopping, KerasCallbacks, Trainer
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
 from distkeras.ps.rules import make
@@ -161,6 +162,66 @@ def test_early_stopping_restores_the_best(spark: SparkSession) -> None:
     )
 
 
+class Endings(Callback):
+    """Keeps what it is told of the end of a job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def on_success(self, results: Any) -> None:
+        self.told.append((results.model, results.history.count(), set(results.timings)))
+
+    def on_failure(self, error: BaseException) -> None:
+        self.told.append(error)
+
+
+def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    theirs = [
+        keras.callbacks.EarlyStopping("val_loss", patience=100, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: seen.append("begin"),
+            on_epoch_end=lambda epoch, logs: seen.append((epoch, logs)),
+            on_train_end=lambda logs: seen.append("end"),
+        ),
+    ]
+    if keras.backend.backend() == "tensorflow":
+        theirs.append(keras.callbacks.TensorBoard(tmp_path / "board"))
+    x, y = blobs(seed=1)
+    trainer = Trainer(
+        wrong_model(),
+        make("downpour", window=2),
+        worker_optimizer=keras.optimizers.SGD(0.01),
+        loss=SPARSE,
+        metrics=["accuracy"],
+        num_workers=2,
+        num_epoch=3,
+    )
+    ending = Endings()
+    trained = trainer.train(table(spark, *blobs()), callbacks=[KerasCallbacks(theirs, table(spark, x, y)), ending])
+    assert (seen[0], seen[-1]) == ("begin", "end")
+    epochs = [epoch for epoch, _ in seen[1:-1]]
+    assert epochs == sorted(set(epochs))
+    assert epochs[-1] == 2
+    best = min((logs["val_loss"], epoch) for epoch, logs in seen[1:-1])[1]
+    saved = keras.saving.load_model(tmp_path / f"{best + 1}.keras")
+    for weights, others in zip(trained.get_weights(), saved.get_weights(), strict=True):
+        np.testing.assert_array_equal(weights, others)  # what `EarlyStopping` has restored
+    with (tmp_path / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["epoch"]), float(row["val_accuracy"])) for row in rows] == [
+        (epoch, pytest.approx(logs["val_accuracy"])) for epoch, logs in seen[1:-1]
+    ]
+    assert keras.backend.backend() != "tensorflow" or list((tmp_path / "board" / "validation").iterdir())
+    ((model, steps, timings),) = ending.told
+    assert model is trained
+    assert steps == trainer.history.count()
+    assert timings == {"start", "spark", "finish", "total"}
+
+
 class TestErrors:
     def test_a_callback_that_raises_ends_the_job_with_its_error(self, spark: SparkSession) -> None:
         class Failing(Callback):
@@ -168,8 +229,10 @@ class TestErrors:
                 raise ZeroDivisionError("my own mistake")
 
         trainer = counter()
-        with pytest.raises(ZeroDivisionError, match="my own mistake"):
-            trainer.train(counting_rows(spark, ROWS), callbacks=[Failing(every_commits=3)])
+        ending = Endings()
+        with pytest.raises(ZeroDivisionError, match="my own mistake") as caught:
+            trainer.train(counting_rows(spark, ROWS), callbacks=[Failing(every_commits=3), ending])
+        assert ending.told == [caught.value]
         assert trainer.stopped is None
         assert sum(counts(trainer.model)) == trainer.history.toPandas().samples.sum()
 

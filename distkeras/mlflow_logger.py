@@ -1,0 +1,216 @@
+"""A job as a run of MLflow: what it was told, how it went, and the model.
+
+::
+
+    logger = MLflowLogger(validation_df)
+    trained = trainer.train(df, callbacks=[logger])
+    predict = mlflow.pyfunc.spark_udf(spark, f"runs:/{logger.run_id}/model", env_manager="local")
+
+Importing this module loads neither pyspark, Keras nor MLflow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.validate import require_boolean, require_integer, require_text
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+    from distkeras.data.batches import Batch
+    from distkeras.results.job_results import JobResults
+
+#: The tag by which MLflow knows the run that another one belongs to.
+_PARENT = "mlflow.parentRunId"
+#: Params that MLflow takes in one request.
+_PARAMS_AT_ONCE = 100
+#: Characters of an error that a tag takes.
+_ERROR_MAX = 5000
+
+
+class MLflowLogger(Callback):
+    """Logs a job to MLflow; needs the package mlflow-skinny, or mlflow.
+
+    Params are the trainer's keywords, those of rule and optimizer by dotted names (``rule.window``). Metrics are
+    ``loss`` and ``staleness`` (means over the latest commits), ``epochs``, ``samples``, and, given ``validation`` rows,
+    ``val_loss`` and ``val_`` with each metric of the center over them; their step is the clock, the number of commits.
+    When the job has ended, ``epoch_loss`` and ``epoch_`` with each metric are the workers' means over each epoch, by
+    its number, and ``seconds_total`` and the like its timings; the tag ``distkeras.stopped`` says why a callback has
+    ended it. The model that `Trainer.train` returns is logged as ``model``, in MLflow's Keras flavor.
+
+    The run is the one that is active where `Trainer.train` is called; it stays open. Else it is a new one of the
+    current experiment, within the run that was active where this object was made, if any: so each fit of a
+    cross-validation has its own. A new run ends with the job: finished, failed, or, where the job was interrupted,
+    killed.
+
+    ``mlflow.keras.autolog()`` sees nothing of a job: it watches ``fit``, which nobody calls.
+
+    Args:
+        validation: rows to evaluate on, with the columns that the trainer is told of; None: on none.
+        run_name: of a new run.
+        log_model: log the model.
+        registered_model_name: register it under this name, too.
+        every_commits, every_seconds: between two lots of metrics; see `Callback`.
+        max_rows: more rows than these are sampled: the same ones each time.
+
+    Attributes:
+        run_id: of the run of the latest job; None before the first one.
+
+    Raises:
+        ConfigurationError: an argument that cannot work, or MLflow is not installed.
+        EmptyDataError: ``validation`` has no rows.
+        mlflow.exceptions.MlflowException: what MLflow has to say; the job ends with it.
+    """
+
+    def __init__(
+        self,
+        validation: DataFrame | None = None,
+        *,
+        run_name: str | None = None,
+        log_model: bool = True,
+        registered_model_name: str | None = None,
+        every_commits: int | None = None,
+        every_seconds: float | None = None,
+        max_rows: int = 10_000,
+    ) -> None:
+        super().__init__(every_commits=every_commits, every_seconds=every_seconds)
+        for name, text in (("run_name", run_name), ("registered_model_name", registered_model_name)):
+            if text is not None:
+                require_text(name, text, "a name, or None")
+        self.run_name, self.registered_model_name = run_name, registered_model_name
+        self.log_model = require_boolean("log_model", log_model)
+        self.max_rows = require_integer("max_rows", max_rows)
+        self.run_id: str | None = None
+        active = _mlflow().active_run()
+        self._parent = None if active is None else active.info.run_id
+        self._validation = validation
+        self._batch: Batch | None = None
+        self._metrics: tuple[str, ...] = ()
+        self._client: Any = None
+        self._own_run = False
+        self._clock = -1
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Reads the rows, begins the run, and logs what the trainer was told."""
+        self._metrics, self._batch, self._own_run, self._clock = setup.metrics, None, False, -1
+        if self._validation is not None:
+            self._batch = setup.read_rows(self._validation, self.max_rows)
+            if self._batch is None:
+                raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+        mlflow = _mlflow()
+        run = mlflow.active_run()
+        if run is None:
+            tags = {} if self._parent is None else {_PARENT: self._parent}
+            run = mlflow.start_run(run_name=self.run_name, tags=tags)
+            self._own_run = True
+        self.run_id = run.info.run_id
+        # The fluent functions know the run in this thread only; metrics come from the callback's own.
+        self._client = mlflow.MlflowClient()
+        params = [mlflow.entities.Param(name, str(value)) for name, value in setup.options.items()]
+        for start in range(0, len(params), _PARAMS_AT_ONCE):
+            self._client.log_batch(self.run_id, params=params[start : start + _PARAMS_AT_ONCE])
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Logs where the job stands, unless that has not changed."""
+        status = context.status
+        values = {name: float(getattr(status, name)) for name in ("loss", "staleness", "epochs", "samples")}
+        if self._batch is not None and context.center.clock != self._clock:
+            values |= {f"val_{name}": value for name, value in context.evaluate(self._batch).items()}
+        if context.clock != self._clock:  # of the center, where one was evaluated
+            self._clock = context.clock
+            self._log(values, self._clock)
+
+    def on_end(self, context: CallbackContext) -> None:
+        """Logs where it ended."""
+        self.on_center(context)
+
+    def on_success(self, results: JobResults) -> None:
+        """Logs the epochs, the timings and the model; ends the run if it is its own."""
+        names, history = list(self._metrics), results.history.toPandas()
+        epochs = history.groupby("epoch")
+        totals = history[names].mul(history["samples"], axis=0).groupby(history["epoch"]).sum()
+        for epoch, means in totals.div(epochs["samples"].sum(), axis=0).iterrows():
+            self._log({f"epoch_{name}": float(means[name]) for name in names}, int(epoch))
+        self._log({f"seconds_{name}": seconds for name, seconds in results.timings.items()}, 0)
+        if results.stopped is not None:
+            self._client.set_tag(self.run_id, "distkeras.stopped", results.stopped)
+        if self.log_model:
+            _log_model(results.model, self.registered_model_name)
+        self._end("FINISHED")
+
+    def on_failure(self, error: BaseException) -> None:
+        """Ends the run if it is its own; a tag says why."""
+        if self._client is not None:
+            text = f"{type(error).__name__}: {error}"
+            self._client.set_tag(self.run_id, "distkeras.error", text[:_ERROR_MAX])
+        self._end("FAILED" if isinstance(error, Exception) else "KILLED")
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        entities, now = _mlflow().entities, time.time_ns() // 1_000_000
+        known = [(name, value) for name, value in values.items() if not math.isnan(value)]  # before the first commit
+        self._client.log_batch(self.run_id, metrics=[entities.Metric(*pair, now, step) for pair in known])
+
+    def _end(self, status: str) -> None:
+        self._client = None
+        if self._own_run:
+            self._own_run = False
+            _mlflow().end_run(status)
+
+
+def _mlflow() -> Any:
+    """MLflow.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import mlflow
+    except ImportError as error:
+        raise ConfigurationError(
+            f"`MLflowLogger` needs MLflow: pip install 'distkeras[mlflow]'. Received: {error}"
+        ) from error
+    return mlflow
+
+
+def _log_model(model: keras.Model, registered_name: str | None) -> None:
+    """Logs a model to the active run. What it needs is told, for MLflow would otherwise load it to find that out."""
+    import keras
+    import mlflow.keras
+    from mlflow.models import ModelSignature
+
+    signature = None
+    if getattr(model, "inputs", None):  # a subclassed model has none
+        signature = ModelSignature(_schema(model.inputs), _schema(model.outputs))
+    mlflow.keras.log_model(
+        model,
+        name="model",
+        signature=signature,
+        registered_model_name=registered_name,
+        pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("keras", keras.backend.backend())],
+    )
+
+
+def _schema(tensors: list[Any]) -> Any:
+    """Shapes and dtypes of inputs or outputs, with the names of several."""
+    from mlflow.types import Schema, TensorSpec
+
+    return Schema(
+        [
+            TensorSpec(
+                np.dtype(str if tensor.dtype == "string" else tensor.dtype),
+                (-1, *(-1 if extent is None else extent for extent in tensor.shape[1:])),
+                tensor.name if len(tensors) > 1 else None,
+            )
+            for tensor in tensors
+        ]
+    )
