@@ -30,14 +30,17 @@ def execute(path: Path, folder: Path, timeout: float) -> nbformat.NotebookNode:
     Args:
         path: of the notebook.
         folder: where its kernel runs.
-        timeout: of one cell, in seconds.
+        timeout: of one cell, and of the kernel's start, in seconds.
 
     Raises:
         CellExecutionError: a cell failed, with its traceback.
     """
     notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # it has no types
     resources = {"metadata": {"path": folder}}
-    NotebookClient(notebook, timeout=int(timeout), kernel_name="python3", resources=resources).execute()
+    client = NotebookClient(
+        notebook, timeout=int(timeout), startup_timeout=int(timeout), kernel_name="python3", resources=resources
+    )
+    client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when each began and ended
         if cell.cell_type == "code":

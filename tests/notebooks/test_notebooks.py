@@ -13,7 +13,7 @@ from support.patience import patience
 from support.present import present
 
 #: Bytes of all outputs of one notebook, pictures included: what a reader would load and a repository keep.
-LARGEST = 300_000
+LARGEST = 400_000
 
 
 def test_there_are_notebooks() -> None:
