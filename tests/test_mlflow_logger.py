@@ -102,7 +102,8 @@ def test_each_fit_of_an_estimator_has_a_run_of_its_own(spark: SparkSession, stor
     df = table(spark, *blobs())
     maps = [{estimator.getParam("batch_size"): size} for size in (32, 64)]
     fitted = [model for _, model in sorted(estimator.fitMultiple(df, maps))]
-    runs = [store.get_run(model.summary.callbacks[0].run_id) for model in fitted]
+    loggers: list[Any] = [model.summary.callbacks[0] for model in fitted]
+    runs = [store.get_run(logger.run_id) for logger in loggers]
     assert [run.data.params["batch_size"] for run in runs] == ["32", "64"]
     assert [run.data.tags["mlflow.parentRunId"] for run in runs] == [parent.info.run_id] * 2
 

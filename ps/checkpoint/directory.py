@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 #: How long a read or a claim that fails is tried again, in seconds: the first and the longest pause, and in all.
 _FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
-#: Likewise for the claim of a server that is started again: its job has something to lose.
-_PATIENCE_WITHIN_JOB = 600.0
+#: Likewise for the claim of a driver that may go on with a job; and of a server that is started again within one.
+_PATIENCE_TO_RESUME, _PATIENCE_WITHIN_JOB = 60.0, 600.0
 #: The job of whoever only reads.
 _NOBODY = "0" * 8
 _T = TypeVar("_T")
@@ -143,7 +143,7 @@ class SnapshotDirectory:
             OwnershipLostError: another job has claimed the directory since then, or at this moment.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
-        patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE
+        patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE if fresh else _PATIENCE_TO_RESUME
         names = self._patiently(self._names, patience)
         found = _snapshots(names)
         if epoch:

@@ -87,7 +87,7 @@ def test_the_predictor_decodes_too(files: DataFrame, tmp_path: Path) -> None:
 
 def test_what_the_predictor_cannot_decode_is_named(files: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`decode` must be a function"):
-        ModelPredictor(network(), "content", decode=3)  # type: ignore[arg-type]
+        ModelPredictor(network(), "content", decode=3)  # type: ignore[arg-type]  # that is what is refused
     with pytest.raises(ConfigurationError, match="`decode` must be of the columns"):
         ModelPredictor(network(), "content", decode={"path": gray})
     with pytest.raises(ConfigurationError, match="register_keras_serializable"):

@@ -27,8 +27,8 @@ FULL = 90.0
 class FullDisk(World):
     """Nothing can be written for a while; time passes when somebody sleeps."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, full: float = FULL) -> None:
+        self.seconds, self.full = 0.0, full
 
     def monotonic(self) -> float:
         return self.seconds
@@ -41,7 +41,7 @@ class FullDisk(World):
 
         class Full(LocalFiles):
             def write(self, name: str, pieces: Iterable[Any]) -> None:
-                if world.seconds < FULL:
+                if world.seconds < world.full:
                     raise OSError(errno.ENOSPC, "No space left on device")
                 super().write(name, pieces)
 
@@ -63,6 +63,12 @@ def test_a_first_one_says_so_soon(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="No space left"):
         SnapshotDirectory(str(tmp_path), world=world).take_over(fresh=True)
     assert world.seconds < 15.0
+
+
+def test_one_that_may_have_a_job_to_go_on_with_has_more_patience(tmp_path: Path) -> None:
+    world = FullDisk(40.0)
+    assert SnapshotDirectory(str(tmp_path), world=world).take_over() is None
+    assert 40.0 <= world.seconds < 45.0
 
 
 def test_one_exception_after_another_does_not_end_the_snapshots(
