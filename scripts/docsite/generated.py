@@ -1,4 +1,4 @@
-"""The parts of README and docs that are made from the code and from `docs/bench.json`."""
+"""The parts of README and docs that are made from the code and from the figures in `docs/`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 from bench.measure import Row
 from bench.report import describe, load, table
+from matrix import command as matrix_command
 
 from docsite.pictures import PICTURES
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "docs" / "bench.json"
+MATRIX = ROOT / "docs" / "matrix.json"
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
 #: The README's five rules, and why one would take each.
@@ -77,10 +79,16 @@ def benchmark() -> str:
     return f"{describe(machine)}\n\n{unbroken}"
 
 
+def matrix() -> str:
+    """The core of the tests under each version and backend."""
+    return matrix_command.table(matrix_command.load(MATRIX))
+
+
 #: File to the parts between its marks ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"rules": rules, "figures": figures},
     "docs/performance.md": {"bench": benchmark},
+    "docs/guide/versions.md": {"matrix": matrix},
 }
 
 

@@ -37,6 +37,11 @@ class TestEnvironments:
     def test_names_are_unique(self) -> None:
         assert len({one.name for one in ENVIRONMENTS}) == len(ENVIRONMENTS)
 
+    def test_each_has_been_run(self) -> None:
+        rows = command.load(ROOT / "docs" / "matrix.json")
+        assert [row.environment for row in rows] == [one.name for one in ENVIRONMENTS]
+        assert all(row.good for row in rows)
+
     def test_the_core_is_there(self) -> None:
         assert not [path for path in CORE if not (ROOT / path).exists()]
 
