@@ -13,6 +13,7 @@ Importing this module loads neither pyspark nor Keras.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -128,24 +129,28 @@ class KerasCallbacks(Callback):
 
     def on_center(self, context: CallbackContext) -> None:
         """Ends the epochs that are over."""
-        passed = context.status.epochs if self.commits_an_epoch is None else context.clock / self.commits_an_epoch
         if self._model is None:
             self._begin(context)
-        if int(passed) > self._epoch:
-            self._end_epoch(int(passed) - 1, context)
+        if (passed := int(self._epochs(context))) > self._epoch:
+            self._end_epoch(passed - 1, context)
 
     def on_end(self, context: CallbackContext) -> None:
         """Ends the last epoch, whole or not, and the training; weights that a callback has set are to be returned."""
         if self._model is None:
             self._begin(context)
-        if context.center.clock != self._clock:
-            self._end_epoch(self._epoch, context)
+        last = math.ceil(self._epochs(context)) - 1
+        if context.center.clock != self._clock or last >= self._epoch:
+            self._end_epoch(max(self._epoch, last), context)
         model = context.model
         before = [np.array(weights) for weights in model.get_weights()]
         for callback in self.keras_callbacks:
             callback.on_train_end({})
         if not all(map(np.array_equal, before, model.get_weights())):
             context.restore_model()
+
+    def _epochs(self, context: CallbackContext) -> float:
+        """Passed so far."""
+        return context.status.epochs if self.commits_an_epoch is None else context.clock / self.commits_an_epoch
 
     def _begin(self, context: CallbackContext) -> None:
         self._model = context.model

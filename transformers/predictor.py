@@ -107,7 +107,7 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
-        self._setDefault(batch_bytes=BATCH_BYTES)
+        self._setDefault(batch_bytes=BATCH_BYTES, decode=None)
         self._set_given(
             features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
         )
@@ -140,7 +140,7 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
             ConfigurationError: `decode` is neither a function for the only column nor a dictionary of them.
         """
         features = self._required("features_col")
-        found = decoders(self.getOrDefault("decode") if self.isDefined("decode") else None, features)
+        found = decoders(self.getOrDefault("decode"), features)
         if unknown := sorted(found.keys() - features):
             raise ConfigurationError(f"`decode` must be of the columns {features}. Received: decode of {unknown}")
         return found

@@ -206,7 +206,7 @@ class SparkJob:
 
     def _cause_of(self, failure: Exception) -> Exception:
         """Why Spark gave up: a worker's own report, which may still be on its way, else what Spark says."""
-        deadline = time.monotonic() + 3 * _POLL_SECONDS
+        deadline = time.monotonic() + 3 * _POLL_SECONDS + 2 * self._supervisor.news_seconds
         with contextlib.suppress(queue.Empty):
             while True:
                 signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))

