@@ -6,13 +6,12 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from support.patience import patience
+from support.patience import patience, until
 from support.recorded_job import RecordedJob
 
 from distkeras.dashboard.dashboard import Dashboard
@@ -128,10 +127,7 @@ def test_an_open_stream_does_not_hold_the_end_up(watch: JobWatch) -> None:
     left = answer.read()
     assert not left or left.endswith(b"\n\n"), "the stream ends as one does"
     connection.close()
-    deadline = time.monotonic() + patience(20)
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= threads
+    until(lambda: threading.active_count() <= threads)
     assert dashboard.closed
     parts = urlsplit(dashboard.url)
     with pytest.raises(OSError, match="refused"):
