@@ -140,10 +140,9 @@ class CallbackRunner:
     def end(self, center: CenterWeights) -> CenterWeights:
         """Calls `Callback.on_end` of each; returns the center that the model is to have."""
         chosen = center
-        status = replace(self._job.status, clock=center.clock)  # the last commits may have come after the last news
         for thread in self._threads:
             context = CallbackContext(
-                status,
+                self._job.status,
                 self._job.seconds,
                 lambda: center,
                 thread.replica,

@@ -182,7 +182,11 @@ class SparkJob:
                 case _StopRequested(reason):
                     self._end_early(reason)
                 case _TasksEnded(rows):
-                    self._progress.update(self._supervisor.ask(lambda driver: driver.observe(-1, 0.0)))
+                    # The last commits may have come after the last news.
+                    status = self._supervisor.ask(lambda driver: driver.observe(-1, 0.0))
+                    self._progress.update(status)
+                    self.callbacks.stop_calling()
+                    self.callbacks.update(status)
                     return rows
                 case _JobFailed(error) | _CallbackFailed(error):
                     raise error

@@ -28,6 +28,7 @@ from support.spark_jobs import (
 from distkeras import EarlyStopping, KerasCallbacks, Trainer
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
+from distkeras.ps.protocol.messages import Status
 from distkeras.ps.rules import make
 
 pytestmark = pytest.mark.timeout(240)
@@ -168,6 +169,10 @@ class Endings(Callback):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[Any] = []
+        self.last: list[Status] = []
+
+    def on_end(self, context: CallbackContext) -> None:
+        self.last.append(context.status)
 
     def on_success(self, results: Any) -> None:
         self.told.append((results.model, results.history.count(), set(results.timings)))
@@ -221,6 +226,22 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
     assert model is trained
     assert steps == trainer.history.count()
     assert timings == {"start", "spark", "finish", "total"}
+
+
+def test_the_end_is_told_of_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.job.spark_job._STATUS_SECONDS", 1000.0)  # no news after the first
+    trainer = Trainer(
+        wrong_model(),
+        make("downpour", window=2),
+        worker_optimizer=keras.optimizers.SGD(0.01),
+        loss=SPARSE,
+        num_workers=2,
+        num_epoch=2,
+    )
+    ending = Endings()
+    trainer.train(table(spark, *blobs()), callbacks=[ending])
+    (last,) = ending.last
+    assert (last.clock, last.epochs, last.finished) == (trainer.commits.count(), 2, 2)
 
 
 class TestErrors:
