@@ -114,5 +114,8 @@ class JobResults:
         return value
 
     def _table(self, table: pa.Table) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         assert self._outcome.df is not None
-        return self._outcome.df.sparkSession.createDataFrame(table)
+        # With its schema, which Spark Connect cannot tell from a table without rows.
+        return self._outcome.df.sparkSession.createDataFrame(table, from_arrow_schema(table.schema))

@@ -57,6 +57,7 @@ told["accuracy"] = accuracy(trained, x, y)
 told["batches"] = sum(len(batches) for batches in committed(trainer).values())
 told["history"] = trainer.history.count()
 told["samples"] = trainer.history.agg({"samples": "sum"}).first()[0]
+told["events"] = [tuple(row) for row in trainer.events.collect()]
 told["servers"] = servers()
 told["no number of workers"] = said(lambda: Trainer(wrong_model(), "agn", **options).train(df))
 
@@ -160,6 +161,7 @@ def test_a_job(told: dict[str, Any]) -> None:
     assert told["accuracy"] > 0.9
     assert told["batches"] == told["history"]
     assert told["samples"] == 3 * 64
+    assert told["events"] == []
     assert told["servers"] == []
 
 
