@@ -23,7 +23,7 @@ from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.events import Event
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -32,10 +32,8 @@ EVIL = "<img src=x onerror=alert(1)></td><script>alert(2)</script>"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with playwright.sync_playwright() as context:
+        browser = context.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -121,7 +119,7 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 def ink(page: Any, plot: int = 0) -> int:
     """Pixels of a chart that have been drawn on."""
     page.locator("figure.plot").nth(plot).scroll_into_view_if_needed()
-    page.wait_for_function(f"document.querySelectorAll('figure.plot')[{plot}].querySelector('canvas')")
+    page.locator("figure.plot").nth(plot).locator("canvas").wait_for()
     return int(
         page.evaluate(
             """number => {
@@ -134,6 +132,11 @@ def ink(page: Any, plot: int = 0) -> int:
             plot,
         )
     )
+
+
+def require_count(page: Any, what: str, count: int) -> None:
+    """Waits until there are so many of something; without a script, which the page's own policy would refuse."""
+    playwright.expect(page.locator(what)).to_have_count(count, timeout=1000 * patience(10))
 
 
 def violations(page: Any) -> list[str]:
@@ -309,16 +312,16 @@ def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_p
         page.locator("article").wait_for()
         assert page.locator("article h2").text_content() == EVIL, "the latest one"
         page.get_by_role("checkbox").last.check()
-        page.wait_for_function("document.querySelectorAll('article progress').length === 2")
+        require_count(page, "article progress", 2)
         page.locator("article .state[data-state=done]").last.wait_for()
         assert violations(page) == []
         with page.expect_download() as download:
             page.get_by_role("button", name="Save as a file").first.click()
         assert '"mode":"saved"' in Path(download.value.path()).read_text()
         page.reload()
-        page.wait_for_function("document.querySelectorAll('article progress').length === 2")
+        require_count(page, "article progress", 2)
         page.get_by_role("checkbox").last.uncheck()
-        page.wait_for_function("document.querySelectorAll('article').length === 1")
+        require_count(page, "article", 1)
 
 
 def test_without_scripts_it_says_what_is_missing(visit: Callable[..., Any], saved: Callable[..., str]) -> None:

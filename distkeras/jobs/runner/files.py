@@ -172,7 +172,8 @@ def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """The whole lines from byte ``offset`` on, at most `PIECE_MAX` of bytes, and the byte to go on from."""
     try:
         with path.open("rb") as file:
-            file.seek(offset)
+            # Some file systems refuse a place that no file of theirs reaches.
+            file.seek(min(offset, file.seek(0, os.SEEK_END)))
             piece = file.read(PIECE_MAX)
     except FileNotFoundError:
         return [], offset

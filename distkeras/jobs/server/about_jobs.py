@@ -25,7 +25,8 @@ from distkeras.jobs.states import PREDICT, TRAIN, JobState
 from distkeras.jobs.store.jobs import ORDER, StoredJob, new_id
 
 _ID = re.compile(r"[0-9a-f]{32}")
-_PARQUET = "application/vnd.apache.parquet"
+#: Of what is fetched of a job that is done.
+MODEL_TYPE, TABLE_TYPE = "application/zip", "application/vnd.apache.parquet"
 
 
 def submit_job(call: Call) -> tuple[Any, int]:
@@ -167,17 +168,17 @@ def read_log(call: Call) -> tuple[Any, int]:
 
 def fetch_model(call: Call) -> Response:
     """The trained model."""
-    return _file(call, _folder(call).model, "application/zip", "model.keras")
+    return _file(call, _folder(call).model, MODEL_TYPE, "model.keras")
 
 
 def fetch_history(call: Call) -> Response:
     """A row a mini-batch."""
-    return _file(call, _folder(call).history, _PARQUET, "history.parquet")
+    return _file(call, _folder(call).history, TABLE_TYPE, "history.parquet")
 
 
 def fetch_commits(call: Call) -> Response:
     """A row a commit."""
-    return _file(call, _folder(call).commits, _PARQUET, "commits.parquet")
+    return _file(call, _folder(call).commits, TABLE_TYPE, "commits.parquet")
 
 
 def follow_job(call: Call) -> Response:

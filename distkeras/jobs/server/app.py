@@ -41,7 +41,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Flas
     """The application, for any server of WSGI."""
     app = Flask("distkeras.jobs", static_folder=None, template_folder=None)
     app.config["MAX_FORM_MEMORY_SIZE"] = LONGEST
-    app.config["MAX_FORM_PARTS"] = 4
+    app.config["MAX_FORM_PARTS"] = 50  # of which those that nobody expects are told by their names
     app.config["MAX_CONTENT_LENGTH"] = services.settings.upload_max + 2 * LONGEST
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of Flask's default provider
     app.before_request(partial(_require_account, services, failures or FailureLimit()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from flask import Response
 
+from distkeras.dashboard.stream import STREAM_TYPE
 from distkeras.jobs.schema import LINE, job_schema, prediction_schema
 from distkeras.jobs.server import about_jobs, about_users
 from distkeras.jobs.server.services import Call
@@ -28,13 +29,14 @@ class Endpoint:
         path: below `PREFIX`, with named parts in braces.
         summary: what it does.
         handler: what does it.
-        answer: schema of the JSON that it answers with; None: a file.
+        answer: schema of the JSON that it answers with; None: something else.
         status: of a good answer.
         query: the schema of each parameter of the query.
         body: the schema of its JSON; None: there is none.
         upload: the body is a form: ``job``, of that JSON, and the file ``model``.
         model_optional: the form may come without the file.
         admin: only for administrators.
+        media: type of what it answers with.
     """
 
     method: str
@@ -48,6 +50,7 @@ class Endpoint:
     upload: bool = False
     model_optional: bool = False
     admin: bool = False
+    media: str = JSON
 
     @property
     def name(self) -> str:
@@ -122,11 +125,32 @@ ENDPOINTS = (
         "/jobs/{job}/stream",
         "Follow a job: server-sent events after `Last-Event-ID`. The answer ends, and is to be asked for again.",
         about_jobs.follow_job,
+        media=STREAM_TYPE,
     ),
-    Endpoint("GET", "/jobs/{job}/page", "Fetch a job's page as one file (HTML).", about_jobs.save_page),
-    Endpoint("GET", "/jobs/{job}/model", "Fetch the trained model (.keras).", about_jobs.fetch_model),
-    Endpoint("GET", "/jobs/{job}/history", "Fetch a row a mini-batch (Parquet).", about_jobs.fetch_history),
-    Endpoint("GET", "/jobs/{job}/commits", "Fetch a row a commit (Parquet).", about_jobs.fetch_commits),
+    Endpoint(
+        "GET", "/jobs/{job}/page", "Fetch a job's page as one file (HTML).", about_jobs.save_page, media="text/html"
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/model",
+        "Fetch the trained model (.keras).",
+        about_jobs.fetch_model,
+        media=about_jobs.MODEL_TYPE,
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/history",
+        "Fetch a row a mini-batch (Parquet).",
+        about_jobs.fetch_history,
+        media=about_jobs.TABLE_TYPE,
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/commits",
+        "Fetch a row a commit (Parquet).",
+        about_jobs.fetch_commits,
+        media=about_jobs.TABLE_TYPE,
+    ),
     Endpoint("GET", "/me", "Say who calls.", about_users.show_me, ME),
     Endpoint(
         "GET", "/tokens", "List your tokens; as an administrator all.", about_users.list_tokens, listed("tokens", TOKEN)

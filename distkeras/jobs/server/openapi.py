@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 import distkeras
+from distkeras.dashboard.stream import STREAM_TYPE
 from distkeras.jobs.server.endpoints import BYTES, ENDPOINTS, JSON, PREFIX, Endpoint
 from distkeras.jobs.server.views import ERROR
 
@@ -74,7 +75,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 
 def _good_answer(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.answer is None:
-        return {"description": "The file.", "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}
+        # Of a stream, a schema would be that of its events.
+        content = {} if endpoint.media == STREAM_TYPE else {"schema": {"type": "string", "format": "binary"}}
+        return {"description": "The file.", "content": {endpoint.media: content}}
     if not endpoint.answer:
         return {"description": "Done."}
     return {"description": "So it is.", "content": {JSON: {"schema": dict(endpoint.answer)}}}

@@ -94,6 +94,12 @@ def test_a_form_that_is_none_is_refused(service: JobService, fields: dict[str, b
     assert service.send_form("ann", fields, files).status in (413, 422)
 
 
+def test_a_form_s_part_that_nobody_knows_is_named(service: JobService) -> None:
+    answer = service.send_form("ann", {"job": b"{}"} | {f"part-{place}": b"" for place in range(10)}, {"model": b"x"})
+    assert answer.status == 422
+    assert "'part-0'" in told(answer)["message"]
+
+
 def test_a_model_that_is_too_large_is_refused(service: JobService) -> None:
     answer = service.submit("ann", b"x" * ((1 << 20) + 1))
     assert (answer.status, told(answer)["field"]) == (422, "model")
