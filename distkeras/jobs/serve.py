@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--folder", type=Path, default=Path("distkeras-jobs"), help="of database, files and first token (%(default)s)")
     add("--data", action="append", default=[], metavar="PLACE", help="folder or URI that jobs may read; repeatable")
     add("--output", action="append", default=[], metavar="PLACE", help="likewise, that predict jobs may write to")
-    add("--master", default="local[*]", help="of Spark (default: %(default)s)")
+    add("--master", default="local[*,4]", help="of Spark (default: %(default)s)")
     add("--conf", action="append", default=[], metavar="NAME=VALUE", help="setting of Spark; repeatable")
     add("--slots", type=int, default=1, help="jobs at a time (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
@@ -117,7 +117,7 @@ class JobServer:
         """Serves until `stop`; the drivers of jobs go on, and are found by the next server."""
         looking = threading.Thread(target=self._runner.run, args=(self._stop,), name="distkeras-jobs", daemon=True)
         looking.start()
-        log.info("the job server listens at %s", self.url)
+        log.info("the job server listens at %s , its page is %s/dashboard", self.url, self.url)
         try:
             self._http.run(self._stop)
         finally:

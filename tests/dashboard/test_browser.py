@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
+from support.browser import DESKTOP, PHONE, ink
 from support.job_service import JobService
 from support.patience import patience
 from support.recorded_job import BEGAN, RecordedJob, record_of, write_journal
@@ -22,51 +18,10 @@ from distkeras.dashboard.record import JobRecord, Now
 from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.events import Event
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+pytestmark = pytest.mark.slow
 
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 EVIL = "<img src=x onerror=alert(1)></td><script>alert(2)</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as context:
-        browser = context.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page; at the end, nothing has gone wrong in it and nothing was asked for elsewhere."""
-    opened: list[tuple[Any, str, list[str]]] = []
-
-    def visit(url: str, *, scheme: str = "light", viewport: dict[str, int] = DESKTOP, **options: Any) -> Any:
-        context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
-        context.set_default_timeout(1000 * patience(10))
-        page = context.new_page()
-        troubles: list[str] = []
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
-        page.on("request", lambda request: troubles.append(request.url) if not_ours(request.url, url) else None)
-        page.goto(url)
-        opened.append((context, url, troubles))
-        return page
-
-    yield visit
-    for context, _, troubles in opened:
-        context.close()
-        expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "401")
-        assert [text for text in troubles if not any(word in text for word in expected)] == []
-
-
-def not_ours(asked: str, url: str) -> bool:
-    """Whether a page has asked elsewhere than where it came from."""
-    parts = urlsplit(url)
-    return not asked.startswith(("data:", "blob:", f"{parts.scheme}://{parts.netloc}/"))
 
 
 class Live:
@@ -114,24 +69,6 @@ def saved(tmp_path: Path) -> Callable[..., str]:
             return dashboard.save(tmp_path / "job.html").as_uri()
 
     return saved
-
-
-def ink(page: Any, plot: int = 0) -> int:
-    """Pixels of a chart that have been drawn on."""
-    page.locator("figure.plot").nth(plot).scroll_into_view_if_needed()
-    page.locator("figure.plot").nth(plot).locator("canvas").wait_for()
-    return int(
-        page.evaluate(
-            """number => {
-                const canvas = document.querySelectorAll('figure.plot')[number].querySelector('canvas');
-                const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-                let count = 0;
-                for (let place = 3; place < data.length; place += 4) count += data[place] > 0;
-                return count;
-            }""",
-            plot,
-        )
-    )
 
 
 def require_count(page: Any, what: str, count: int) -> None:
@@ -324,33 +261,42 @@ def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_p
         require_count(page, "article", 1)
 
 
+def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Jobs come and end while it is looked at; the first one of all is shown."""
+    import keras
+
+    from distkeras.keras_model import archive
+
+    model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+    with JobService(tmp_path) as service:
+        page = visit(f"{service.url}/dashboard")
+        page.get_by_label("Your token").fill(service.tokens["ann"])
+        page.keyboard.press("Enter")
+        page.get_by_text("No jobs yet").wait_for()
+        first = service.submit("ann", model, name="first").json["id"]
+        page.locator("article h2", has_text="first").wait_for()
+        row = page.locator(".list tbody tr")
+        row.locator("td", has_text="queued").wait_for()
+        box = page.get_by_role("checkbox", name="show first")
+        box.focus()
+        service.finish(first)
+        row.locator("td", has_text="done").wait_for()
+        service.submit("ann", model, name="second")
+        require_count(page, ".list tbody tr", 2)
+        assert row.first.locator("th").text_content() == "second"
+        assert box.is_checked()
+        assert box.evaluate("box => document.activeElement === box"), "who is at the list stays where they are"
+        require_count(page, "article", 1)
+        assert violations(page) == []
+        service.client("ann").job(first).remove()
+        page.get_by_role("checkbox", name="show second").check()
+        box.uncheck()
+        require_count(page, ".list tbody tr", 1)
+        service.accounts.remove_user("ann")
+        page.get_by_role("alert").get_by_text("not valid").wait_for()
+        require_count(page, "article", 0)
+
+
 def test_without_scripts_it_says_what_is_missing(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     page = visit(saved(RecordedJob(1, 10.0)), java_script_enabled=False)
     assert "does not run" in page.locator("noscript").text_content()
-
-
-def test_two_hundred_workers_leave_the_browser_time(
-    visit: Callable[..., Any], tmp_path: Path, record_property: Callable[[str, Any], None]
-) -> None:
-    """Each of 200 workers commits once a second; the figures are told, not judged: a machine may be slow."""
-    job = RecordedJob(200, seconds=60.0)
-    with Live(tmp_path, [job]) as live:
-        page = visit(live.dashboard.url)
-        live.begin()
-        page.locator(".link[data-state=live]").wait_for()
-        spent = []
-        for at, rows, steps in job.pieces():
-            began = time.thread_time()
-            live.records[0].add_commits(rows, steps)
-            live.records[0].now = Now("training", "", at, 0.5, 200, 0, 1.0)
-            live.tell(0)
-            spent.append(1000 * (time.thread_time() - began))
-            count = f"{live.records[0].workers.totals()[1]:,}"
-            page.locator(".tiles div", has_text="Commits").locator(".value", has_text=count).wait_for()
-        frames = page.evaluate("performance.getEntriesByName('distkeras frame').map(entry => entry.duration)")
-    assert len(frames) >= 30
-    frames.sort()
-    told = {"frames": len(frames), "median ms": frames[len(frames) // 2], "longest ms": frames[-1]}
-    told["driver, ms a look"] = sum(spent) / len(spent)
-    record_property("frames", json.dumps(told))
-    sys.stdout.write(f"{told}\n")

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
+from support.postgres import postgres
 from support.present import present
 
 from distkeras.jobs.store.accounts import Account, Accounts
 from distkeras.jobs.store.jobs import JobStore
 from distkeras.jobs.store.tables import open_database
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with postgres() as url:
+        yield url
 
 
 class HandClock:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from support.browser import chromium, ink
+from support.job_process import Server
 from support.patience import patience, until
 from support.present import present
 from support.spark_jobs import accuracy, blobs, wrong_model
@@ -33,37 +34,8 @@ from distkeras.jobs.store.jobs import JobStore
 from distkeras.jobs.store.tables import open_database
 
 SPARSE = "sparse_categorical_crossentropy"
-
-
-class Server:
-    """``distkeras serve`` in a folder, to be stopped and started."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self._options = folder, options or ("--master", "local[2,2]")
-        self._process: subprocess.Popen[str] | None = None
-        self.url = ""
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "distkeras.jobs", "serve", "--folder", str(self.folder / "server")]
-        command += ["--data", str(self.folder), "--port", "0", "--output", str(self.folder / "output")]
-        command += self._options
-        log = self.folder / "server.log"
-        log.write_text("")
-        with log.open("w") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, text=True)
-        until(lambda: "listens at" in log.read_text() or present(self._process).poll() is not None)
-        found = re.search(r"listens at (\S+)", log.read_text())
-        assert found, log.read_text()
-        self.url = found[1]
-
-    def stop(self, name: signal.Signals = signal.SIGTERM) -> int:
-        assert self._process is not None
-        self._process.send_signal(name)
-        return self._process.wait(patience(60))
-
-    @property
-    def token(self) -> str:
-        return (self.folder / "server" / "admin.token").read_text().strip()
+#: Of a job that is not over before somebody has looked at it.
+EPOCHS = 400
 
 
 @pytest.fixture
@@ -75,7 +47,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.stop(signal.SIGKILL)
 
 
-def submit(server: Server, epochs: int) -> RemoteJob:
+def submit(server: Server, epochs: int, name: str = "") -> RemoteJob:
     """A job on two clouds of points, about nearly all of which its model is wrong."""
     points, labels = blobs()
     data = server.folder / "train.parquet"
@@ -85,6 +57,7 @@ def submit(server: Server, epochs: int) -> RemoteJob:
         wrong_model(),
         "downpour",
         data=str(data),
+        name=name,
         hyper_parameters={"window": 2},
         worker_optimizer={"class_name": "sgd", "config": {"learning_rate": 0.05}},
         loss=SPARSE,
@@ -188,42 +161,84 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         yield Cluster(server, psutil.Process(worker.pid))
 
 
+@pytest.fixture
+def page(cluster: Cluster) -> Iterator[Any]:
+    """The job server's page in a browser, signed in."""
+    with chromium() as browser:
+        page = browser.new_page()
+        page.set_default_timeout(1000 * patience(60))
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto(f"{cluster.server.url}/dashboard")
+        page.get_by_label("Your token").fill(cluster.server.token)
+        page.keyboard.press("Enter")
+        page.get_by_text("No jobs yet").wait_for()
+        yield page
+        assert troubles == []
+
+
+def shown(page: Any, name: str) -> Any:
+    """What the page shows of a job that it is told to show."""
+    page.get_by_role("checkbox", name=f"show {name}").check()
+    return page.locator("article", has=page.get_by_role("heading", name=name))
+
+
 @pytest.mark.slow
-def test_an_executor_is_killed_a_job_cancelled_and_anothers_model_predicts(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_page_shows_an_executors_death_and_a_jobs_end_and_a_model_predicts(
+    cluster: Cluster, page: Any, tmp_path: Path
+) -> None:
     server, (_, labels) = cluster.server, blobs()
-    job = submit(server, 60)
-    until(lambda: commits(job) > 10)
+    job = submit(server, EPOCHS, "first")
+    first = shown(page, "first")
+    first.locator(".state[data-state=training]").wait_for()
+    seen: set[int] = set()
+    until(lambda: seen.add(ink(page)) or len(seen) > 3)  # the curves move
+    assert "takeover" not in first.locator("table.events tbody").inner_text()
     driver = driver_of(server, job)
     until(lambda: len(cluster.executors()) == 2)
     cluster.executors()[0].kill()
-    until(lambda: any(row["kind"] == "event" and row["event"] == "takeover" for row in job.metrics()))
+    first.locator("table.events .kind", has_text="takeover").first.wait_for()
+    page.locator("[role=status]", has_text="takeover").first.wait_for(state="attached")
+    assert int(first.locator(".tiles div", has_text="Retries").locator(".value").inner_text()) >= 1
+    page.screenshot(path=tmp_path / "takeover.png", full_page=True)  # for those who look at what the tests have left
     assert driver_of(server, job) == driver  # whom the loss of an executor does not concern
     job.wait(patience(240), progress=False)
-    assert job.history()["samples"].sum() == 60 * 256
+    first.locator(".state[data-state=done]").wait_for()
+    assert job.history()["samples"].sum() == EPOCHS * len(labels)
     until(lambda: not cluster.executors())
 
-    other = submit(server, 100_000)
+    other = submit(server, 100_000, "second")
+    second = shown(page, "second")
+    second.locator(".state[data-state=training]").wait_for()
     until(lambda: commits(other) > 10)
     gone = driver_of(server, other)
     assert cluster.executors()
     other.cancel()
+    second.locator(".state[data-state=cancelled]").wait_for()
     with pytest.raises(JobFailedError, match="cancelled"):
         other.wait(patience(120), progress=False)
     assert gone.session() == []
     until(lambda: not cluster.executors())
 
+    require_predictions(server, job, str(tmp_path / "output" / "admin" / "scored"), len(labels))
+    states = page.locator(".list tbody tr")
+    for name, state in (("first", "done"), ("second", "cancelled"), ("third", "done"), ("fourth", "failed")):
+        states.filter(has_text=name).locator("td", has_text=state).wait_for()
+
+
+def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) -> None:
+    """A predict job with an earlier job's model writes what that one says, and never over what is there."""
     client = Client(server.url, server.token)
-    where = {"data": str(server.folder / "train.parquet"), "output": str(tmp_path / "output" / "admin" / "scored")}
-    scored = client.predict(job, **where).wait(patience(240), progress=False)
+    where = {"data": str(server.folder / "train.parquet"), "output": output}
+    scored = client.predict(job, name="third", **where).wait(patience(240), progress=False)
     assert scored.told["kind"] == "predict"
-    assert [row["rows"] for row in scored.metrics() if row["kind"] == "predicted"] == [len(labels)]
-    table = pq.read_table(where["output"]).to_pandas()
-    rows = np.stack(table["features"].to_list())
-    expected = job.model().predict(rows, verbose=0)
+    assert [row["rows"] for row in scored.metrics() if row["kind"] == "predicted"] == [rows]
+    table = pq.read_table(output).to_pandas()
+    expected = job.model().predict(np.stack(table["features"].to_list()), verbose=0)
     np.testing.assert_allclose(np.stack(table["prediction"].to_list()), expected, rtol=1e-5, atol=1e-6)
     assert (expected.argmax(-1) == table["label"]).mean() > 0.9
     with pytest.raises(JobFailedError, match="where nothing is yet"):
-        client.predict(job, **where).wait(patience(240), progress=False)
+        client.predict(job, name="fourth", **where).wait(patience(240), progress=False)
 
 
 def driver_of(server: Server, job: RemoteJob) -> ProcessId:

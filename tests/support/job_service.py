@@ -46,11 +46,12 @@ class JobService:
         failures: FailureLimit | None = None,
         upload_max: int = 1 << 20,
         trusted_proxy: str | None = None,
+        database: str | None = None,
     ) -> None:
         (folder / "data").mkdir(exist_ok=True)
         self._stop = threading.Event()
         self.room = 1 << 40
-        self.engine = open_database(f"sqlite:///{folder / 'jobs.sqlite'}")
+        self.engine = open_database(database or f"sqlite:///{folder / 'jobs.sqlite'}")
         self.accounts, self.store = Accounts(self.engine), JobStore(self.engine)
         self.files = JobFiles(folder / "files")
         (folder / "output").mkdir(exist_ok=True)

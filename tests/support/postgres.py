@@ -22,7 +22,8 @@ from support.patience import patience, until
 def postgres() -> Iterator[str]:
     """The URL of an empty database on loopback, with a password."""
     pytest.importorskip("psycopg")
-    programs = {name: shutil.which(name) for name in ("initdb", "postgres")}
+    path = os.pathsep.join([os.environ["PATH"], *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin")))])
+    programs = {name: shutil.which(name, path=path) for name in ("initdb", "postgres")}
     if None in programs.values():
         pytest.skip("no PostgreSQL is installed")
     other: dict[str, Any] = {}

@@ -77,7 +77,11 @@ function beginSaved() {
 
 const KEY = "distkeras token";
 const API = "api/v1";
+/** From one look at the list of jobs to the next. */
+const LIST_MS = 3000;
 const chosen = new Map();
+let listing = 0;
+let listed = null;
 
 function headers() {
   return { Authorization: `Bearer ${sessionStorage.getItem(KEY) || ""}` };
@@ -115,39 +119,87 @@ function askToken(error) {
   field.focus();
 }
 
-async function showJobs() {
-  let jobs;
-  try {
-    jobs = (await (await ask("/jobs?limit=100")).json()).jobs;
-  } catch (error) {
-    askToken(error.message);
-    return;
+/** The latest jobs; its rows stay where they are in the page, so that whoever is at one is not thrown out of it. */
+class JobList {
+  constructor() {
+    this.rows = new Map();
+    this.body = h("tbody");
+    const heading = freshId("jobs");
+    const head = h("thead", {}, h("tr", {}, ...["Show", "Name", "State", "Created", "User"].map((text) => h("th", { scope: "col", text }))));
+    this.table = h("table", {}, h("caption", { class: "aside", text: "Jobs" }), head, this.body);
+    this.none = h("p", { class: "none", text: "No jobs yet." });
+    const scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, this.table, this.none);
+    this.element = h("section", { class: "card list" }, h("h2", { id: heading, text: "Jobs" }), scroll);
   }
-  const out = h("button", { type: "button", text: "Sign out", onclick: () => signOut() });
-  tools.replaceChildren(out);
-  const heading = freshId("jobs");
-  const rows = jobs.map((job) => jobRow(job));
-  const head = h("thead", {}, h("tr", {}, ...["Show", "Name", "State", "Created", "User"].map((text) => h("th", { scope: "col", text }))));
-  const table = h("table", {}, h("caption", { class: "aside", text: "Jobs" }), head, h("tbody", {}, ...rows));
-  const list = h("section", { class: "card list" }, h("h2", { id: heading, text: "Jobs" }), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, jobs.length ? table : h("p", { class: "none", text: "No jobs yet." })));
-  place.replaceChildren(list);
-  const wanted = new Set(location.hash.slice(1).split(","));
-  const shown = jobs.filter((job) => wanted.has(job.id));
-  (shown.length ? shown : jobs.slice(0, 1)).forEach((job) => toggleJob(job, true));
+
+  update(jobs) {
+    const first = !this.rows.size;
+    const found = new Set(jobs.map((job) => job.id));
+    for (const [id, { row }] of this.rows) {
+      if (found.has(id) || chosen.has(id)) continue;
+      row.remove();
+      this.rows.delete(id);
+    }
+    jobs.forEach((job, number) => {
+      if (!this.rows.has(job.id)) this.rows.set(job.id, jobRow(job));
+      const { row, state } = this.rows.get(job.id);
+      say(state, job.state);
+      const before = this.body.children[number];
+      if (before !== row) this.body.insertBefore(row, before || null);
+    });
+    this.table.hidden = !this.rows.size;
+    this.none.hidden = this.rows.size > 0;
+    if (first) this.choose(jobs);
+  }
+
+  /** Shows the jobs that the address names, else the latest one. */
+  choose(jobs) {
+    const wanted = new Set(location.hash.slice(1).split(","));
+    const shown = jobs.filter((job) => wanted.has(job.id));
+    (shown.length ? shown : jobs.slice(0, 1)).forEach((job) => toggleJob(job, true));
+  }
 }
 
-function signOut() {
+async function showJobs() {
+  const list = new JobList();
+  listed = list;
+  const look = async () => {
+    try {
+      const { jobs } = await (await ask("/jobs?limit=100")).json();
+      if (listed !== list) return; // signed out meanwhile
+      if (!list.element.isConnected) {
+        tools.replaceChildren(h("button", { type: "button", text: "Sign out", onclick: () => signOut("") }));
+        place.replaceChildren(list.element);
+      }
+      list.update(jobs);
+    } catch (error) {
+      if (listed !== list) return;
+      if (!list.element.isConnected || !sessionStorage.getItem(KEY)) {
+        signOut(error.message);
+        return;
+      }
+      showLink("away");
+    }
+    listing = setTimeout(look, LIST_MS);
+  };
+  await look();
+}
+
+function signOut(error) {
+  listed = null;
+  clearTimeout(listing);
   sessionStorage.removeItem(KEY);
   for (const { end } of chosen.values()) end();
   chosen.clear();
-  askToken("");
+  askToken(error);
 }
 
 function jobRow(job) {
   const name = job.name || job.id.slice(0, 8);
   const box = h("input", { type: "checkbox", id: `show-${job.id}`, "aria-label": `show ${name}`, onchange: () => toggleJob(job, box.checked) });
+  const state = h("td");
   const created = new Date(1000 * job.created).toLocaleString();
-  return h("tr", {}, h("td", {}, box), h("th", { scope: "row", text: name }), h("td", { text: job.state }), h("td", { text: created }), h("td", { text: job.user }));
+  return { row: h("tr", {}, h("td", {}, box), h("th", { scope: "row", text: name }), state, h("td", { text: created }), h("td", { text: job.user })), state };
 }
 
 function toggleJob(job, on) {

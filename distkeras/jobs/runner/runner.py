@@ -60,7 +60,7 @@ class RunnerSettings:
     """
 
     slots: int = 1
-    master: str = "local[*]"
+    master: str = "local[*,4]"
     config: Mapping[str, str] = field(default_factory=dict)
     attempts_max: int = 3
     grace: float = 60.0

@@ -104,7 +104,7 @@ def test_a_predict_job_is_told_its_order_and_says_that_it_predicts(office: Offic
         "description": {"name": "wait"},
         "kind": "predict",
         "data": "file:///nowhere",
-        "master": "local[*]",
+        "master": "local[*,4]",
         "config": {},
     }
     office.go_on(job)

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
-from support.postgres import postgres
 
 from distkeras.jobs.store.tables import METADATA, open_database
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    with postgres() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])

@@ -1,0 +1,44 @@
+"""A real browser, without a window."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Chromium, where it and Playwright are installed."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def ink(page: Any, plot: int = 0) -> int:
+    """Pixels of a chart that have been drawn on."""
+    page.locator("figure.plot").nth(plot).scroll_into_view_if_needed()
+    page.locator("figure.plot").nth(plot).locator("canvas").wait_for()
+    return int(
+        page.evaluate(
+            """number => {
+                const canvas = document.querySelectorAll('figure.plot')[number].querySelector('canvas');
+                const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+                let count = 0;
+                for (let place = 3; place < data.length; place += 4) count += data[place] > 0;
+                return count;
+            }""",
+            plot,
+        )
+    )
