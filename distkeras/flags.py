@@ -25,7 +25,7 @@ RENAMED = {
     "server_learning_rate": "learning_rate",
 }
 #: Keywords that are no flags of their own; the worker optimizer is two, its name and its arguments.
-LEFT_OUT = {"model", "rule", "worker_optimizer", "decode", "custom_objects", "deadlines"}
+LEFT_OUT = {"model", "rule", "worker_optimizer", "decode", "custom_objects", "deadlines", "resources"}
 
 _FLAGS = {keyword: flag for flag, keyword in RENAMED.items()}
 

@@ -40,6 +40,7 @@ _OF_NO_MATTER = {
     "log_every",
     "stall_after",
     "decode",
+    "resources",
 }
 
 #: The share of a worker's time that communication may take, where its window is to be measured and nobody says.
@@ -74,6 +75,7 @@ class TrainSettings:
     host: str | None = None
     tls: bool = False
     stall_after: float | None = 300.0
+    resources: Any = None
     frozen_weights: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class TrainSettings:
             if getattr(self, name) is not None:
                 require_text(name, getattr(self, name), f"{text}, or None")
         _require_place(self.server, self.host)
+        _require_profile(self.resources)
         require_choice("bad_numbers", self.bad_numbers, ("raise", "skip"))
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # frozen from here on
@@ -176,6 +179,16 @@ def _require_place(server: str, host: str | None) -> None:
         require_text("host", host, "a host name or address, or None")
         if server == "cluster":
             raise invalid("host", host, "None with server='cluster': the server has that of whichever executor runs it")
+
+
+def _require_profile(value: Any) -> None:
+    """Whether it is one of PySpark's."""
+    if value is None:
+        return
+    from pyspark.resource import ResourceProfile
+
+    if not isinstance(value, ResourceProfile):
+        raise invalid("resources", value, "a `pyspark.resource.ResourceProfile`, or None")
 
 
 def _name(function: Any) -> str:

@@ -105,25 +105,23 @@ class Trainer(JobResults):
         communication_share: of a worker's time, that "auto" lets communication take; with `overlap`, it chooses the
             smallest window that hides an exchange. Default: 0.1.
         progress: show a progress bar. Default: on a terminal and in a notebook.
-        log_every: seconds from one log line about the progress (level INFO) to the next, where no bar is shown; None:
-            no lines.
+        log_every: seconds between log lines about the progress (level INFO), where no bar is shown; None: no lines.
         server: where the parameter server runs: "driver", in a process beside the driver; or "cluster", as a Spark task
             of its own, for drivers that executors cannot reach (Spark Connect to a remote cluster): it takes a slot,
             and needs a `checkpoint` in a folder that every executor reaches, where it says its address.
-        host: address of the driver that executors can reach. Default: loopback for a local master, else Spark's
-            ``spark.driver.host``.
+        host: the driver's address for executors. Default: loopback for a local master, else ``spark.driver.host``.
         port: of the parameter server; 0 for one that is free.
         tls: encrypt what travels between workers, driver and server; needs the package cryptography on the driver.
         authenticate_vectors: without `tls`, have the tags of frames also cover the long vectors of commits and of the
             center, which nobody can then change on their way either; costs some 0.6 ms a megabyte at each end.
         threads: compute threads of one worker. Default: the cores that Spark gives to a task.
+        resources: a `pyspark.resource.ResourceProfile` for the stage that trains: cores and GPUs of a worker's task
+            and, with dynamic allocation, of its executors. Not on a local master. Default: as Spark's settings say.
         custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
-        frozen_weights: path or URI of a file with weights of the model, that each executor reads for itself: a
-            ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a frozen base. What is in it, to
-            the bit, is not sent with the model.
+        frozen_weights: path or URI of a ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a
+            frozen base, that each executor reads for itself. What is in it, to the bit, is not sent with the model.
         deadlines: of every wait.
-        stall_after: seconds without a commit after which a worker is named in the log and in `events`, once; None:
-            never. Nothing else follows from it.
+        stall_after: seconds without a commit after which a worker is named in the log and in `events`; None: never.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -169,6 +167,7 @@ class Trainer(JobResults):
         tls: bool = False,
         authenticate_vectors: bool = False,
         threads: int | None = None,
+        resources: Any = None,
         custom_objects: Mapping[str, Any] | None = None,
         frozen_weights: str | None = None,
         deadlines: Deadlines | None = None,
@@ -354,7 +353,7 @@ class Trainer(JobResults):
         workers = settings.num_workers or default_workers(df.sparkSession)
         host = server_host(df.sparkSession) if in_cluster else settings.host or driver_host(df.sparkSession)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
-        require_slots(server, df.sparkSession, apart=in_cluster)
+        require_slots(server, df.sparkSession, settings.resources, apart=in_cluster)
         self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),

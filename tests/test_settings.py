@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from pyspark.resource import ResourceProfile, ResourceProfileBuilder
 
 from distkeras import AEASGD, Deadlines, EnsembleTrainer, Trainer
 from distkeras.ps.errors import ConfigurationError
@@ -58,6 +59,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "sample_weight_col": ("", 3, ["weight"]),
     "host": ("", 8080),
     "server": ("spark", "", None, 1),
+    "resources": (2, {"cpus": 2}, ResourceProfileBuilder(), ResourceProfile),
     "frozen_weights": ("", 3, Path("base.weights.h5")),
     "shuffle": (None, *NO_SWITCH),
     "partitioned_already": (None, *NO_SWITCH),

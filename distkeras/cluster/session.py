@@ -17,6 +17,7 @@ from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
 #: What PySpark runs tasks on where nobody says.
@@ -69,7 +70,7 @@ def driver_host(session: SparkSession) -> str:
     Raises:
         ConfigurationError: Spark Connect hides it.
     """
-    if _LOCAL.fullmatch(master_of(session)):
+    if is_local(session):
         return "127.0.0.1"
     if context_of(session) is None:
         raise ConfigurationError(
@@ -81,22 +82,37 @@ def driver_host(session: SparkSession) -> str:
 
 def server_host(session: SparkSession) -> str:
     """The address that a server in the cluster binds: loopback for a local master, "" for that of its executor."""
-    return "127.0.0.1" if context_of(session) is not None and _LOCAL.fullmatch(master_of(session)) else ""
+    return "127.0.0.1" if context_of(session) is not None and is_local(session) else ""
 
 
-def known_slots(session: SparkSession) -> int | None:
-    """How many tasks Spark can run at once: on a local master, or with a fixed number of executors; else None."""
-    master, cores = master_of(session), 0
+def is_local(session: SparkSession) -> bool:
+    """Whether tasks run within the driver's own process."""
+    return _LOCAL.fullmatch(master_of(session)) is not None
+
+
+def known_slots(session: SparkSession, resources: ResourceProfile | None = None) -> int | None:
+    """How many tasks Spark can run at once: on a local master, or with a fixed number of executors; else None.
+
+    Args:
+        session: Spark's.
+        resources: the tasks' `ResourceProfile`, or None.
+    """
+    master, each_task = master_of(session), _task_cores(session)
+    if resources is not None:
+        if resources.executorResources:  # for executors that are not there yet
+            return None
+        told = resources.taskResources.get("cpus")
+        each_task = int(told.amount) if told else each_task
     if (local := _LOCAL.fullmatch(master)) is not None:
-        cores = _local_cores(session, local[1])
-    elif (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
-        cores = int(cluster[1]) * int(cluster[2])
-    elif _setting(session, "spark.dynamicAllocation.enabled", "false") == "false":
+        return _local_cores(session, local[1]) // each_task or None
+    if (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
+        return int(cluster[1]) * (int(cluster[2]) // each_task) or None
+    if _setting(session, "spark.dynamicAllocation.enabled", "false") == "false":
         instances = _setting(session, "spark.executor.instances", "")
         each = _setting(session, "spark.executor.cores", "")
         if instances.isdecimal() and each.isdecimal():
-            return int(instances) * (int(each) // _task_cores(session))
-    return cores // _task_cores(session) or None
+            return int(instances) * (int(each) // each_task)
+    return None
 
 
 def has_console_bar(session: SparkSession) -> bool:

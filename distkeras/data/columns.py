@@ -21,6 +21,7 @@ from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
@@ -86,6 +87,7 @@ def map_in_arrow(
     df: DataFrame,
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
+    profile: ResourceProfile | None = None,
 ) -> DataFrame:
     """``df.mapInArrow(function, schema)`` for columns of any name, on the driver's Python where that is there.
 
@@ -94,13 +96,15 @@ def map_in_arrow(
     names = df.columns
     if not any("." in name or "`" in name for name in names):
         with drivers_python(df):
-            return df.mapInArrow(function, schema)
+            return df.mapInArrow(function, schema, profile=profile)
 
     def with_names(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
 
     with drivers_python(df):
-        return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(with_names, schema)
+        return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(
+            with_names, schema, profile=profile
+        )
 
 
 def arrow_ready(df: DataFrame, names: Iterable[str], encoded: Container[str] = ()) -> DataFrame:

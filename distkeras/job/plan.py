@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
-from distkeras.cluster.session import known_slots, master_of
+from distkeras.cluster.session import context_of, is_local, known_slots, master_of
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
@@ -37,6 +37,7 @@ from distkeras.ps.transport.tls import make_certificate
 from distkeras.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from distkeras.job.spark_job import SparkJob
@@ -257,18 +258,23 @@ def require_shared(checkpoint: Checkpoint | None) -> None:
         raise ConfigurationError(f"`checkpoint` {needs}; a URI, or an absolute path. Received: {uri!r}")
 
 
-def require_slots(server: ServerSettings, session: SparkSession, apart: bool = False) -> None:
+def require_slots(
+    server: ServerSettings, session: SparkSession, resources: ResourceProfile | None = None, *, apart: bool = False
+) -> None:
     """Whether Spark can run all workers at once where the rule or the bound needs them, as far as that is known.
 
     Args:
         server: its settings.
         session: Spark's.
+        resources: the `ResourceProfile` of the workers' tasks, or None.
         apart: the server takes a slot of its own.
 
     Raises:
         ConfigurationError: it cannot.
     """
-    known = known_slots(session)
+    if resources is not None:
+        _require_known(resources, session)
+    known = known_slots(session, resources)
     if known is None or known >= server.workers + apart:
         return
     slots = known - apart
@@ -285,6 +291,24 @@ def require_slots(server: ServerSettings, session: SparkSession, apart: bool = F
             f"(spark.master={master_of(session)}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
+
+
+def _require_known(resources: ResourceProfile, session: SparkSession) -> None:
+    """Whether Spark schedules by them. Connect's server is told of them now: that takes a thread with a session."""
+    if is_local(session):
+        raise ConfigurationError(
+            "`resources` must be None on a local master: Spark schedules stages by their resources on a standalone "
+            f"master, YARN and Kubernetes. Received: spark.master={master_of(session)}"
+        )
+    if context_of(session) is not None:
+        return
+    try:
+        _ = resources.id  # it is the server that gives it
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "`resources` must be known to Spark Connect: ask for its `id` in the thread that made the session, before "
+            f"another one trains. Received: {error}"
+        ) from error
 
 
 def _is_plain_sgd(optimizer: Any) -> bool:

@@ -13,7 +13,7 @@ from distkeras.job.cluster_server import ClusterServer
 from distkeras.job.hold import Hold
 from distkeras.job.plan import EndedJob, JobPlan
 from distkeras.job.progress import Progress
-from distkeras.job.spark_job import SparkJob
+from distkeras.job.spark_job import SparkJob, WorkerStage
 from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.errors import DistkerasError, EmptyDataError
@@ -40,7 +40,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
     with held as server, _progress_of(plan) as progress:
         outcome.resumed = Resumed.from_point(server.resumed)
         job = SparkJob(
-            plan.df,
+            WorkerStage(plan.df, settings.resources),
             plan.task(server.address),
             supervisor=server,
             progress=progress,

@@ -30,6 +30,8 @@ from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
     from distkeras.keras_model.replica import KerasReplica
 
 log = logging.getLogger(__name__)
@@ -83,14 +85,21 @@ class _CallbackFailed(NamedTuple):
 _Signal = _TasksEnded | _SparkFailed | _StatusArrived | _JobFailed | _StopRequested | _CallbackFailed
 
 
+class WorkerStage(NamedTuple):
+    """What Spark runs tasks on: a partition a worker, and what it is to give each task, where a job says."""
+
+    df: DataFrame
+    resources: ResourceProfile | None = None
+
+
 class SparkJob:
-    """Runs ``task`` on every partition of ``df``.
+    """Runs ``task`` on every partition of a stage.
 
     The Spark action runs in one thread, another one waits for the server's news, and each callback has its own. They
     signal the thread in `run`, which alone decides.
 
     Args:
-        df: one partition a worker.
+        stage: where.
         task: what each runs.
         supervisor: the hold on the server.
         progress: told the server's news.
@@ -106,7 +115,7 @@ class SparkJob:
 
     def __init__(
         self,
-        df: DataFrame,
+        stage: WorkerStage,
         task: Task,
         *,
         supervisor: Hold,
@@ -116,7 +125,8 @@ class SparkJob:
         events: Events,
         stalls: StallDetector | None = None,
     ) -> None:
-        self._df = df
+        self._stage = stage
+        self._session = stage.df.sparkSession
         self._task = task
         self._supervisor = supervisor
         self._progress = progress
@@ -216,19 +226,18 @@ class SparkJob:
                 signal = self._signals.get(timeout=max(0.0, deadline - time.monotonic()))
                 if isinstance(signal, _JobFailed):
                     return signal.error
-        return typed_error(failure, tasks_python(self._df.sparkSession))
+        return typed_error(failure, tasks_python(self._session))
 
     def _cancel(self, spark: threading.Thread) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS
         while spark.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # the first error is the one to tell
-                cancel_tagged(self._df.sparkSession, self._tag)
+                cancel_tagged(self._session, self._tag)
             spark.join(_POLL_SECONDS)  # Spark may not have known the job yet
 
     # ---- the threads that signal
 
     def _run_tasks(self) -> None:
-        session = self._df.sparkSession
         # Bound to a local name: Spark pickles the function, and must not meet this object's threads and queues.
         task = self._task
 
@@ -236,8 +245,8 @@ class SparkJob:
             yield from task.run(records)
 
         try:
-            with tagged(session, self._tag):
-                rows = map_in_arrow(_LAYOUT.of(self._df), run, SUMMARY).collect()
+            with tagged(self._session, self._tag):
+                rows = map_in_arrow(_LAYOUT.of(self._stage.df), run, SUMMARY, self._stage.resources).collect()
             self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             self._signals.put(_SparkFailed(error))

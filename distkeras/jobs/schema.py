@@ -17,7 +17,7 @@ from distkeras.trainer import Trainer
 #: Keywords of `Trainer` that a stranger may not set: code, addresses, files and the terminal of the driver's machine.
 LEFT_OUT = {
     *("model", "rule", "custom_objects", "decode", "deadlines", "frozen_weights"),
-    *("server", "host", "port", "progress", "log_every"),
+    *("server", "host", "port", "progress", "log_every", "resources"),
 }
 
 #: Likewise, of `ModelPredictor`: the model comes otherwise.

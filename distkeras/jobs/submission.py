@@ -62,6 +62,7 @@ class TrainerParts:
         for name, value, default in (
             ("decode", self.training.decode, None),
             ("frozen_weights", self.training.frozen_weights, None),
+            ("resources", self.training.resources, None),
             ("host", self.training.host, None),
             ("port", self.server.port, 0),
             ("deadlines", self.worker.deadlines, Deadlines()),

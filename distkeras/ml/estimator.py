@@ -117,7 +117,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""
-        return KerasMLWriter(self, left_out=("model", "custom_objects"))
+        return KerasMLWriter(self, left_out=("model", "custom_objects", "resources"))
 
     @classmethod
     def read(cls) -> KerasMLReader[KerasEstimator]:

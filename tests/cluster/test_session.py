@@ -82,6 +82,7 @@ EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_co
         (session("local[*]", 6, spark_default_parallelism="6"), None),
         (session("local[4]", spark_task_cpus="2"), 2),
         (session("local-cluster[2,3,1024]"), 6),
+        (session("local-cluster[2,3,1024]", spark_task_cpus="2"), 2),
         (session("yarn"), None),
         (session("yarn", **EXECUTORS), 15),
         (session("yarn", **EXECUTORS, spark_task_cpus="2"), 6),
@@ -91,6 +92,15 @@ EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_co
 )
 def test_slots(found: Any, slots: int | None) -> None:
     assert known_slots(found) == slots
+
+
+def test_slots_of_tasks_with_resources_of_their_own() -> None:
+    asked: Any = SimpleNamespace(executorResources={}, taskResources={"cpus": SimpleNamespace(amount=2.0)})
+    assert known_slots(session("local-cluster[3,5,1024]", spark_task_cpus="1"), asked) == 6
+    asked.taskResources = {"gpu": SimpleNamespace(amount=1.0)}
+    assert known_slots(session("yarn", **EXECUTORS, spark_task_cpus="2"), asked) == 6
+    asked.executorResources = {"cores": SimpleNamespace(amount=8.0)}
+    assert known_slots(session("yarn", **EXECUTORS), asked) is None
 
 
 def test_a_later_builder_does_not_change_the_slots() -> None:

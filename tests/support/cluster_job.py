@@ -1,8 +1,10 @@
 """A driver of jobs whose executors die: classic Spark or Connect, the server beside the driver or in the cluster.
 
 ``python cluster_job.py FOLDER classic|connect MASTER NAME …``, with a name for each job: what is killed in it before
-the "@"; behind it where the server runs, "driver" or "cluster", or "estimator", which has it beside the driver. Prints
-a line of JSON for each.
+the "@" ("meeting": nothing, but workers of two executors wait for each other); behind it where the server runs,
+"driver" or "cluster", or, with it beside the driver, "estimator" or "resources", a profile of two cores a task. Prints
+a line of JSON for each. A process has classic Spark or Connect, and one context at most; so tests `start` it, and ask
+for the `outcomes`.
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
 import psutil
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Checkpoint, KerasEstimator, Trainer
@@ -38,6 +44,8 @@ from support.spark_jobs import (
 )
 
 ROWS, EPOCHS, BATCH = 240, 3, 8
+#: Of a worker, at which it happens; a worker has 45.
+STEP = 12
 
 
 def nothing(folder: str) -> None:
@@ -88,10 +96,15 @@ KILLS: dict[str, Callable[[str], None]] = {
 }
 
 
-def by_value(kill: Callable[[str], None], folder: str) -> Callable[[], None]:
-    """``kill(folder)``, for workers that know nothing of this module."""
-    kill.__module__ = "__main__"
-    return lambda: kill(folder)
+def meeting(marker: Path) -> Callable[[int], None]:
+    """An action for `step_callback_layer`: nobody goes on before workers of two executors have come to a step."""
+
+    def action(now: int) -> None:
+        if now == STEP:
+            Path(f"{marker} {_jvm_of(psutil.Process()).pid}").write_text(os.environ["OMP_NUM_THREADS"])
+            until(lambda: len(list(marker.parent.glob(f"{marker.name} *"))) == 2)
+
+    return action
 
 
 def trained(frame: DataFrame, place: str, checkpoint: Checkpoint, *hooks: keras.Layer) -> tuple[keras.Model, Any]:
@@ -99,6 +112,8 @@ def trained(frame: DataFrame, place: str, checkpoint: Checkpoint, *hooks: keras.
     model, rule = counting_model(ROWS, *hooks), make("downpour", window=2)
     options: dict[str, Any] = {"server": "cluster"} if place == "cluster" else {"host": "127.0.0.1"}
     options |= {"worker_optimizer": keras.optimizers.SGD(1.0), "loss": total}
+    if place == "resources":  # a worker takes both cores of an executor
+        options |= {"resources": ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build}
     options |= {"num_workers": 2, "batch_size": BATCH, "num_epoch": EPOCHS}
     if place == "estimator":
         options |= {"custom_objects": {"total": total}, "checkpoint": checkpoint}
@@ -112,22 +127,63 @@ def run(spark: SparkSession, folder: Path, name: str, path: str) -> dict[str, An
     """One job."""
     kill, place = name.split("@")
     checkpoint, marker = str(folder / f"checkpoint of {name}"), folder / f"marker of {name}"
-    hook = step_callback_layer(once_at_step(marker, 12, by_value(KILLS[kill], checkpoint)))
+    act = meeting(marker) if kill == "meeting" else once_at_step(marker, STEP, partial(KILLS[kill], checkpoint))
+    hook = step_callback_layer(act)
     model, made = trained(spark.read.parquet(path), place, Checkpoint(checkpoint, every=5), hook)
     ledger, history = made.ledger.toPandas(), made.history.toPandas()
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert_nothing_left()
     return {
         "name": name,
-        "fired": marker.exists(),
+        "fired": any(folder.glob(f"{marker.name}*")),
         "counts": sorted(set(counts(model))),
         "exact": committed(made) == expected_ranges(sizes, EPOCHS, BATCH),
         "samples": int(history.samples.sum()),
         "attempts": sorted(map(int, ledger.groupby("worker").attempt.nunique())),
         "incarnations": int(ledger.incarnation.nunique()),
         "events": sorted({(row["source"], row["kind"]) for row in made.events.collect()}),
+        "threads": [path.read_text() for path in folder.glob(f"{marker.name} *")],
         "seconds": made.timings["total"],
     }
+
+
+def start(folder: Path, kind: str, master: str, *names: str, **environment: str) -> subprocess.Popen[str]:
+    """This program, as a process of its own."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, __file__, str(folder), kind, master, *names],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_TESTING": "1",  # Connect: any free port
+            **environment,
+        },
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcomes(started: subprocess.Popen[str], timeout: float) -> dict[str, dict[str, Any]]:
+    """What became of each job, by its name; that each was exact."""
+    try:
+        out, err = started.communicate(timeout=timeout)
+    finally:
+        started.kill()
+    told = [
+        line for line in err.splitlines() if not re.match(r"\s*at |\d\d/.* (WARN|ERROR) ", line)
+    ]  # but for the JVM's
+    assert started.returncode == 0, "\n".join(told[-80:])
+    found = {one["name"]: one for one in (json.loads(line) for line in out.splitlines() if line.startswith("{"))}
+    for one in found.values():
+        assert one["fired"]
+        assert one["counts"] == [EPOCHS]
+        assert one["exact"]
+        assert one["samples"] == EPOCHS * ROWS
+    return found
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.ml.feature import OneHotEncoder
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 from support.labeled_rows import GOOD, SCHEMA, SPARSE, frame, train
 from support.spark_jobs import assert_nothing_left, wrong_model
@@ -135,6 +136,11 @@ class TestBeforeAnyWork:
     def test_what_is_no_callback(self, spark: SparkSession, callbacks: Any, text: str) -> None:
         with pytest.raises(ConfigurationError, match=rf"^`callbacks` must be .*{text}"):
             Trainer(wrong_model(), "downpour", loss=SPARSE).train(frame(spark, GOOD), callbacks=callbacks)
+
+    def test_stages_by_their_resources_on_a_local_master(self, spark: SparkSession) -> None:
+        resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+        with pytest.raises(ConfigurationError, match=r"`resources` must be None on a local master.*local\[2,2\]"):
+            train(frame(spark, GOOD), resources=resources)
 
     @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
     def test_fewer_slots_than_workers_that_a_rule_needs_at_once(

@@ -1,14 +1,7 @@
-"""Executors, servers and workers that are killed in the midst of a job: on real executors, classic and under Connect.
-
-A process has classic Spark or Connect, and one context at most, so drivers are processes of their own.
-"""
+"""Executors, servers and workers that are killed in the midst of a job, on real executors; under Connect, too."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +10,15 @@ from support import cluster_job
 from support.patience import patience
 
 EXECUTORS = "local-cluster[2,2,1024]"
-TESTS = Path(__file__).parents[1]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 def run(folder: Path, kind: str, *names: str) -> dict[str, dict[str, Any]]:
-    """What became of each job of `support.cluster_job`, by its name; that each was exact."""
-    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, cluster_job.__file__, str(folder), kind, EXECUTORS, *names],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_TESTING": "1",  # Connect: any free port
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=patience(450),
-    )
-    told = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]  # the JVM's frames
-    assert done.returncode == 0, "\n".join(told[-80:])
-    found = {one["name"]: one for one in map(json.loads, filter(_is_outcome, done.stdout.splitlines()))}
+    """See `cluster_job.outcomes`."""
+    found = cluster_job.outcomes(cluster_job.start(folder, kind, EXECUTORS, *names), patience(450))
     assert list(found) == list(names)
-    for one in found.values():
-        assert one["fired"]
-        assert one["counts"] == [cluster_job.EPOCHS]
-        assert one["exact"]
-        assert one["samples"] == cluster_job.EPOCHS * cluster_job.ROWS
     return found
-
-
-def _is_outcome(line: str) -> bool:
-    return line.startswith("{")
 
 
 @pytest.mark.parametrize("kind", ["classic", "connect"])
