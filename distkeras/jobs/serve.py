@@ -158,6 +158,8 @@ def _private(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"`--folder` must be a folder to write to. Received: {folder}: {error}") from error
+    if not any(folder.iterdir()):
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")  # begun in a checkout, it has a token in it
     return folder
 
 

@@ -78,6 +78,7 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
     points, labels = blobs()
     assert accuracy(wrong_model(), points, labels) < 0.5
     assert (tmp_path / "server" / "admin.token").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "server" / ".gitignore").read_text() == "*\n"
     job = submit(server, 4)
     until(lambda: job.refresh().state not in (JobState.QUEUED, JobState.STARTING))
     server.stop(signal.SIGKILL)
