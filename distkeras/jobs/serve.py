@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PORT = 8571
 #: What names the database where the command line, which others can see, does not.
 DATABASE = "DISTKERAS_JOBS_DATABASE"
-_MEGABYTE, _DAY = 1 << 20, 86400.0
+_MEGABYTE, _HOUR, _DAY = 1 << 20, 3600.0, 86400.0
 #: Seconds that the look at the jobs which is under way has to end.
 _LAST_LOOK = 30.0
 
@@ -52,6 +52,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--user-max", type=int, default=20_480, metavar="MB", help="of one user's jobs (default: %(default)s)")
     add("--queued-max", type=int, default=1000, metavar="N", help="of one user's jobs that wait (default: %(default)s)")
     add("--disk-reserve", type=int, default=1024, metavar="MB", help="left for jobs to be taken and begun (1024)")
+    add("--hours-max", type=float, metavar="N", help="that one driver may run (default: for ever)")
+    add("--log-max", type=int, default=64, metavar="MB", help="of what a job prints; the latest is kept (%(default)s)")
     add("--attempts", type=int, default=3, metavar="N", help="drivers that one job may have in turn (default: 3)")
     add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: for ever)")
 
@@ -77,6 +79,8 @@ class JobServer:
             master=options.master,
             config=_config(options.conf),
             attempts_max=options.attempts,
+            run_max=None if options.hours_max is None else options.hours_max * _HOUR,
+            log_max=options.log_max * _MEGABYTE,
             retention=None if options.retention_days is None else options.retention_days * _DAY,
             reserve=options.disk_reserve * _MEGABYTE,
         )

@@ -26,20 +26,15 @@ def main(folder: Path, attempt: int) -> int:
     with (folder / "progress.jsonl").open("a") as progress:
         kind = "predicting" if order["kind"] == "predict" else "training"
         progress.write(json.dumps({"time": 0, "kind": kind, "attempt": attempt}) + "\n")
-    if "environment" in todo:
-        (folder / "environment").write_text(json.dumps(dict(os.environ)))
-    if "children" in todo:
-        subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder / "child")])
-        while not (folder / "child").exists() or not (folder / "child").read_text():
-            time.sleep(0.01)
-    if "stubborn" in todo:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    prepare(folder, todo)
     if "wait" in todo:
         (folder / "waits").touch()
         while not (folder / "go-on").exists():
             time.sleep(0.01)
     if "die" in todo or ("once" in todo and attempt == 1):
         os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdout.write("the end\n")
+    sys.stdout.flush()
     sent = (folder / "sent.keras").read_bytes() if (folder / "sent.keras").exists() else b"model"
     (folder / "model.keras").write_bytes(sent)
     failed = {"state": "failed", "type": "ShapeError", "error": "the rows must fit"}
@@ -50,6 +45,21 @@ def main(folder: Path, attempt: int) -> int:
     if "linger" in todo:
         time.sleep(600)
     return 0
+
+
+def prepare(folder: Path, todo: list[str]) -> None:
+    """What comes before the work itself."""
+    if "environment" in todo:
+        (folder / "environment").write_text(json.dumps(dict(os.environ)))
+    if "children" in todo:
+        subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder / "child")])
+        while not (folder / "child").exists() or not (folder / "child").read_text():
+            time.sleep(0.01)
+    if "stubborn" in todo:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "print" in todo:
+        sys.stdout.write("".join(f"line {number}\n" for number in range(10_000)))
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

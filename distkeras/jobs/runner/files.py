@@ -90,6 +90,20 @@ class JobFolder:
             return None
         return found if isinstance(found, dict) else None
 
+    def cut_log(self, most: int) -> None:
+        """Leaves of a log with more bytes than ``most`` its latest half of so many; drivers go on at its end."""
+        try:
+            with self.log.open("rb") as file:
+                if file.seek(0, os.SEEK_END) <= most:
+                    return
+                file.seek(-(most // 2), os.SEEK_END)
+                latest = file.read().partition(b"\n")[2]
+        except FileNotFoundError:
+            return
+        os.truncate(self.log, 0)
+        with self.log.open("ab") as file:
+            file.write("… what came before was left out\n".encode() + latest)
+
     def size(self) -> int:
         """Bytes of all files."""
         total = 0

@@ -52,6 +52,8 @@ class RunnerSettings:
         attempts_max: drivers that one job may have, one after the other.
         grace: seconds that a driver has to end, when asked to, before it is killed.
         retention: seconds that an ended job is kept; None: for ever.
+        run_max: seconds that a driver may run; None: for ever.
+        log_max: bytes of what a job's drivers print; of more, the latest are kept.
         reserve: bytes that the disk of the jobs' files must have left for one to begin.
         command: what starts a driver; its folder and attempt follow.
 
@@ -65,6 +67,8 @@ class RunnerSettings:
     attempts_max: int = 3
     grace: float = 60.0
     retention: float | None = None
+    run_max: float | None = None
+    log_max: int = 64 << 20
     reserve: int = 0
     command: Sequence[str] = (sys.executable, "-m", "distkeras.jobs.driver")
 
@@ -72,8 +76,10 @@ class RunnerSettings:
         check_field(self, "slots", require_integer, 0)
         check_field(self, "attempts_max", require_integer)
         check_field(self, "grace", require_number, inclusive=True)
-        if self.retention is not None:
-            check_field(self, "retention", require_number)
+        check_field(self, "log_max", require_integer, 10_000)
+        for name in ("retention", "run_max"):
+            if getattr(self, name) is not None:
+                check_field(self, name, require_number)
 
 
 class JobRunner:
@@ -168,7 +174,8 @@ class JobRunner:
             child.poll()
         driver = ProcessId.parse(job.driver)
         if driver is not None and driver.alive():
-            if job.cancel is not None or folder.result(job.attempt).exists():
+            folder.cut_log(self._settings.log_max)
+            if job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
                 self._end(job, driver)
             elif job.state is JobState.STARTING and _works(folder, job):
                 self._store.move(job, AT_WORK[job.kind])
@@ -178,12 +185,17 @@ class JobRunner:
         self._settle(job, folder)
         return True
 
+    def _overdue(self, job: StoredJob) -> bool:
+        """Whether its driver has run for longer than one may."""
+        most, started = self._settings.run_max, job.started
+        return most is not None and started is not None and time.time() - started > most
+
     def _end(self, job: StoredJob, driver: ProcessId) -> None:
-        """Asks a driver to end that was cancelled, or waits for one that has said how its job ended; then kills it."""
+        """Asks a driver to end, or waits for one that has said how its job ended; then kills it."""
         asked = self._asked.get(job.id)
         if asked is None:
             self._asked[job.id] = time.monotonic()
-            if job.cancel is not None:
+            if job.cancel is not None or self._overdue(job):
                 driver.terminate()
         elif time.monotonic() - asked > self._settings.grace:
             driver.kill_session()
@@ -201,6 +213,9 @@ class JobRunner:
             self._store.move(job, JobState.CANCELLED, size=size)
         elif result.get("state") == JobState.FAILED:
             self._store.move(job, JobState.FAILED, f"{result.get('type')}: {result.get('error')}", size)
+        elif self._overdue(job):
+            text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
+            self._store.move(job, JobState.FAILED, text, size)
         elif job.attempt < self._settings.attempts_max:
             log.warning("job %s: driver %d died%s; another one goes on", job.id, job.attempt, told)
             self._store.move(job, JobState.QUEUED)

@@ -8,76 +8,23 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from jobs.runner.conftest import Office
 from support import job_runner
-from support.job_runner import STUB
 from support.patience import brief, patience, until
 from support.present import present
 
-from distkeras.jobs.runner.files import JobFiles, JobFolder, read_progress
+from distkeras.jobs.runner.files import read_progress
 from distkeras.jobs.runner.processes import ProcessId
-from distkeras.jobs.runner.runner import JobRunner, RunnerSettings
+from distkeras.jobs.runner.runner import RunnerSettings
 from distkeras.jobs.states import FINAL, JobState
-from distkeras.jobs.store.accounts import Account
-from distkeras.jobs.store.jobs import JobStore, Quota, StoredJob
+from distkeras.jobs.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError
-
-
-class Office:
-    """Jobs, and a runner of them that is called by hand."""
-
-    def __init__(self, store: JobStore, files: JobFiles, ann: Account) -> None:
-        self.store, self.files, self.ann = store, files, ann
-        self.runner = self.open()
-
-    def open(self, **options: Any) -> JobRunner:
-        given: dict[str, Any] = {"slots": 4, "command": STUB, "grace": 0.0} | options
-        settings = RunnerSettings(**given)
-        return JobRunner(self.store, self.files, settings)
-
-    def add(self, todo: str, account: Account | None = None, kind: str = "train") -> StoredJob:
-        description = {"name": todo, "order": {"kind": kind, "data": "file:///nowhere"}}
-        job = self.store.add(account or self.ann, todo, description, 0, Quota())
-        self.files.of(job.id).path.mkdir()
-        return job
-
-    def look(self, job: StoredJob) -> StoredJob:
-        return self.store.get(self.ann, job.id)
-
-    def folder(self, job: StoredJob) -> JobFolder:
-        return self.files.of(job.id)
-
-    def tick_until(self, condition: Callable[[], object], runner: JobRunner | None = None) -> None:
-        def tried() -> object:
-            (runner or self.runner).tick()
-            return condition()
-
-        until(tried)
-
-    def ended(self, job: StoredJob, runner: JobRunner | None = None) -> StoredJob:
-        self.tick_until(lambda: self.look(job).state in FINAL, runner)
-        return self.look(job)
-
-    def waits(self, job: StoredJob) -> None:
-        self.tick_until((self.folder(job).path / "waits").exists)
-
-    def go_on(self, job: StoredJob) -> None:
-        (self.folder(job).path / "go-on").touch()
-
-
-@pytest.fixture
-def office(store: JobStore, people: dict[str, Account], tmp_path: Path) -> Iterator[Office]:
-    office = Office(store, JobFiles(tmp_path / "files"), people["ann"])
-    yield office
-    for job in store.active():  # of a test that failed
-        driver = ProcessId.parse(job.driver)
-        if driver is not None:
-            driver.kill_session()
 
 
 def test_a_job_is_done(office: Office) -> None:
@@ -372,7 +319,9 @@ def test_a_process_is_not_taken_for_another_one() -> None:
         ProcessId.of(2**22 + 1)
 
 
-@pytest.mark.parametrize("options", [{"slots": -1}, {"attempts_max": 0}, {"grace": -1}, {"retention": 0}])
+@pytest.mark.parametrize(
+    "options", [{"slots": -1}, {"attempts_max": 0}, {"grace": -1}, {"retention": 0}, {"run_max": 0}, {"log_max": 1}]
+)
 def test_settings_that_cannot_work(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         RunnerSettings(**options)
