@@ -44,6 +44,8 @@ class Now:
         loss: the mean over the latest commits.
         rate: samples a second, lately; NaN where not known.
         left: seconds until the end, as it looks; NaN likewise.
+        saved_clock: commits that the latest snapshot has; -1: there is none.
+        saved_seconds: since it was taken.
     """
 
     state: str = "starting"
@@ -55,6 +57,8 @@ class Now:
     loss: float = math.nan
     rate: float = math.nan
     left: float = math.nan
+    saved_clock: int = -1
+    saved_seconds: float = math.nan
 
 
 @dataclass
@@ -248,7 +252,8 @@ class JobRecord:
         now = self.now
         told: dict[str, Any] = {"state": now.state, "why": now.why, "at": self._moment(now.timestamp)}
         told |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
-        told |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left")}
+        told |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left", "saved_seconds")}
+        told["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
         told["samples"], told["commits"] = self.workers.totals()
         used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1
         histogram = {"width": self._sums.staleness.width, "counts": self._sums.staleness.counts[:used].tolist()}

@@ -153,6 +153,7 @@ class JobWatch(Callback):
         status, now = context.status, time.time()
         state = "training" if status.joined else "starting"
         told = Now(state, "", now, status.epochs, status.joined, status.finished, status.loss)
+        told = replace(told, saved_clock=status.saved_clock, saved_seconds=status.saved_seconds)
         self._rates.append((now, status.samples))
         while self._rates[-1][0] - self._rates[0][0] > _LATELY or self._rates[0][1] > status.samples:
             self._rates.popleft()

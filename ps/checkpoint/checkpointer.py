@@ -122,6 +122,8 @@ class Checkpointer:
         self.durable: dict[int, int] = {}
         #: Why the last try failed; None when it did not.
         self.failure: Exception | None = None
+        #: The clock that this server's latest snapshot has, and when it was taken, by the world's time; None: none yet.
+        self.saved: tuple[int, float] | None = None
         self._covered, self._wanted = -1, 0
         self._next = 0
         self._wake, self._closing = world.event(), world.event()
@@ -238,7 +240,7 @@ class Checkpointer:
                     return
                 rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
                 if self._log_files.commits + len(rows.commits) == len(center.log):
-                    snapshot, durable = take(center), _sequences(center)
+                    snapshot, durable, taken = take(center), _sequences(center), self._world.time()
                     break
             self._log_files = self._directory.save_log(rows, self._log_files)
         try:
@@ -251,7 +253,7 @@ class Checkpointer:
             report(log, "snapshot", "snapshots succeed again")
         with self._changed:
             self.durable, self.failure, self._covered = durable, None, mark
-            self._next = snapshot.clock + self._checkpoint.every
+            self.saved, self._next = (snapshot.clock, taken), snapshot.clock + self._checkpoint.every
             self._changed.notify_all()
         self._directory.prune(self._checkpoint.keep, self._log_files, names)
         if not closing:

@@ -33,7 +33,7 @@ from distkeras.ps.protocol.messages import MESSAGES, Message
 from distkeras.ps.protocol.sealing import TAG_BYTES, Seal
 
 MAGIC = b"DKPS"
-VERSION = 8
+VERSION = 9
 #: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
 READ_AHEAD = 256
 

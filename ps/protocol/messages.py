@@ -7,6 +7,7 @@ older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -257,7 +258,8 @@ class Status(Message):
     """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
 
     ``epochs`` is the mean over the partitions of the epochs that each has passed; of the one that it is in, as great a
-    share as its worker can tell.
+    share as its worker can tell. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
+    ``saved_seconds`` ago; -1 and NaN: there is none.
     """
 
     clock: int
@@ -268,6 +270,8 @@ class Status(Message):
     loss: float
     staleness: float
     epochs: float = 0.0
+    saved_clock: int = -1
+    saved_seconds: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)

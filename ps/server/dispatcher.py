@@ -315,7 +315,7 @@ class Dispatcher:
                 if not self.changed.wait_for_news(deadline, peer.hung_up):
                     break
             fault = self.changed.fault
-            return replies.status(self._host.center) if fault is None else fault
+            return replies.status(self._host.center, self._host.saved) if fault is None else fault
 
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:

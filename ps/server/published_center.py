@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 
@@ -168,6 +169,14 @@ class PublishedCenter:
     def clock(self) -> int:
         """Commits applied; -1 before there is a center."""
         return -1 if self.center is None else self.center.clock
+
+    @property
+    def saved(self) -> tuple[int, float]:
+        """The clock that the latest snapshot of this server has, and seconds since then; -1 and NaN: there is none."""
+        if self._checkpointer is None or self._checkpointer.saved is None:
+            return -1, math.nan
+        clock, taken = self._checkpointer.saved
+        return clock, self._changed.world.time() - taken
 
     def durable(self, worker: int, sequence: int) -> int:
         """The last commit of ``worker`` that outlives this process; without snapshots the last one is as good."""

@@ -50,8 +50,8 @@ def welcome(center: Center, lease: PartitionLease, durable: int, *, held: bool) 
     )
 
 
-def status(center: Center | None) -> Status:
-    """How far the job has come."""
+def status(center: Center | None, saved: tuple[int, float]) -> Status:
+    """How far the job has come, and its latest snapshot: the clock that this has, and its age."""
     if center is None:
         return Status(0, 0, 0, 0, 0, math.nan, math.nan)
     leases: Collection[PartitionLease] = center.leases.values()
@@ -66,6 +66,8 @@ def status(center: Center | None) -> Status:
         loss=center.log.loss,
         staleness=center.log.staleness,
         epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
+        saved_clock=saved[0],
+        saved_seconds=saved[1],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,16 @@ def test_what_is_told_is_seen(visit: Callable[..., Any], tmp_path: Path) -> None
         seen = []
         for number, (at, rows, steps) in enumerate(pieces):
             live.records[0].add_commits(rows, steps)
-            live.records[0].now = Now("training", "", at, number / len(pieces), 4, 0, 1.0)
+            now = Now("training", "", at, number / len(pieces), 4, 0, 1.0)
+            live.records[0].now = replace(now, saved_clock=number, saved_seconds=65.4)
             live.tell(0)
             if number % 10 == 9:
                 count = live.records[0].workers.totals()[1]
                 page.locator(".tiles div", has_text="Commits").locator(".value", has_text=f"{count}").wait_for()
                 seen.append(ink(page))
         assert len(set(seen)) == len(seen), "the chart changes"
+        latest = page.locator(".tiles div", has_text="Snapshots").locator(".note")
+        assert latest.text_content() == f"of {len(pieces) - 1} commits, 1:05 ago"
         text = f"attempt 9 took partition 1 over {EVIL}"
         live.records[0].add_events([Event(BEGAN + 31.0, "server", "takeover", 1, 9, text)])
         live.tell(0)

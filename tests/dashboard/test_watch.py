@@ -79,6 +79,10 @@ def test_a_job_is_told_as_it_goes_on(tmp_path: Path) -> None:
     assert [message["kind"] for message in (whole, *more)] == ["whole", "more", "more", "more"]
     assert [message["now"]["state"] for message in (whole, *more)] == ["starting", "starting", "training", "training"]
     assert [message["now"]["commits"] for message in more] == [0, 5, len(rows.commits_array)] == [0, 5, 12]
+    assert (more[-1]["now"]["saved_commits"], more[-1]["now"]["saved_seconds"]) == (
+        None,
+        None,
+    )  # there is no checkpoint
     assert more[-1]["workers"]["worker"] == [1]
     assert more[-1]["workers"]["retries"] == [1]
     assert more[-1]["evaluations"][0][1:] == [12, "Mine", {"loss": 0.5}]

@@ -89,7 +89,7 @@ class JobView {
     this.tile("Workers", this.alive(), "that train");
     this.tile("Retries", amount(this.job.total("retries")), "taken over");
     this.tile("Fenced", amount(this.job.total("fenced")), "requests refused");
-    this.tile("Snapshots", this.snapshots());
+    this.tile("Snapshots", this.snapshots(), this.latestSnapshot());
   }
 
   tile(name, text, note = "") {
@@ -122,6 +122,13 @@ class JobView {
     if (!this.job.facts.saved) return "off";
     const told = this.job.events.filter(([, , kind]) => kind === "snapshot").pop();
     return told && !/succeed again/.test(told[5]) ? "failing" : "on";
+  }
+
+  /** What the latest snapshot has, and how old it is. */
+  latestSnapshot() {
+    const { saved_commits: commits, saved_seconds: age } = this.job.now;
+    if (this.job.over || commits === null || commits === undefined) return "";
+    return `of ${amount(commits)} commits, ${clock(age)} ago`;
   }
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from support.patience import patience, until
+from support.present import present
 from support.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
@@ -49,12 +50,15 @@ def test_a_snapshot_does_not_cover_what_came_while_it_was_written(tmp_path: Path
     with changed:
         toy.commit(0)
         mark = checkpointer.mark()
+    assert checkpointer.saved is None
     world.gate.set()
     until(lambda: 0 in checkpointer.durable)
     assert checkpointer.durable == {0: 0}
+    assert present(checkpointer.saved)[0] == 0
     with changed:
         assert not checkpointer.covers(mark)  # but now there is to be one
     until(lambda: checkpointer.durable == {0: 1})
+    assert present(checkpointer.saved)[0] == 1
     checkpointer.close(patience(20))
 
 

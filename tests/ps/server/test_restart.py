@@ -201,6 +201,8 @@ def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, name
         gate.set()
         job.join()
         check_exact(job)
+        status = job.driver.observe(-1, 0.0)
+        assert (status.saved_clock, status.saved_seconds >= 0.0) == (status.clock, True)
         assert max(job.commits()["incarnation"]) == 3
 
 
