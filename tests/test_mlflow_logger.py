@@ -57,6 +57,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+# MLflow says so of functions of its own, when its flavors are first used.
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
 def test_a_job_is_a_run_and_its_model_a_function_of_spark(spark: SparkSession, store: Any, mlflow: Any) -> None:
     x, y = blobs()
     df = table(spark, x, y)

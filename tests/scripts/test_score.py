@@ -74,13 +74,21 @@ def test_options_that_do_not_go_together(
     assert told in capsys.readouterr().err
 
 
+def arrive(folder: Path, rows: slice) -> None:
+    """Some of the rows, as one more file."""
+    name = f"from-{rows.start}"
+    write_parquet(folder / name, X[rows], np.arange(len(X))[rows])
+    (made,) = (folder / name).iterdir()
+    made.rename(folder / "arriving" / f"{name}.parquet")
+
+
 @pytest.mark.slow
 def test_a_batch_and_a_stream(tmp_path: Path) -> None:
     trained = model()
     trained.save(tmp_path / "model.keras")
     expected = trained.predict(X, verbose=0)
     (tmp_path / "arriving").mkdir()
-    write_parquet(tmp_path / "arriving" / "0.parquet", X[:30], np.arange(30))
+    arrive(tmp_path, slice(0, 30))
     common = ("--data", "arriving", "--model", "model.keras", "--prediction", "class")
     done = submit(tmp_path, *common, "--out", "scored", "--raw-prediction", "")
     assert done.returncode == 0, done.stderr
@@ -92,7 +100,7 @@ def test_a_batch_and_a_stream(tmp_path: Path) -> None:
     stream = (*common, "--out", "streamed", "--stream", "--checkpoint", "progress")
     for call in range(2):
         if call:
-            write_parquet(tmp_path / "arriving" / "1.parquet", X[30:], np.arange(30, 50))
+            arrive(tmp_path, slice(30, 50))
         done = submit(tmp_path, *stream)
         assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "streamed").sort_by("label")
