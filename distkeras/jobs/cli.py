@@ -130,6 +130,9 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
     parser.add_argument("--name", default="", help="what you call the job")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
+    parser.add_argument(
+        "--early-stopping", **PAIRS, help="data=PLACE of validation rows as the server finds them, patience, monitor, …"
+    )
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
     add_trainer_flags(parser.add_argument_group("training"))
 
@@ -175,6 +178,7 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         hyper_parameters=from_text(arguments.rule, arguments.set),
         name=arguments.name,
         checkpoint_every=arguments.checkpoint_every,
+        early_stopping=values_of(arguments.early_stopping) or None,
         **options,
     )
     _write(f"{job.id}\n")

@@ -65,6 +65,7 @@ class JobClient:
         name: str = "",
         checkpoint_every: int = 100,
         time_budget: float | None = None,
+        early_stopping: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> RemoteJob:
         """Sends a job, and returns at once.
@@ -77,6 +78,8 @@ class JobClient:
             name: what you call the job.
             checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
             time_budget: seconds after which training ends early, and well.
+            early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
+                `distkeras.EarlyStopping`; without ``patience`` and ``target`` it only evaluates.
             options: keywords of `distkeras.Trainer`, of values that JSON has: ``worker_optimizer`` is a name, or a
                 dictionary with ``class_name`` and ``config``; losses and metrics are names. A trainer that is there
                 already sends itself: `distkeras.Trainer.submit`.
@@ -93,6 +96,7 @@ class JobClient:
         }
         description |= {"options": options, "checkpoint_every": checkpoint_every}
         description |= {} if time_budget is None else {"time_budget": time_budget}
+        description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
         return self.send("/jobs", description, _bytes_of(model))
 
     def predict(

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from distkeras.callbacks import EarlyStopping
 from distkeras.jobs.errors import DescriptionError
 from distkeras.jobs.schema import job_schema
 from distkeras.ps.errors import ConfigurationError
@@ -18,6 +19,9 @@ from distkeras.ps.rules import Rule, make
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
 from distkeras.trainer import Trainer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 #: Bytes of the longest description.
 LONGEST = 1 << 20
@@ -38,6 +42,7 @@ class JobDescription:
         name: what its user calls it.
         checkpoint_every: commits from one snapshot to the next.
         time_budget: seconds after which a driver ends training early; None: never.
+        early_stopping: keywords of `distkeras.EarlyStopping`, with the path or URI of its rows as ``data``; None: none.
     """
 
     rule: str
@@ -47,6 +52,7 @@ class JobDescription:
     name: str = ""
     checkpoint_every: int = 100
     time_budget: float | None = None
+    early_stopping: Mapping[str, Any] | None = None
 
     @classmethod
     def from_json(cls, value: Any) -> JobDescription:
@@ -59,6 +65,7 @@ class JobDescription:
         made = cls(**value)
         made.made_rule()
         _require_settings(made)
+        made.made_early_stopping(cast("DataFrame", None))  # which is not looked at yet
         return made
 
     def to_json(self) -> dict[str, Any]:
@@ -75,6 +82,23 @@ class JobDescription:
             return make(self.rule, **self.hyper_parameters)
         except ConfigurationError as error:
             raise _of_field(error, "hyper_parameters", self.hyper_parameters, "rule") from error
+
+    def made_early_stopping(self, df: DataFrame) -> EarlyStopping | None:
+        """What evaluates the center, and ends the job early, if there is to be one.
+
+        Args:
+            df: its rows.
+
+        Raises:
+            DescriptionError: a keyword that cannot work.
+        """
+        if self.early_stopping is None:
+            return None
+        given = {name: value for name, value in self.early_stopping.items() if name != "data"}
+        try:
+            return EarlyStopping(df, **given)
+        except ConfigurationError as error:
+            raise _of_field(error, "early_stopping", given, "early_stopping") from error
 
     def keywords(self) -> dict[str, Any]:
         """The keywords of `Trainer`."""

@@ -98,10 +98,15 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
     callbacks: list[Callback] = [ProgressLines(folder.progress, attempt)]
     if description.time_budget is not None:
         callbacks.append(TimeBudget(description.time_budget))
+    if "validation" in order:
+        require_no_links(order["validation"])
     trainer = trainer_of(folder.sent_model.read_bytes(), description)
     trainer.watch = JobWatch(folder.journal)
     spark = _session(folder, order)
     try:
+        if "validation" in order:
+            stopping = description.made_early_stopping(spark.read.parquet(order["validation"]))
+            callbacks += [stopping] if stopping is not None else []
         trainer.train(
             spark.read.parquet(order["data"]),
             callbacks=callbacks,

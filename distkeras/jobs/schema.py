@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
+from distkeras.callbacks import EarlyStopping
 from distkeras.flags import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules
@@ -119,6 +120,7 @@ def job_schema() -> dict[str, Any]:
                 "description": "seconds after which training ends early, and well, as of distkeras.TimeBudget",
                 "default": None,
             },
+            "early_stopping": {"anyOf": [_early_stopping(), {"type": "null"}], "default": None},
         },
         "allOf": [
             {
@@ -127,6 +129,20 @@ def job_schema() -> dict[str, Any]:
             }
             for name, kind in all_rules().items()
         ],
+    }
+
+
+def _early_stopping() -> dict[str, Any]:
+    """The schema of validation data, and of what is made of it: of `distkeras.EarlyStopping`."""
+    properties = _properties(EarlyStopping, {"df"})
+    properties["max_rows"]["maximum"] = 10**7  # which the driver holds in memory
+    place = _place("Parquet that the center is evaluated on: a path or URI of the server's, below one that it allows")
+    return {
+        "type": "object",
+        "description": "keywords of EarlyStopping, and its data; without `patience` and `target`, it only evaluates",
+        "required": ["data"],
+        "properties": {"data": place} | properties,
+        "additionalProperties": False,
     }
 
 

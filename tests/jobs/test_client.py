@@ -267,6 +267,7 @@ def test_a_job_from_the_command_line(
     model.save(tmp_path / "model.keras")
     flags = "--rule agn --set window=3 --workers 2 --batch-size 16 --class-weight 0=1 1=2 --loss mse --no-shuffle"
     optimizer = "--optimizer adam --optimizer-set learning_rate=0.1"
+    optimizer += f" --early-stopping data={service.data('y')} patience=3"
     what = ["--model", str(tmp_path / "model.keras"), "--data", service.data("x"), "--name", "mine"]
     status, out, err = run("submit", *what, *flags.split(), *optimizer.split())
     assert (status, err) == (0, "")
@@ -278,6 +279,7 @@ def test_a_job_from_the_command_line(
         "name": "mine",
         "checkpoint_every": 100,
         "time_budget": None,
+        "early_stopping": {"data": service.data("y"), "patience": 3},
         "hyper_parameters": {"window": 3},
         "options": {
             "num_workers": 2,

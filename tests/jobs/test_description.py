@@ -60,7 +60,10 @@ def test_a_description_comes_back() -> None:
         "communication_window": "auto",
     }
     given = LEAST | {"hyper_parameters": {"window": 3}, "options": options, "name": "mine", "checkpoint_every": 7}
-    given |= {"time_budget": None}
+    given |= {
+        "time_budget": None,
+        "early_stopping": {"data": "/data/test.parquet", "monitor": "accuracy", "patience": 3},
+    }
     made = JobDescription.from_json(given)
     assert made.to_json() == given
     assert JobDescription.from_json(json.loads(json.dumps(made.to_json()))) == made
@@ -76,6 +79,11 @@ def test_a_description_comes_back() -> None:
         ({"data": 3}, "data"),
         ({"name": "x" * 201}, "name"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"early_stopping": {"patience": 3}}, "early_stopping"),
+        ({"early_stopping": {"data": "x", "df": 3}}, "early_stopping"),
+        ({"early_stopping": {"data": "x", "patience": 0}}, "early_stopping.patience"),
+        ({"early_stopping": {"data": "x", "mode": "most"}}, "early_stopping.mode"),
+        ({"early_stopping": {"data": "x", "max_rows": 10**9}}, "early_stopping.max_rows"),
         ({"hyper_parameters": {"window": "x"}}, "hyper_parameters.window"),
         ({"hyper_parameters": {"window": 0}}, "hyper_parameters.window"),
         ({"hyper_parameters": {"nothing": 1}}, "hyper_parameters"),

@@ -66,6 +66,7 @@ def submit(server: Server, epochs: int, name: str = "") -> RemoteJob:
         batch_size=16,
         num_epoch=epochs,
         checkpoint_every=1,
+        early_stopping={"data": str(data), "monitor": "accuracy", "every_seconds": 1.0},
     )
 
 
@@ -199,6 +200,7 @@ def test_a_page_shows_an_executors_death_and_a_jobs_end_and_a_model_predicts(
     until(lambda: len(cluster.executors()) == 2)
     cluster.executors()[0].kill()
     first.locator("table.events .kind", has_text="takeover").first.wait_for()
+    first.get_by_text("center, evaluated").wait_for()
     page.locator("[role=status]", has_text="takeover").first.wait_for(state="attached")
     assert int(first.locator(".tiles div", has_text="Retries").locator(".value").inner_text()) >= 1
     page.screenshot(path=tmp_path / "takeover.png", full_page=True)  # for those who look at what the tests have left

@@ -33,6 +33,8 @@ def submit_job(call: Call) -> tuple[Any, int]:
     """Takes a job in: everything that can be checked without Spark and Keras is, before it is."""
     description = JobDescription.from_json(call.body)
     order = {"kind": TRAIN, "data": _data(call, description.data)}
+    if description.early_stopping is not None:
+        order["validation"] = _data(call, description.early_stopping["data"], "early_stopping.data")
     return _taken(call, description.name, description.to_json() | {ORDER: order}, _sent_model(call))
 
 
@@ -46,10 +48,10 @@ def submit_prediction(call: Call) -> tuple[Any, int]:
     return _taken(call, description.name, description.to_json() | {ORDER: order}, model)
 
 
-def _data(call: Call, data: str) -> str:
+def _data(call: Call, data: str, field: str = "data") -> str:
     """Where a job reads, as its driver is told."""
-    place = require_allowed(data, call.services.settings.data)
-    require_elsewhere(place, call.services.files.root, "data")
+    place = require_allowed(data, call.services.settings.data, field)
+    require_elsewhere(place, call.services.files.root, field)
     return place.uri
 
 

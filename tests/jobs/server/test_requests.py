@@ -74,6 +74,9 @@ def test_the_servers_own_files_are_no_data(service: JobService, model: bytes) ->
     link.symlink_to(root)
     for place in (root / "jobs", link):
         assert told(service.submit("ann", model, data=str(place)))["field"] == "data"
+        answer = service.submit("ann", model, early_stopping={"data": str(place)})
+        assert (answer.status, told(answer)["field"]) == (422, "early_stopping.data")
+    assert service.submit("ann", model, early_stopping={"data": service.data("test.parquet")}).status == 201
 
 
 @pytest.mark.parametrize(
