@@ -49,7 +49,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
     ``fit(df, {estimator.batch_size: 64})``, ``explainParams`` and the setters of Spark's mixins (``setFeaturesCol``).
     Each is checked before any job begins. An estimator is saved and loaded as Spark ML does it: without pickle, the
     model with its optimizer's state; classes and functions of your own must be registered with
-    ``keras.saving.register_keras_serializable()``.
+    ``keras.saving.register_keras_serializable()``. ``resources`` are of the cluster, and not saved.
 
     Args:
         model, rule, and so on: the keywords of `Trainer`; the rule's default is "agn".

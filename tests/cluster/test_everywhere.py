@@ -8,16 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from support import everywhere
 from support.patience import patience
+from support.standalone import master, worker
 
 PROGRAM = everywhere.__file__
-SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 #: What is expected to be missing where, and what its error says; a row that is no longer true fails.
 MISSING: dict[str, dict[str, str]] = {"local": {}, "local-cluster[2,1,1024]": {}, "standalone": {}, "connect": {}}
 NAMES = [check.__name__ for check in everywhere.CHECKS]
@@ -39,35 +37,14 @@ def run(folder: Path, kind: str, url: str) -> dict[str, str | None]:
     return found
 
 
-@contextlib.contextmanager
-def daemon(folder: Path, started: str, *arguments: str) -> Iterator[str]:
-    """A process of a standalone cluster; gives what its log says it has started as."""
-    log = folder / f"{arguments[0].rpartition('.')[2]}-{len(list(folder.iterdir()))}.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([SPARK_CLASS, *arguments], env=environment(), stdout=out, stderr=out, cwd=folder)
-        try:
-            for _ in range(int(patience(60) / 0.1)):
-                if (found := re.search(started, log.read_text())) is not None:
-                    break
-                assert process.poll() is None, log.read_text()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.1)
-            assert found is not None, log.read_text()
-            yield found[1]
-        finally:
-            process.terminate()
-            process.wait(patience(30))
-
-
 def standalone(folder: Path) -> dict[str, str | None]:
-    deploy = "org.apache.spark.deploy"
-    where = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(daemon(folder, r"Starting Spark master at (\S+)", f"{deploy}.master.Master", *where))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in environment().items():
+            patch.setenv(name, value)  # of the executors, too
+        url = stack.enter_context(master(folder))
         for number in range(2):
-            told = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{number}"), *where, url)
-            started = r"Successfully registered with master (\S+)"
-            stack.enter_context(daemon(folder, started, f"{deploy}.worker.Worker", *told))
+            stack.enter_context(worker(folder / f"worker-{number}", url))
         return run(folder, "master", url)
 
 

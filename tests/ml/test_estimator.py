@@ -17,6 +17,7 @@ from pyspark.ml.evaluation import (
 )
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -326,6 +327,13 @@ class TestPersistence:
         assert [type(metric) for metric in loaded.value("metrics")] == [keras.metrics.MeanAbsoluteError, str]
         for mine, theirs in zip(made.value("model").weights, loaded.value("model").weights, strict=True):
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+    def test_resources_are_of_the_cluster_and_not_saved(self, spark: SparkSession, tmp_path: Path) -> None:
+        made = estimator(resources=ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build)
+        made.copy().write().overwrite().save(str(tmp_path / "e"))
+        loaded = KerasEstimator.load(str(tmp_path / "e"))
+        assert loaded.value("resources") is None
+        assert loaded.value("batch_size") == made.value("batch_size")
 
     def test_a_model_comes_back_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:
         fitted = estimator(worker_optimizer="adam", num_epoch=1).fit(df)

@@ -43,6 +43,8 @@ from support.spark_jobs import (
     total,
 )
 
+#: Of drivers and executors: these tests, and what this process was told.
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
 ROWS, EPOCHS, BATCH = 240, 3, 8
 #: Of a worker, at which it happens; a worker has 45.
 STEP = 12
@@ -149,12 +151,11 @@ def run(spark: SparkSession, folder: Path, name: str, path: str) -> dict[str, An
 
 def start(folder: Path, kind: str, master: str, *names: str, **environment: str) -> subprocess.Popen[str]:
     """This program, as a process of its own."""
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, __file__, str(folder), kind, master, *names],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONPATH": PYTHONPATH,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_TESTING": "1",  # Connect: any free port

@@ -14,6 +14,23 @@ import pyspark
 from support.patience import patience, until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+_DEPLOY = "org.apache.spark.deploy"
+_OWN = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+
+
+@contextlib.contextmanager
+def master(folder: Path) -> Iterator[str]:
+    """Spark's master, with its log in ``folder``; gives its URL."""
+    with daemon(folder / "master", f"{_DEPLOY}.master.Master", *_OWN):
+        yield said(folder / "master", "Starting Spark master at ")
+
+
+@contextlib.contextmanager
+def worker(log: Path, url: str, cores: int = 1) -> Iterator[None]:
+    """One of its workers, which it knows; executors have the environment of this process."""
+    with daemon(log, f"{_DEPLOY}.worker.Worker", *_OWN, "--cores", str(cores), "--memory", "1g", url):
+        said(log, "Successfully registered with master ")
+        yield
 
 
 @contextlib.contextmanager

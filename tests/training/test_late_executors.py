@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support import cluster_job
 from support.patience import patience, until
-from support.standalone import daemon, said
+from support.standalone import master, said, worker
 
 CONF = {
     "spark.dynamicAllocation.enabled": "true",
@@ -17,7 +16,6 @@ CONF = {
     "spark.executor.cores": "1",
     "spark.driver.host": "127.0.0.1",
 }
-OWN = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 
 
 @pytest.mark.slow
@@ -26,17 +24,10 @@ def test_a_host_that_comes_late_trains_beside_the_one_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first worker is in the midst of its rows, and goes on only once the other one trains in another executor."""
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))  # of the executors, too
+    monkeypatch.setenv("PYTHONPATH", cluster_job.PYTHONPATH)  # of the executors, too
     with ExitStack() as stack:
-
-        def start(name: str, kind: str, *options: str) -> Path:
-            stack.enter_context(daemon(tmp_path / name, f"org.apache.spark.deploy.{kind}", *OWN, *options))
-            return tmp_path / name
-
-        url = said(start("master", "master.Master"), "Starting Spark master at ")
-        told = ("--cores", "1", "--memory", "1g", url)
-        said(start("first", "worker.Worker", *told), "Successfully registered with master ")
+        url = stack.enter_context(master(tmp_path))
+        stack.enter_context(worker(tmp_path / "first", url))
         options = " ".join(f"--conf {name}={value}" for name, value in CONF.items())
         folder = tmp_path / "job"
         folder.mkdir()
@@ -45,6 +36,6 @@ def test_a_host_that_comes_late_trains_beside_the_one_that_was_there(
         )
         said(tmp_path / "master", "Registered app .* with ID ")
         until(lambda: driver.poll() is not None or any(folder.glob("marker of *")))
-        start("second", "worker.Worker", *told)
+        stack.enter_context(worker(tmp_path / "second", url))
         found = cluster_job.outcomes(driver, patience(200))["meeting@driver"]
     assert (found["attempts"], found["incarnations"], found["events"]) == ([1, 1], 1, [])
