@@ -68,7 +68,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType) -> None:
     reached = {RENAMED.get(flag, flag) for flag in train.parser().options()} | {"worker_optimizer"}
-    by_other_means = {"self", "model", "rule", "decode", "custom_objects", "deadlines"}
+    by_other_means = {"self", "model", "rule", "decode", "custom_objects", "deadlines", "resources"}
     assert set(inspect.signature(Trainer.__init__).parameters) - by_other_means <= reached
 
 
