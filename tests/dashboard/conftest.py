@@ -22,7 +22,9 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens a page; at the end, nothing has gone wrong in it and nothing was asked for elsewhere."""
     opened: list[tuple[Any, str, list[str]]] = []
 
-    def visit(url: str, *, scheme: str = "light", viewport: dict[str, int] = DESKTOP, **options: Any) -> Any:
+    def visit(
+        url: str, *, fails: str = "401", scheme: str = "light", viewport: dict[str, int] = DESKTOP, **options: Any
+    ) -> Any:
         context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
         context.set_default_timeout(1000 * patience(10))
         page = context.new_page()
@@ -32,13 +34,13 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("dialog", lambda dialog: troubles.append(dialog.message))
         page.on("request", lambda request: troubles.append(request.url) if not_ours(request.url, url) else None)
         page.goto(url)
-        opened.append((context, url, troubles))
+        opened.append((context, fails, troubles))
         return page
 
     yield visit
-    for context, _, troubles in opened:
+    for context, fails, troubles in opened:
         context.close()
-        expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "401")
+        expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "401", fails)
         assert [text for text in troubles if not any(word in text for word in expected)] == []
 
 

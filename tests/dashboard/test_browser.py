@@ -273,7 +273,7 @@ def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], 
 
     model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
     with JobService(tmp_path) as service:
-        page = visit(f"{service.url}/dashboard")
+        page = visit(f"{service.url}/dashboard", fails="404")
         page.get_by_label("Your token").fill(service.tokens["ann"])
         page.keyboard.press("Enter")
         page.get_by_text("No jobs yet").wait_for()
@@ -293,6 +293,7 @@ def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], 
         require_count(page, "article", 1)
         assert violations(page) == []
         service.client("ann").job(first).remove()
+        page.locator("article .state[data-state=removed]").wait_for()
         page.get_by_role("checkbox", name="show second").check()
         box.uncheck()
         require_count(page, ".list tbody tr", 1)

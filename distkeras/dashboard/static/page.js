@@ -93,7 +93,7 @@ async function ask(path) {
     sessionStorage.removeItem(KEY);
     throw new Error("The token is not valid.");
   }
-  if (!answer.ok) throw new Error(`The server answers ${answer.status}.`);
+  if (!answer.ok) throw Object.assign(new Error(`The server answers ${answer.status}.`), { status: answer.status });
   return answer;
 }
 
@@ -222,14 +222,23 @@ function followJob(job) {
   const view = addJob(job.name || job.id.slice(0, 8));
   view.named = true;
   view.element.append(h("p", { class: "facts" }, h("button", { type: "button", text: "Save as a file", onclick: () => saveJob(job) })));
-  const stop = follow(new URL(`${API}/jobs/${job.id}/stream`, location.href), headers, (message) => take(view, message), showLink);
   let timer = 0;
+  const onstate = (state) => {
+    if (state !== "refused") return showLink(state);
+    clearTimeout(timer);
+    return look();
+  };
+  const stop = follow(new URL(`${API}/jobs/${job.id}/stream`, location.href), headers, (message) => take(view, message), onstate);
   const look = async () => {
     try {
       const { state, error, cancelled } = await (await ask(`/jobs/${job.id}`)).json();
       view.setOutside(state, error || (cancelled && state !== "cancelled" ? "asked to end" : ""));
       if (["done", "failed", "cancelled", "lost"].includes(state)) return;
     } catch (error) {
+      if (error.status === 404) {
+        view.setOutside("removed", "");
+        return;
+      }
       showLink("away");
     }
     timer = setTimeout(look, 3000);

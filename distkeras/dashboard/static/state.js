@@ -1,7 +1,7 @@
 // A job as the page knows it: the messages of its journal, put together.
 
 const STATES = ["waiting", "training", "finished"];
-const OVER = new Set(["done", "stopped", "failed", "interrupted", "cancelled", "lost"]);
+const OVER = new Set(["done", "stopped", "failed", "interrupted", "cancelled", "lost", "removed"]);
 const EVENTS_MAX = 500;
 /** Kinds of events that are no trouble. */
 const QUIET = new Set(["window", "stop"]);
