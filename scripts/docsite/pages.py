@@ -15,6 +15,7 @@ import distkeras.ps
 import distkeras.transformers
 from distkeras.ps import rules
 from distkeras.ps.rules import Rule
+from docsite import notebooks
 
 #: What a module's docstring lists: a name, two spaces or more, what it is.
 _LISTED = re.compile(r"^    (\w+) {2,}(\S.*)$", re.MULTILINE)
@@ -31,6 +32,7 @@ def generated() -> Iterator[tuple[str, str]]:
     for name, kind in rules.all_rules().items():
         yield f"rules/{name}.md", _rule(name, kind)
     yield from reference().items()
+    yield from notebooks.pages()
 
 
 def navigation(folder: str) -> list[dict[str, str]]:

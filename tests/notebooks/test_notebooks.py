@@ -4,20 +4,25 @@ import ast
 import importlib
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
-from execute_notebooks import DIGEST, NOTEBOOKS, digest_of, execute
+from docsite.notebooks import SHOWN
+from execute_notebooks import DIGEST, NOTEBOOKS, ROOT, digest_of, execute
 from support.patience import patience
 from support.present import present
 
 #: Bytes of all outputs of one notebook, pictures included: what a reader would load and a repository keep.
-LARGEST = 400_000
+LARGEST = 600_000
 
 
-def test_there_are_notebooks() -> None:
+def test_each_has_a_page_and_a_link() -> None:
     assert NOTEBOOKS
+    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
+    linked = re.findall(r"\]\(notebooks/(\w+)\.ipynb\)", (ROOT / "README.md").read_text())
+    assert sorted(linked) == sorted(SHOWN)
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:

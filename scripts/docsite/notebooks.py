@@ -1,0 +1,72 @@
+"""The notebooks as pages of the site: text, code, and the outputs that are committed with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+
+#: What each shows, in the order in which to read them.
+SHOWN = {
+    "first_steps": "from a table of pictures to a network that is trained, judged and saved",
+    "comparing_rules": "four rules side by side; what staleness, gap and scale say; sixteen workers in the simulator",
+    "pipeline_and_stream": "a Spark ML pipeline, cross-validated, saved, loaded, and scoring files as they arrive",
+    "losing_executors": "an executor and the parameter server are killed in mid-training; the tables say what happened",
+    "fine_tuning_images": "PNG files, a frozen convolutional network, and a new head",
+}
+
+_HEAD = """# Notebooks
+
+Each is a whole story, with what came out of it. They lie in the folder `notebooks`, run in a minute or two on two
+cores, and need the extra `notebooks`.
+"""
+
+#: What pandas makes of a table, without the styles before it.
+_TABLE = re.compile(r"<table.*</table>", re.DOTALL)
+#: Links to another notebook, and to a page of the documentation.
+_NOTEBOOK_LINK = re.compile(r"\]\((\w+)\.ipynb\)")
+_DOCS_LINK = re.compile(r"\]\(\.\./docs/")
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Path within the docs, and Markdown, of the list of notebooks and of each."""
+    cells = {name: json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"] for name in SHOWN}
+    titles = {name: _text(own[0]["source"]).partition("\n")[0].removeprefix("# ") for name, own in cells.items()}
+    entries = [f"* [{title}]({name}.md): {SHOWN[name]}." for name, title in titles.items()]
+    yield "notebooks/index.md", "\n".join([_HEAD, *entries, ""])
+    for name, own in cells.items():
+        yield f"notebooks/{name}.md", "\n\n".join(part for cell in own for part in _cell(cell)) + "\n"
+
+
+def _cell(cell: dict[str, Any]) -> Iterator[str]:
+    """Markdown of a cell, block by block."""
+    source = _text(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield _DOCS_LINK.sub("](../", _NOTEBOOK_LINK.sub(r"](\1.md)", source))
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if output["output_type"] == "stream":
+            yield f"```text\n{_text(output['text'])}\n```"
+        elif "image/png" in data:
+            yield f'<img alt="what this code draws" src="data:image/png;base64,{_text(data["image/png"])}">'
+        elif "text/html" in data:
+            yield _html(_text(data["text/html"]))
+        elif "text/plain" in data:
+            yield f"```text\n{_text(data['text/plain'])}\n```"
+
+
+def _html(text: str) -> str:
+    """A table, on one line, which Markdown takes for one block."""
+    table = _TABLE.search(text)
+    return "".join(line.strip() for line in (table[0] if table else text).splitlines()).replace(' border="1"', "")
+
+
+def _text(lines: str | list[str]) -> str:
+    """Lines as a notebook has them."""
+    return "".join(lines).rstrip()
