@@ -28,7 +28,7 @@ def test_a_driver_that_was_done_in_time_is_done(office: Office, clock: HandClock
     office.tick_until((office.folder(job).path / "waits").exists, runner)
     office.tick_until(lambda: office.look(job).state is JobState.TRAINING, runner)
     office.go_on(job)
-    office.tick_until(office.folder(job).result(1).exists, runner)
+    office.tick_until(office.folder(job).result(attempt=1).exists, runner)
     assert office.ended(job, runner).state is JobState.DONE
 
 
