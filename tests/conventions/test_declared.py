@@ -19,8 +19,8 @@ TESTS = ROOT / "tests"
 PACKAGE = ("distkeras", "ps", "transformers")
 #: Distributions whose module is named otherwise.
 MODULES = {"mkdocs-material": "material", "mlflow-skinny": "mlflow", "pillow": "PIL", "pytest-xdist": "xdist"}
-#: Imported where it is there, by a reader who has it; the fuzzer says how to get it.
-OPTIONAL = {"atheris"}
+#: Where it is there, by a reader who has it: the fuzzer says how to get it, the benchmark makes an environment for it.
+OPTIONAL = {"atheris", "elephas"}
 
 
 def declared(*extras: str) -> set[str]:
