@@ -26,7 +26,7 @@ from distkeras.data.schema import data_spec
 from distkeras.data.spec import DataSpec
 from distkeras.job.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
 from distkeras.job.plan import JobPlan, require_finite, require_fit, require_optimizer, require_shared, require_slots
-from distkeras.job.run import finish_job, run_job
+from distkeras.job.run import finish_job, run_job, server_ahead
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -272,19 +272,14 @@ class Trainer(JobResults):
             KeyboardInterrupt: likewise; `model` has the center's last weights.
         """
         began = time.monotonic()
-        plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
-        with self._told(plan):
-            ended = run_job(plan, self._outcome)
-            finish_job(plan, ended, self._outcome)
-            finished = time.monotonic()
-            self._outcome.timings = {
-                "start": ended.spark_began - began,
-                "spark": ended.spark_ended - ended.spark_began,
-                "finish": finished - ended.spark_ended,
-                "total": finished - began,
-            }
-            for callback in plan.callbacks:
-                callback.on_success(self)
+        with server_ahead(self.settings) as server:
+            plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
+            with self._told(plan):
+                ended = run_job(plan, self._outcome, server)
+                finish_job(plan, ended, self._outcome)
+                self._outcome.timings = ended.timings(began, time.monotonic())
+                for callback in plan.callbacks:
+                    callback.on_success(self)
         return self.model
 
     @contextlib.contextmanager

@@ -172,6 +172,15 @@ class EndedJob:
     spark_began: float
     spark_ended: float
 
+    def timings(self, began: float, finished: float) -> dict[str, float]:
+        """Seconds of each part of a call that ``began`` and has ``finished``, on the same clock."""
+        return {
+            "start": self.spark_began - began,
+            "spark": self.spark_ended - self.spark_began,
+            "finish": finished - self.spark_ended,
+            "total": finished - began,
+        }
+
 
 def require_fit(replica: KerasReplica, spec: DataSpec) -> None:
     """Tries the model, its loss and its metrics on a mini-batch as the data have them.

@@ -18,23 +18,48 @@ from distkeras.job.stalls import StallDetector
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.errors import DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
-from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.process import ServerProcess, spawn_server
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.world.processes import Child
 from distkeras.results.job_results import JobOutcome
 from distkeras.results.tables import JobRecords, Resumed
+from distkeras.settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
+#: Seconds for a process that was killed to be gone.
+_KILLED = 10.0
 
-def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
+
+@contextmanager
+def server_ahead(settings: TrainSettings) -> Iterator[Child | None]:
+    """The server's process, which comes up while the driver settles the job; None where the server is elsewhere."""
+    if settings.server == "cluster":
+        yield None
+        return
+    child = spawn_server()
+    try:
+        yield child
+    finally:
+        child.kill()  # one that was put to use has ended
+        child.wait(_KILLED)
+        child.close()
+
+
+def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None = None) -> EndedJob:
     """Trains; what becomes known on the way is in ``outcome``, also of a job that fails.
+
+    Args:
+        plan: of the job.
+        outcome: filled.
+        ahead: of `server_ahead`.
 
     Raises:
         DistkerasError: why the job cannot go on.
         Exception: what a callback raised.
     """
     settings, events = plan.training, outcome.events
-    held: AbstractContextManager[Hold] = _beside_driver(plan, events)
+    held: AbstractContextManager[Hold] = _beside_driver(plan, events, ahead)
     if settings.server == "cluster":
         held = ClusterServer(plan.df, plan.server_task(), events)
     with held as server, _progress_of(plan) as progress:
@@ -61,7 +86,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome) -> EndedJob:
 
 
 @contextmanager
-def _beside_driver(plan: JobPlan, events: Events) -> Iterator[Hold]:
+def _beside_driver(plan: JobPlan, events: Events, ahead: Child | None) -> Iterator[Hold]:
     """A server in a process of the driver's."""
     process = ServerProcess(
         plan.server,
@@ -70,6 +95,7 @@ def _beside_driver(plan: JobPlan, events: Events) -> Iterator[Hold]:
         epochs=plan.training.num_epoch,
         tls=plan.training.tls,
         events=events,
+        ahead=ahead,
     )
     with process, Supervisor(process, plan.publisher(process.resumed), events) as server:
         yield server

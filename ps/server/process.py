@@ -61,6 +61,7 @@ class ServerProcess:
         tls: encrypt every connection, with a certificate made for this job.
         events: collects the events that the child logs.
         world: its processes and its clock.
+        ahead: a process of `spawn_server`, to be the first one if it still lives.
 
     Raises:
         ConfigurationError: ``tls`` without the package cryptography.
@@ -76,8 +77,10 @@ class ServerProcess:
         tls: bool = False,
         events: Events | None = None,
         world: World = REAL,
+        ahead: Child | None = None,
     ) -> None:
         self._world = world
+        self._ahead = ahead
         self.settings = settings
         self._events = events or Events()
         self._request = StartRequest(
@@ -122,7 +125,9 @@ class ServerProcess:
 
     def _launch(self, request: StartRequest) -> StartReport:
         self._owner = os.getpid()
-        child = self._child = self._world.spawn([sys.executable, "-m", "distkeras.ps", "child"], _environment())
+        ahead, self._ahead = self._ahead, None
+        alive = ahead is not None and ahead.exit_code is None
+        child = self._child = ahead if ahead and alive else spawn_server(self._world)
         self._log_reader = self._world.thread(lambda: self._read_log(child), f"distkeras-log-{child.pid}")
         self._log_reader.start()
         try:
@@ -233,6 +238,11 @@ class ServerProcess:
             return
         self._events.add(record, "server")
         handle(record)
+
+
+def spawn_server(world: World = REAL) -> Child:
+    """A process that has not been told yet what to serve; it ends with this one."""
+    return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], _environment())
 
 
 def _environment() -> dict[str, str]:

@@ -15,7 +15,7 @@ from support.patience import PATIENT, patience
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
-from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.process import ServerProcess, spawn_server
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 
@@ -40,6 +40,18 @@ class TestProcess:
         assert not process.alive()
         with socket.create_server(where):
             pass
+
+    @pytest.mark.parametrize("dead", [False, True])
+    def test_it_takes_a_process_that_was_begun_ahead(self, dead: bool) -> None:
+        ahead = spawn_server()
+        if dead:
+            ahead.kill()
+            assert ahead.wait(patience(10))
+        with ServerProcess(ServerSettings(make("agn", window=3), workers=1), ahead=ahead) as process:
+            assert (process.pid == ahead.pid) is not dead
+            DriverClient(process.address, PATIENT).close()
+        assert not process.alive()
+        ahead.close()
 
     @pytest.mark.parametrize(
         ("forked", "descriptors"),
