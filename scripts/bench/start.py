@@ -25,7 +25,7 @@ from bench.measure import Case, Factory
 from bench.workload import PATIENCE, WORKERS
 
 SECTION = "start"
-RULES, EPOCHS = ("agn", "downpour"), {"S": 3, "M": 2}
+RULES, EPOCHS = ("downpour", "agn"), {"S": 3, "M": 2}
 
 #: What the peer is measured with, and the interpreter of an environment that has it already; else one is made.
 PEER, PEER_PYTHON = ("elephas==7.3.0", "setuptools"), "DISTKERAS_BENCH_ELEPHAS"
