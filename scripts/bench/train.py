@@ -121,6 +121,7 @@ def _watched(frame: DataFrame) -> Case:
         None,
         lambda: _steady(OFTEN, frame),
         target_naive=0.99,
+        turns=2,
         note="naive: without one",
     )
 
