@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import until
+from support.processes import descendants
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark import session
@@ -16,16 +18,15 @@ from distkeras.spark import session
 
 def end_workers() -> None:
     """Spark forks new ones for the next job: those that other tests have used have a runtime by now."""
-    daemons = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "distkeras.job.daemon" in process.cmdline() and process.parent().name() == "java"
-    ]
-    workers = [worker for daemon in daemons for worker in daemon.children()]
-    assert workers
-    for worker in workers:
-        worker.kill()
-    until(lambda: not any(worker.is_running() for worker in workers))
+    found = list(descendants("distkeras.job.daemon"))
+    daemons = {process.pid for process in found}  # a fork has the daemon's command line
+    killed = []
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends those that are idle
+            if process.ppid() in daemons:
+                process.kill()
+                killed.append(process)
+    until(lambda: not any(process.is_running() for process in killed))
 
 
 def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
+from support.processes import descendants
 from support.sockets import socket_of
 
 from distkeras.job.supervisor import Supervisor
@@ -224,11 +225,10 @@ def test_a_server_that_dies_before_it_was_up_is_started_again(tmp_path: Path) ->
 
     def kill_the_first_at_once() -> None:
         while not killed and not over.is_set():
-            for child in psutil.Process().children():
+            for child in descendants("distkeras.ps"):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if "distkeras.ps" in child.cmdline():
-                        child.kill()
-                        killed.append(child.pid)
+                    child.kill()
+                    killed.append(child.pid)
 
     thread = threading.Thread(target=kill_the_first_at_once)
     thread.start()

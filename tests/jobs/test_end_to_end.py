@@ -20,6 +20,7 @@ from support.browser import chromium, ink
 from support.job_process import Server
 from support.patience import patience, until
 from support.present import present
+from support.processes import descendants
 from support.spark_jobs import accuracy, blobs, wrong_model
 from support.standalone import daemon, said
 
@@ -136,12 +137,7 @@ class Cluster:
     worker: psutil.Process
 
     def executors(self) -> list[psutil.Process]:
-        found = []
-        for process in self.worker.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any("CoarseGrainedExecutorBackend" in part for part in process.cmdline()):
-                    found.append(process)
-        return found
+        return list(descendants("CoarseGrainedExecutorBackend", self.worker))
 
 
 @pytest.fixture

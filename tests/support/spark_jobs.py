@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
@@ -24,6 +23,7 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from support.patience import patience
+from support.processes import descendants
 
 
 def total(y_true: Any, y_pred: Any) -> Any:
@@ -120,14 +120,7 @@ def committed(trainer: Trainer) -> dict[tuple[int, int], list[int]]:
 
 def servers() -> list[int]:
     """Process ids of the parameter servers that this process has started and that still run."""
-    found = []
-    for child in psutil.Process().children():
-        try:
-            if child.status() != psutil.STATUS_ZOMBIE and "distkeras.ps" in child.cmdline():
-                found.append(child.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return [process.pid for process in descendants("distkeras.ps")]
 
 
 def assert_nothing_left() -> None:
