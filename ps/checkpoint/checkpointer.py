@@ -122,7 +122,7 @@ class Checkpointer:
         self.durable: dict[int, int] = {}
         #: Why the last try failed; None when it did not.
         self.failure: Exception | None = None
-        #: The clock that this server's latest snapshot has, and when it was taken, by the world's time; None: none yet.
+        #: The clock that this server's latest snapshot has, and when it was taken (monotonic); None: none yet.
         self.saved: tuple[int, float] | None = None
         self._covered, self._wanted = -1, 0
         self._next = 0
@@ -240,7 +240,7 @@ class Checkpointer:
                     return
                 rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
                 if self._log_files.commits + len(rows.commits) == len(center.log):
-                    snapshot, durable, taken = take(center), _sequences(center), self._world.time()
+                    snapshot, durable, taken = take(center), _sequences(center), self._world.monotonic()
                     break
             self._log_files = self._directory.save_log(rows, self._log_files)
         try:

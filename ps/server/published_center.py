@@ -176,7 +176,7 @@ class PublishedCenter:
         if self._checkpointer is None or self._checkpointer.saved is None:
             return -1, math.nan
         clock, taken = self._checkpointer.saved
-        return clock, self._changed.world.time() - taken
+        return clock, self._changed.world.monotonic() - taken
 
     def durable(self, worker: int, sequence: int) -> int:
         """The last commit of ``worker`` that outlives this process; without snapshots the last one is as good."""
