@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     here = machine()
     rows: list[Row] = []
     for row in run(options):
-        rows.append(row)
+        rows.append(replace(row, processor=here["cpu"]))
         if options.json:
             save(options.json, here, rows)  # after each: a long run that is cut short keeps what it has
     sys.stdout.write(f"{describe(here)}\n\n{table(rows)}\n")

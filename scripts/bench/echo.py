@@ -1,4 +1,4 @@
-"""The limit of an exchange: a server that sends back what it received, whole, and does nothing else."""
+"""The limit of any conversation: a server that sends back what it received, whole, and does nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _echo(sock: socket.socket, size: int) -> None:
 
 
 class EchoClient:
-    """Sends a vector and gets one back.
+    """Sends a vector and gets one back, of `server` or of `bare.server`.
 
     Args:
         number: of the client.
@@ -47,4 +47,4 @@ class EchoClient:
         """Sends the vector, and waits until all of it is back."""
         self._sock.sendall(self._sent)
         if not receive(self._sock, self._received):
-            raise EOFError("the echo server hung up")
+            raise EOFError("the server hung up")

@@ -1,4 +1,4 @@
-"""How a figure is taken: ours beside its limit and beside the plain way, in turns, and only their ratios are told.
+"""How a figure is taken: ours beside its limit, an echo and the plain way, in turns, and only their ratios are told.
 
 Absolute rates drift from run to run on a shared machine; what two neighboring runs have in common does not. So the
 ratio is taken round by round, its median is the figure, and how far the rounds disagree is its spread. A ratio whose
@@ -38,6 +38,7 @@ class Case:
             short beside the time over which a shared machine's speed changes.
         note: what else the row says; a callable is asked after the last round.
         missing: what this machine lacks to measure it; empty: nothing.
+        echo: of an exchange: one timed run of a server that only sends back what it received.
     """
 
     section: str
@@ -51,6 +52,7 @@ class Case:
     turns: int = 1
     note: str | Callable[[], str] = ""
     missing: str = ""
+    echo: Run | None = None
 
 
 #: Builds what a case needs (servers, processes, Spark), yields it or several that share it, and tears it down.
@@ -63,12 +65,13 @@ class Row:
 
     Args:
         section, case, unit, target_limit, target_naive, note: see `Case`.
-        ours, limit, naive: rates; None where the case has no such side, or could not be measured.
-        ratio_to_limit, ratio_to_naive: ours over theirs, taken within each round; None where there is none, or it was
-            refused.
-        spread_to_limit, spread_to_naive: interquartile range of the rounds' ratios over their median.
+        ours, limit, naive, echo: rates; None where the case has no such side, or could not be measured.
+        ratio_to_limit, ratio_to_naive, ratio_to_echo: ours over theirs, taken within each round; None where there is
+            none, or it was refused.
+        spread_to_limit, spread_to_naive, spread_to_echo: interquartile range of the rounds' ratios over their median.
         runs: rounds; 0 if it could not be measured.
         refused: why a ratio is missing; empty if none is.
+        processor: that it was measured on.
     """
 
     section: str
@@ -86,6 +89,10 @@ class Row:
     runs: int
     refused: str = ""
     note: str = ""
+    echo: float | None = None
+    ratio_to_echo: float | None = None
+    spread_to_echo: float | None = None
+    processor: str = ""
 
     @property
     def short(self) -> bool:
@@ -104,7 +111,7 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     Raises:
         ValueError: a side gave a rate that is not positive.
     """
-    sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive}
+    sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive, "echo": case.echo}
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
     runs = runs if present else 0
     rates: dict[str, list[float]] = {name: [] for name, _ in present}
@@ -120,10 +127,11 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     ours = rates.get("ours", [])
     to_limit, limit_spread = _ratio(ours, rates.get("limit"))
     to_naive, naive_spread = _ratio(ours, rates.get("naive"))
+    to_echo, echo_spread = _ratio(ours, rates.get("echo"))
     refusals = [f"not measured: {case.missing}"] if case.missing else []
     refusals += [
         f"ratio to {other} refused: its rounds disagree by {spread:.0%}"
-        for other, spread in (("limit", limit_spread), ("naive", naive_spread))
+        for other, spread in (("limit", limit_spread), ("naive", naive_spread), ("echo", echo_spread))
         if spread is not None and spread > MEANINGLESS
     ]
     return Row(
@@ -142,6 +150,9 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
         runs=runs,
         refused="; ".join(refusals),
         note=case.note() if callable(case.note) else case.note,
+        echo=medians.get("echo"),
+        ratio_to_echo=to_echo,
+        spread_to_echo=echo_spread,
     )
 
 

@@ -1,4 +1,4 @@
-"""The project's server, the echo and the plain server, each in its own process, with the same clients."""
+"""The project's server, the bare one, the echo and the plain one, each in its own process, with the same clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bench import echo, naive
+from bench import bare, echo, naive
 from bench.naive import Shapes
 from bench.processes import ExchangeClient, Fleet, serving
 from distkeras.ps.protocol.commit_record import NO_FLOATS, CommitRecord
@@ -88,7 +88,7 @@ class Rig:
 
 @contextmanager
 def rig(
-    shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit")
+    shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit", "echo")
 ) -> Iterator[Rig]:
     """A warm `Rig`.
 
@@ -96,7 +96,7 @@ def rig(
         shapes: of the model's arrays.
         clients: how many.
         rule: of the project's server, with its defaults.
-        sides: which of "ours", "limit" and "naive".
+        sides: "ours", and which of "limit", "echo" and "naive".
     """
     size = elements(shapes)
     connect: dict[str, Callable[[int], ExchangeClient]] = {}
@@ -112,9 +112,10 @@ def rig(
         driver.publish(np.zeros(size, np.float32))
         driver.close()
         connect["ours"], pids["ours"] = partial(WorkerExchange, address=server.address, size=size), server.pid
-        if "limit" in sides:
-            bare = stack.enter_context(serving(partial(echo.server, 4 * size)))
-            connect["limit"], pids["limit"] = partial(echo.EchoClient, address=bare.address, size=size), bare.pid
+        for side, make_server in (("limit", partial(bare.server, size)), ("echo", partial(echo.server, 4 * size))):
+            if side in sides:
+                other = stack.enter_context(serving(make_server))
+                connect[side], pids[side] = partial(echo.EchoClient, address=other.address, size=size), other.pid
         if "naive" in sides:
             plain = stack.enter_context(serving(partial(naive.server, shapes)))
             connect["naive"], pids["naive"] = (

@@ -1,6 +1,6 @@
 """More and more clients, each of which computes for 50 ms (it sleeps) between two exchanges of 19.2 MB.
 
-The limit is the raw echo under the same clients with the same pauses: it is bound by the pauses at first, and by the
+The limit is the bare server under the same clients with the same pauses: it is bound by the pauses at first, and by the
 processor and memory later.
 """
 
@@ -48,6 +48,7 @@ def clients(count: int, seconds: float) -> Iterator[list[Case]]:
                 "exchanges/s",
                 lambda: rate("ours"),
                 lambda: rate("limit"),
+                echo=lambda: rate("echo"),
                 target_limit=0.80,
                 note=resources,
             )

@@ -29,7 +29,8 @@ RULES = {
 FIGURES = (
     ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark, against two "
      "processes that train without exchanging anything"),
-    ("ps", "19.2 MB, 8 clients, downpour", "limit", "exchanges of 19.2 MB with 8 clients, against a raw socket echo"),
+    ("ps", "19.2 MB, 8 clients, downpour", "limit", "exchanges of 19.2 MB with 8 clients, against a bare "
+     "server that only receives, checks, adds and sends"),
     ("ps", "0.473 MB, 64 clients, downpour", "limit", "exchanges of 0.5 MB with 64 clients, likewise"),
     ("data", "first pass, Parquet", "limit", "mini-batches from Parquet, against Spark's rows that nobody looks at"),
     ("predict", "S, 60000 rows", "limit", "distributed prediction, against `keras.Model.predict` on arrays"),
@@ -53,7 +54,7 @@ def figures() -> str:
     """The README's short table of the benchmark; "short" marks what is below what was wanted."""
     _, rows = load(BENCH)
     by_case = {(row.section, row.case): row for row in rows}
-    lines = ["| what, against what | ratio | wanted |", "|---|---|---|"]
+    lines = ["| what, against what | ratio | wanted | processor |", "|---|---|---|---|"]
     lines += [_figure(by_case[section, case], against, what) for section, case, against, what in FIGURES]
     return "\n".join(lines)
 
@@ -69,7 +70,7 @@ def _figure(row: Row, against: str, what: str) -> str:
     short = target is not None and ratio < target
     text = f"{ratio:.2f}\u00a0±\u00a0{spread / 2:.0%}"
     marked = f"**{text}**,\u00a0short" if short else text
-    return f"| {what} | {marked} | {'–' if target is None else f'≥ {target:g}'} |"
+    return f"| {what} | {marked} | {'–' if target is None else f'≥ {target:g}'} | {row.processor} |"
 
 
 def benchmark() -> str:

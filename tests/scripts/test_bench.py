@@ -2,22 +2,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from bench import cable, echo, link, naive, scale
+from bench import bare, cable, echo, link, naive, scale
 from bench.command import main
 from bench.kernels import Bare, Whole
 from bench.measure import Case, Row, measure, measured
-from bench.processes import Fleet, cpu_seconds, serving, status
-from bench.ps import exchanges
-from bench.report import regressions, table
+from bench.processes import Fleet, Service, cpu_seconds, serving, status
+from bench.ps import exchanges, other_rule
+from bench.report import load, regressions, table
 from bench.rig import rig
 from support.patience import patience
 
@@ -39,7 +41,8 @@ def rates(*values: float, calls: list[str] | None = None, name: str = "") -> Cal
 
 def row(**changes: Any) -> Row:
     settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Row))
-    settings |= {"section": "ps", "case": "a case", "unit": "1/s", "ours": 8.0, "runs": 5, "refused": "", "note": ""}
+    settings |= {"section": "ps", "case": "a case", "unit": "1/s", "ours": 8.0, "runs": 5}
+    settings |= {"refused": "", "note": "", "processor": ""}
     return Row(**(settings | changes))
 
 
@@ -104,7 +107,7 @@ def test_what_cannot_be_measured_is_told_with_the_reason() -> None:
     assert (found.ours, found.limit, found.ratio_to_limit, found.runs) == (None, None, None, 0)
     assert not found.short
     cells = [cell.strip() for cell in table([found]).splitlines()[2].strip("|").split("|")]
-    assert cells[2:] == ["–", "≥ 0.9", "–", "–", "not measured: no such thing"]
+    assert cells[2:] == ["–", "≥ 0.9", "–", "–", "–", "not measured: no such thing", ""]
     assert regressions([row(ratio_to_limit=1.0, spread_to_limit=0.1)], [found]) == []
 
 
@@ -133,15 +136,15 @@ def test_cases_are_built_one_factory_at_a_time() -> None:
 
 def test_the_table_marks_what_is_short_of_its_target() -> None:
     rows = [
-        row(ratio_to_limit=0.79, spread_to_limit=0.04, target_limit=0.8),
-        row(ratio_to_limit=0.81, spread_to_limit=0.04, target_limit=0.8, note="why"),
+        row(ratio_to_limit=0.79, spread_to_limit=0.04, target_limit=0.8, ratio_to_echo=0.51, spread_to_echo=0.02),
+        row(ratio_to_limit=0.81, spread_to_limit=0.04, target_limit=0.8, note="why", processor="a processor"),
         row(ratio_to_naive=12.34, spread_to_naive=0.02, target_naive=10.0),
     ]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(rows).splitlines()]
-    assert [len(line) for line in lines] == [7] * 5
-    assert lines[2][2:6] == ["**0.79 ± 2%**, short", "≥ 0.8", "–", "–"]
-    assert lines[3][2:] == ["0.81 ± 2%", "≥ 0.8", "–", "–", "why"]
-    assert lines[4][2:6] == ["–", "–", "12.3 ± 1%", "≥ 10"]
+    assert [len(line) for line in lines] == [9] * 5
+    assert lines[2][2:7] == ["**0.79 ± 2%**, short", "≥ 0.8", "0.51 ± 1%", "–", "–"]
+    assert lines[3][2:] == ["0.81 ± 2%", "≥ 0.8", "–", "–", "–", "why", "a processor"]
+    assert lines[4][2:7] == ["–", "–", "–", "12.3 ± 1%", "≥ 10"]
     assert [one.short for one in rows] == [True, False, False]
 
 
@@ -155,6 +158,8 @@ def test_a_fall_within_the_spreads_is_no_regression() -> None:
     assert regressions(old, [row(spread_to_limit=0.5)]) == [], "a refused ratio cannot be compared"
     plain = [row(ratio_to_naive=20.0, spread_to_naive=0.01)], [row(ratio_to_naive=15.0, spread_to_naive=0.01)]
     assert regressions(*plain) == ["ps: a case: 20.0 → 15.0 times the plain way"]
+    echo = [row(ratio_to_echo=0.8, spread_to_echo=0.01)], [row(ratio_to_echo=0.7, spread_to_echo=0.01)]
+    assert regressions(*echo) == ["ps: a case: 0.80 → 0.70 of the echo"]
 
 
 @pytest.fixture
@@ -187,6 +192,7 @@ def test_from_end_to_end(
     assert content["machine"]["numpy"] == np.__version__
     assert len(content["machine"]["load"]) == 3
     assert [(one["ratio_to_limit"], one["runs"]) for one in content["rows"]] == [(0.75, 3)]
+    assert [one["processor"] for one in content["rows"]] == [content["machine"]["cpu"]]
 
     assert main(["--table", str(good)]) == 0
     assert capsys.readouterr().out == first
@@ -199,6 +205,14 @@ def test_from_end_to_end(
     assert "nothing is worse" in capsys.readouterr().out
 
 
+def test_a_row_that_names_no_processor_was_measured_on_the_file_s(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    named, unnamed = (dataclasses.asdict(row(processor=processor)) for processor in ("another", ""))
+    del unnamed["processor"]
+    path.write_text(json.dumps({"machine": {"cpu": "this one"}, "rows": [named, unnamed]}))
+    assert [one.processor for one in load(path)[1]] == ["another", "this one"]
+
+
 def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--section", "everything"])
@@ -207,8 +221,8 @@ def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_real_servers_and_clients() -> None:
-    with rig(((3, 5), (5,)), 9, rule="dana_dc", sides=("ours", "limit", "naive")) as built:
-        assert len(set(built.pids.values())) == 3
+    with rig(((3, 5), (5,)), 9, rule="dana_dc", sides=("ours", "limit", "echo", "naive")) as built:
+        assert len(set(built.pids.values())) == 4
         for side, pid in built.pids.items():
             assert built.fleet.run(side, 0.02).exchanges >= 9, "each client exchanges at least once"
             assert built.fleet.run(side, 0.0001, active=4).exchanges >= 4
@@ -216,7 +230,7 @@ def test_real_servers_and_clients() -> None:
             assert status(pid, "Threads") >= 10, "one for each client"
     with exchanges(((300,),), 2, 0.02, 0.1, 0.1) as cases:
         found = measure(cases[0], 1)
-    assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit, found.naive))
+    assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit, found.naive, found.echo))
     assert found.case == "0.0012 MB, 2 clients, downpour"
 
 
@@ -278,6 +292,61 @@ def test_every_case_of_the_link_runs() -> None:
     rows = list(measured(link.cases(True), 1))
     assert len(rows) == 1 + 2 * 2
     assert all(one.ours and one.limit and one.naive for one in rows)
+
+
+def test_a_rule_that_does_more_than_add_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.ps.MEDIUM", ((300,),))
+    with other_rule("lwp", 2, 0.02, 0.5) as case:
+        found = measure(case, 1)
+    assert (found.case, found.target_limit) == ("0.0012 MB, 2 clients, lwp", 0.5)
+    assert all(rate is not None and rate > 0 for rate in (found.ours, found.limit, found.echo))
+
+
+@contextmanager
+def connected(service: Service) -> Iterator[tuple[socket.socket, BinaryIO]]:
+    """A client of a server, and what it reads."""
+    with socket.create_connection(service.address, timeout=patience(60)) as sock, sock.makefile("rb") as stream:
+        yield sock, stream
+
+
+def test_the_bare_server_adds_each_commit_whole_and_answers_with_the_center() -> None:
+    size, clients, commits = 2 * BLOCK + 17, 4, 20
+    with serving(partial(bare.server, size)) as service:
+
+        def converse(number: int) -> list[np.ndarray]:
+            centers = []
+            commit = np.full(size, number + 1, np.float32)
+            with connected(service) as (sock, stream):
+                for _ in range(commits):
+                    sock.sendall(commit.data)
+                    center = np.frombuffer(stream.read(commit.nbytes), np.float32)
+                    assert center.size == size
+                    assert center.min() == center.max(), "some commit was added in part"
+                    centers.append(center[:1])
+            return centers
+
+        with ThreadPoolExecutor(clients) as pool:
+            found = list(pool.map(converse, range(clients)))
+        for number, centers in enumerate(found):
+            steps = np.diff(np.concatenate(centers), prepend=0)
+            assert (steps >= number + 1).all(), "a center without the commit that it answers"
+        assert max(float(centers[-1][0]) for centers in found) == commits * sum(range(1, clients + 1))
+
+
+def test_the_bare_server_takes_no_nan_and_no_part_of_a_commit() -> None:
+    size = BLOCK + 1
+    with serving(partial(bare.server, size)) as service:
+        good = np.ones(size, np.float32)
+        bad = good.copy()
+        bad[-1] = np.nan
+        for refused in (bad, good[:-1]):
+            with connected(service) as (sock, stream):
+                sock.sendall(refused.data)
+                sock.shutdown(socket.SHUT_WR)
+                assert stream.read(1) == b""
+        with connected(service) as (sock, stream):
+            sock.sendall(good.data)
+            assert stream.read(good.nbytes) == good.tobytes()
 
 
 def test_the_naive_server_adds_up() -> None:
