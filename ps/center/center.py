@@ -6,7 +6,8 @@ No threads, no sockets, no clocks of its own; whoever drives it holds one lock a
    carry the next sequence number, and continue the mini-batches where the last commit ended.
 2. The clock ticks once per applied commit, under the same lock as the arithmetic.
 3. A published version of the center never changes. For rules that send the center itself, the payload's buffer
-   becomes the next version; rules with a view work in place and send a buffer that the view was written to.
+   becomes the next version; rules with a view work in place and send a buffer that the view was written to, the
+   payload's own where the reply goes out at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
+from distkeras.ps.center.view_ahead import ViewAhead
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.protocol.commit_record import NO_FLOATS
 from distkeras.ps.protocol.messages import Commit
@@ -87,9 +89,8 @@ class Center:
         scheduler = scheduler_for(rule, workers) if scheduler is None else scheduler
         if self.traits.synchronous and not isinstance(scheduler, Synchronous):
             raise ConfigurationError(f"rule {rule.name!r} must run in rounds. Received: {type(scheduler).__name__}")
-        self.rule, self.workers = rule, workers
+        self.rule, self.workers, self.scheduler = rule, workers, scheduler
         self.schedule = None if learning_rate is None else schedule_of(learning_rate)
-        self.scheduler = scheduler
         self.moving_statistics = np.array(moving_statistics)
         self.incarnation = incarnation
         self.clock = 0
@@ -106,7 +107,7 @@ class Center:
         self.current = self.pool.take()
         self.current.array[...] = vector
         self.model = tuple(np.zeros_like(vector) for _ in self.traits.model_vectors)
-        self._now = now
+        self._view_ahead, self._now = ViewAhead(), now
         self._chunks = Chunks(vector.size, vector.dtype, block)
         self._measure_gap = measure_gap
         self._arithmetic = CheckedArithmetic(rule.name, enabled=check_finite)
@@ -152,6 +153,7 @@ class Center:
             lease = self.leases.held(worker, attempt)
         with self._arithmetic.of(worker, None, self.clock):
             if not lease.finished:
+                self._view_ahead.forget()  # the rule may take something out of what it was made of
                 lease.finished = True
                 self.rule.leave(self.model, lease.vectors)
                 self.scheduler.finished(worker)
@@ -183,7 +185,7 @@ class Center:
         return True
 
     def _accept_commit(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer]) -> None:
-        staleness = self._staleness(lease, commit)
+        staleness = lease.staleness(commit, self.clock)
         context = self._commit_context(commit, staleness)
         scalars = self.rule.accept(context, self.counters)
         if self._arithmetic.enabled and not all(map(math.isfinite, scalars)):
@@ -195,7 +197,7 @@ class Center:
         if self.traits.synchronous:
             self.round.contribute(parts[0])
         else:
-            total = self._apply(lease, parts, scalars)
+            total = self._apply(lease, parts, scalars, self._view_scalars_ahead(commit))
             if total is not None:
                 scale = total / self.size
         if self.moving_statistics.size:
@@ -235,7 +237,7 @@ class Center:
         if lease is None:
             return False
         now = self._now()
-        staleness = self._staleness(lease, commit)
+        staleness = lease.staleness(commit, self.clock)
         skipped = CommitOutcome(self.clock, staleness, now, commit.learning_rate, math.nan, scale=0.0, skipped=True)
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
             self.log.add(commit, skipped)
@@ -274,18 +276,6 @@ class Center:
                 f"`incarnation` must be {self.incarnation}. Received: incarnation={incarnation}", worker=worker
             )
 
-    def _staleness(self, lease: PartitionLease, commit: Commit) -> int:
-        """Commits applied since the clock that the window began from: the one definition, for every rule and pace.
-
-        That is the clock of what the worker was sent before the window (`PartitionLease.released`). So in a round the
-        commits before it count, 0, 1, 2 …; and of an overlapped commit the worker's own one before it counts as well,
-        which what it was sent lacked.
-        """
-        overlapped = commit.overlapped and lease.previous_released is not None
-        since = lease.previous_released if overlapped else lease.released
-        assert since is not None
-        return self.clock - since
-
     def _commit_context(self, commit: Commit, staleness: int) -> Context:
         at_server = self.traits.gradient
         rounds = self.scheduler if isinstance(self.scheduler, Synchronous) else None
@@ -300,13 +290,21 @@ class Center:
             waiting=len(rounds.arrived) - self.round.skipped if rounds else 0,
         )
 
-    def _apply(self, lease: PartitionLease, parts: Sequence[Buffer], scalars: Scalars) -> float | None:
+    def _view_scalars_ahead(self, commit: Commit) -> tuple[int, Scalars] | None:
+        """For whom the view is to be made with ``commit``, and from what; None: it is made at the release."""
+        if not (self.traits.view and commit.wants_center and self.scheduler.at_once):
+            return None
+        return commit.worker, self._view_scalars(commit.worker, self.clock + 1, self.clock, self.clock - 1)
+
+    def _apply(
+        self, lease: PartitionLease, parts: Sequence[Buffer], scalars: Scalars, ahead: tuple[int, Scalars] | None
+    ) -> float | None:
         payload = tuple(part.array for part in parts)
         center = self.current.array
         in_place = self.traits.view
         out = center if in_place else payload[0]
         sent = lease.sent.array if self.traits.keeps_sent and lease.sent else center
-        vectors = (out, center, payload, self.model, lease.vectors, sent)
+        vectors = out, center, payload, self.model, lease.vectors, sent
         if self.traits.reduction:
             total = math.fsum(self.rule.partial(chunk, scalars) for chunk in self._chunks.over(*vectors, block=BLOCK))
             scalars = self.rule.reduced(scalars, total)
@@ -315,7 +313,12 @@ class Center:
             share = self.rule.apply(chunk, scalars)
             if share is not None:
                 scale = share if scale is None else scale + share
-        if in_place:
+            if ahead is not None:
+                chunk.out = chunk.payload[0]  # a view reads no payload, and nobody else needs it any more
+                self.rule.view(chunk, ahead[1])
+        if ahead is not None:
+            self._view_ahead.put(ahead[0], self.clock + 1, parts[0])
+        elif in_place:
             parts[0].drop()
         else:
             self._publish(parts[0])
@@ -337,7 +340,7 @@ class Center:
         self.scheduler.next_round()
 
     def _end_round(self, total: Buffer, contributions: int) -> None:
-        scalars = self.rule.release(self._view_context(-1, self.round.began, self.round.previous_began), self.counters)
+        scalars = self._view_scalars(-1, self.clock, self.round.began, self.round.previous_began)
         center = self.current.array
         for chunk in self._chunks.over(total.array, center, (total.array,), self.model):
             self.rule.round_end(chunk, contributions, scalars)
@@ -369,9 +372,7 @@ class Center:
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:
-            version = self.pool.take()
-            with self._arithmetic.of(worker, None, self.clock):
-                self._view(worker, lease, version)
+            version = self._view_ahead.take(worker, self.clock) or self._view(worker, lease)
         else:
             version = self.current.hold()
         if self._keeps_sent:
@@ -380,16 +381,20 @@ class Center:
             lease.released = self.clock
         return Released(version, self.clock, lease.sequence, self.rate(self.clock), self.moving_statistics)
 
-    def _view(self, worker: int, lease: PartitionLease, version: Buffer) -> None:
-        """Writes what the rule sends in place of the center."""
-        # A view uses the eta of the commit that it follows.
-        scalars = self.rule.release(self._view_context(worker, self.clock - 1, self.clock - 2), self.counters)
-        for chunk in self._chunks.over(version.array, self.current.array, (), self.model, lease.vectors):
-            self.rule.view(chunk, scalars)
+    def _view(self, worker: int, lease: PartitionLease) -> Buffer:
+        """What the rule sends in place of the center."""
+        version = self.pool.take()
+        with self._arithmetic.of(worker, None, self.clock):
+            # A view uses the eta of the commit that it follows.
+            scalars = self._view_scalars(worker, self.clock, self.clock - 1, self.clock - 2)
+            for chunk in self._chunks.over(version.array, self.current.array, (), self.model, lease.vectors):
+                self.rule.view(chunk, scalars)
+        return version
+
+    def _view_scalars(self, worker: int, clock: int, latest: int, previous: int) -> Scalars:
+        context = Context(self.workers, worker, clock, 0, 0, self.rate(latest), self.rate(previous))
+        return self.rule.release(context, self.counters)
 
     def inspect(self) -> Released:
         """The center itself, for nobody's account."""
         return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics)
-
-    def _view_context(self, worker: int, clock: int, previous: int) -> Context:
-        return Context(self.workers, worker, self.clock, 0, 0, self.rate(clock), self.rate(previous))

@@ -53,12 +53,16 @@ class Chunks:
             return
         for start in range(0, size, block):
             stretch = slice(start, min(start + block, size))
-            chunk.out = out[stretch]
             chunk.center = center[stretch]
             chunk.payload = tuple([vector[stretch] for vector in payload])
             chunk.model = tuple([vector[stretch] for vector in model])
             chunk.worker = tuple([vector[stretch] for vector in worker])
-            chunk.sent = sent[stretch]
+            # Cut once: of a short kernel, the cutting is a good part.
+            chunk.sent = chunk.center if sent is center else sent[stretch]
+            if out is center:
+                chunk.out = chunk.center
+            else:
+                chunk.out = chunk.payload[0] if payload and out is payload[0] else out[stretch]
             chunk.scratch = self._scratch[: stretch.stop - start]
             yield chunk
 

@@ -69,6 +69,18 @@ class PartitionLease:
                 step=commit.first,
             )
 
+    def staleness(self, commit: Commit, clock: int) -> int:
+        """Commits applied since the clock that the window began from: the one definition, for every rule and pace.
+
+        That is the clock of what the worker was sent before the window (`released`). So in a round the commits before
+        it count, 0, 1, 2 …; and of an overlapped commit the worker's own one before it counts as well, which what it
+        was sent lacked.
+        """
+        overlapped = commit.overlapped and self.previous_released is not None
+        since = self.previous_released if overlapped else self.released
+        assert since is not None
+        return clock - since
+
     def advance(self, commit: Commit, now: float) -> None:
         """The partition stands behind ``commit``; it was applied at ``now``, seconds since the epoch."""
         self.sequence, self.checksum = commit.sequence, commit.checksum

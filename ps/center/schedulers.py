@@ -5,6 +5,8 @@ A scheduler is a plain state machine; whoever drives it waits, with a deadline, 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import Rule
 from distkeras.ps.validate import require_integer
@@ -17,6 +19,9 @@ class Scheduler:
         workers: number of workers of the job, n.
         gather: nobody is sent the center before all n workers have joined.
     """
+
+    #: Whether nothing can come between a commit and its reply.
+    at_once: ClassVar[bool] = True
 
     def __init__(self, workers: int, *, gather: bool = False) -> None:
         self.workers = workers
@@ -78,6 +83,8 @@ class Synchronous(Scheduler):
     no longer does.
     """
 
+    at_once = False
+
     def __init__(self, workers: int) -> None:
         super().__init__(workers, gather=True)
         self.arrived: set[int] = set()
@@ -121,6 +128,8 @@ class BoundedStaleness(Scheduler):
 
     Reference: Hermans 2017, Section 2.4.1.
     """
+
+    at_once = False
 
     def __init__(self, workers: int, bound: int) -> None:
         super().__init__(workers, gather=True)

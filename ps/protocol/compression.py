@@ -46,6 +46,11 @@ class Codec(ABC):
     @abstractmethod
     def _decode(self, data: np.ndarray, out: Vector) -> None: ...
 
+    def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector) -> None:
+        """Writes ``block``, and into ``out``, which may be it, what `_decode` makes of that, to the bit."""
+        self._encode(block, data)
+        self._decode(data, out)
+
     def encode(self, vector: Vector, out: np.ndarray) -> None:
         """Writes ``vector``."""
         with _without_numeric_warnings():
@@ -68,12 +73,10 @@ class Codec(ABC):
                 kept = rest[stretch]
                 read = self._scratch[: kept.size]
                 kept += vector[stretch]
-                self._encode(kept, data)
-                self._decode(data, read)
+                self._encode_and_read(kept, data, read)
                 kept -= read
-                finite = np.isfinite(kept)
-                if not finite.all():
-                    kept[~finite] = 0.0
+                if not math.isfinite(float(np.dot(kept, kept))):  # quicker than a look at each
+                    kept[~np.isfinite(kept)] = 0.0
 
     def encode_change(self, vector: Vector, known: Vector, out: np.ndarray) -> None:
         """Writes ``vector - known``, and moves ``known`` to what `decode_change` gives the reader, to the bit.
@@ -85,8 +88,7 @@ class Codec(ABC):
                 there = known[stretch]
                 change = self._scratch[: there.size]
                 np.subtract(vector[stretch], there, out=change)
-                self._encode(change, data)
-                self._decode(data, change)
+                self._encode_and_read(change, data, change)
                 there += change
 
     def decode_change(self, data: np.ndarray, known: Vector, out: Vector) -> None:
@@ -134,28 +136,39 @@ class Int8(Codec):
     _head = 4
     _width = 1
     _SMALLEST: ClassVar[float] = 2.0**-126  # a smaller scale would be a subnormal one, and not exact enough
+    #: Added to a number of at most 2^22, leaves the integer next to it in the low bits: ties to even, and no -0.
+    _ROUNDING: ClassVar[np.float32] = np.float32(1.5 * 2**23)
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._quotients = np.empty_like(self._scratch)
 
     def _encode(self, block: Vector, data: np.ndarray) -> None:
+        self._encode_and_read(block, data, None)
+
+    def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector | None) -> None:
         largest = max(float(block.max()), -float(block.min()))  # NaN if one is
         codes = data[4:].view(np.int8)
-        if math.isfinite(largest):
-            scale = np.float32(max(largest / 127, self._SMALLEST))
-            quotients = np.divide(block, scale, out=self._quotients[: block.size])
-            np.rint(quotients, out=quotients)
-        else:
-            scale = np.float32(math.nan)
-            quotients = ~np.isfinite(block)
-        codes[...] = quotients
+        if not math.isfinite(largest):
+            codes[...] = ~np.isfinite(block)
+            data[:4].view("<f4")[0] = math.nan
+            if out is not None:
+                self._decode(data, out)
+            return
+        scale = np.float32(max(largest / 127, self._SMALLEST))
         data[:4].view("<f4")[0] = scale
+        quotients = np.divide(block, scale, out=self._quotients[: block.size] if out is None else out)
+        quotients += self._ROUNDING
+        np.copyto(codes, quotients.view(np.int32), casting="unsafe")  # the low eight bits
+        if out is not None:
+            quotients -= self._ROUNDING
+            quotients *= scale
 
     def _decode(self, data: np.ndarray, out: Vector) -> None:
         scale = data[:4].view("<f4")[0]
         codes = data[4:].view(np.int8)
-        np.multiply(codes, scale, out=out, dtype=np.float32)
+        np.copyto(out, codes)
+        out *= scale
         if not math.isfinite(scale):
             out[codes == 0] = 0.0
 

@@ -11,7 +11,7 @@ Invariants, which the center relies on and the conformance suite checks for ever
    not depend on where they are cut. What needs a sum over the whole vector declares ``Traits.reduction``.
 3. A kernel writes ``chunk.out``, the model's and the worker's own vectors, ``chunk.payload`` and ``chunk.scratch``;
    never ``chunk.center`` or ``chunk.sent``. ``chunk.out`` may *be* ``chunk.payload[0]`` or ``chunk.center``: read what
-   you need before you write it.
+   you need before you write it. A `view` reads no payload: it may follow `apply` on the same chunk, into its payload.
 4. What was sent to a worker is immutable for both sides.
 """
 

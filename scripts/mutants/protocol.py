@@ -205,8 +205,8 @@ PROTOCOL = (
     Mutant(
         "NaN in an int8 block becomes zero",
         "ps/protocol/compression.py",
-        "            scale = np.float32(math.nan)\n",
-        "            scale = np.float32(0.0)\n",
+        '            data[:4].view("<f4")[0] = math.nan\n',
+        '            data[:4].view("<f4")[0] = 0.0\n',
         "a diverged worker's commit counts as fine",
         _OF_COMPRESSION,
     ),
