@@ -46,10 +46,19 @@ class Codec(ABC):
     @abstractmethod
     def _decode(self, data: np.ndarray, out: Vector) -> None: ...
 
-    def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector) -> None:
-        """Writes ``block``, and into ``out``, which may be it, what `_decode` makes of that, to the bit."""
+    def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector) -> bool:
+        """Writes ``block``, and into ``out``, which may be it, what `_decode` makes of that, to the bit.
+
+        Returns:
+            Whether both are known to be finite; False says nothing.
+        """
         self._encode(block, data)
         self._decode(data, out)
+        return False
+
+    def known_finite(self, data: np.ndarray) -> bool:
+        """Whether `decode` makes only finite numbers of it, as far as can be told at a glance; False says nothing."""
+        return False
 
     def encode(self, vector: Vector, out: np.ndarray) -> None:
         """Writes ``vector``."""
@@ -73,9 +82,9 @@ class Codec(ABC):
                 kept = rest[stretch]
                 read = self._scratch[: kept.size]
                 kept += vector[stretch]
-                self._encode_and_read(kept, data, read)
+                finite = self._encode_and_read(kept, data, read)
                 kept -= read
-                if not math.isfinite(float(np.dot(kept, kept))):  # quicker than a look at each
+                if not finite:
                     kept[~np.isfinite(kept)] = 0.0
 
     def encode_change(self, vector: Vector, known: Vector, out: np.ndarray) -> None:
@@ -138,6 +147,8 @@ class Int8(Codec):
     _SMALLEST: ClassVar[float] = 2.0**-126  # a smaller scale would be a subnormal one, and not exact enough
     #: Added to a number of at most 2^22, leaves the integer next to it in the low bits: ties to even, and no -0.
     _ROUNDING: ClassVar[np.float32] = np.float32(1.5 * 2**23)
+    #: What is read stays finite where the largest is no more than this.
+    _TAME: ClassVar[float] = 2.0**126
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -146,7 +157,7 @@ class Int8(Codec):
     def _encode(self, block: Vector, data: np.ndarray) -> None:
         self._encode_and_read(block, data, None)
 
-    def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector | None) -> None:
+    def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector | None) -> bool:
         largest = max(float(block.max()), -float(block.min()))  # NaN if one is
         codes = data[4:].view(np.int8)
         if not math.isfinite(largest):
@@ -154,7 +165,7 @@ class Int8(Codec):
             data[:4].view("<f4")[0] = math.nan
             if out is not None:
                 self._decode(data, out)
-            return
+            return False
         scale = np.float32(max(largest / 127, self._SMALLEST))
         data[:4].view("<f4")[0] = scale
         quotients = np.divide(block, scale, out=self._quotients[: block.size] if out is None else out)
@@ -163,6 +174,14 @@ class Int8(Codec):
         if out is not None:
             quotients -= self._ROUNDING
             quotients *= scale
+        return largest <= self._TAME
+
+    def known_finite(self, data: np.ndarray) -> bool:
+        """All integers are at most 128, so that the scales tell."""
+        step = self._head + BLOCK
+        scales = np.ndarray((-(-self.size // BLOCK),), "<f4", data, strides=(step,))
+        with _without_numeric_warnings():
+            return bool(np.isfinite(scales * np.float32(128)).all())
 
     def _decode(self, data: np.ndarray, out: Vector) -> None:
         scale = data[:4].view("<f4")[0]

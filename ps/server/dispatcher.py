@@ -217,7 +217,8 @@ class Dispatcher:
         center.leases.held(commit.worker, commit.attempt)  # the mistakes of who has no lease do not end the job
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
-        error = not_finite(commit, [part.array for part in parts], self._layouts)
+        unsure = [] if peer.vectors.known_finite(commit) else [part.array for part in parts]
+        error = not_finite(commit, unsure, self._layouts)
         if error is not None:
             for part in parts:
                 part.drop()

@@ -57,6 +57,11 @@ class PeerVectors:
         self._received[: len(parts)] = [None] * len(parts)
         return parts
 
+    def known_finite(self, commit: Commit) -> bool:
+        """Whether the vectors of ``commit`` need no look at each number."""
+        codec = self._format.codec
+        return codec is not None and all(map(codec.known_finite, commit.packed))
+
     def encode(self, reply: CenterReply, *, whole: bool) -> CenterReply:
         """``reply`` in the wire format: see `PeerFormat.encode`."""
         return self._format.encode(reply, lambda: self.hold_until_sent(self._encoded_pool.take()).array, whole=whole)

@@ -135,7 +135,7 @@ class Bare:
         self._counters: dict[str, int] = {}
         self._clock = 0
         fresh = partial(np.zeros_like, payload)
-        center, version, scratch = fresh(), fresh(), np.empty(BLOCK, payload.dtype)
+        center, scratch = fresh(), np.empty(BLOCK, payload.dtype)
         model = tuple(fresh() for _ in traits.model_vectors)
         self._parts = [tuple(fresh() for _ in range(traits.parts)) for _ in range(_WORKERS)]
         self.applied: list[list[Chunk]] = []
@@ -149,7 +149,7 @@ class Bare:
                 "worker": tuple(fresh() for _ in traits.worker_vectors),
             }
             self.applied.append(_cut(scratch, out=center if traits.view else parts[0], **vectors))
-            self._viewed.append(_cut(scratch, out=version, **vectors))
+            self._viewed.append(_cut(scratch, out=parts[0], **vectors))
 
     def prepare(self, worker: int) -> Callable[[], None]:
         """A payload that has been received; gives what applies it."""
@@ -166,12 +166,14 @@ class Bare:
         scalars = rule.accept(context, self._counters)
         if rule.traits.reduction:
             scalars = rule.reduced(scalars, sum([rule.partial(chunk, scalars) for chunk in chunks]))
-        for chunk in chunks:
+        if not rule.traits.view:
+            for chunk in chunks:
+                rule.apply(chunk, scalars)
+            return
+        view_scalars = rule.release(context, self._counters)
+        for chunk, viewed in zip(chunks, self._viewed[worker], strict=True):
             rule.apply(chunk, scalars)
-        if rule.traits.view:
-            scalars = rule.release(context, self._counters)
-            for chunk in self._viewed[worker]:
-                rule.view(chunk, scalars)
+            rule.view(viewed, view_scalars)
 
     def _contribute(self, worker: int, context: Context) -> None:
         """The first contribution of a round is its sum; the last one ends it."""

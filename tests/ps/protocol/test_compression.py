@@ -124,6 +124,24 @@ class TestInt8:
         scale = np.frombuffer(data[:4].tobytes(), "<f4")[0]
         assert np.isfinite(scale) or not np.isfinite(out[data[4:] != 0]).any()
 
+    @given(st.binary(max_size=50))
+    @example(bytes.fromhex("ffff7f7e 80"))  # a finite scale, 2^126 and a bit, times -128
+    @example(bytes.fromhex("0000807f 00"))
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
+    def test_what_is_known_to_be_finite_is(self, noise: bytes) -> None:
+        data = np.frombuffer(bytes.fromhex("0000803f") + b"\x7f" * BLOCK + noise + bytes(4), np.uint8)
+        codec = Int8(data.size - 8)
+        out = np.empty(codec.size, np.float32)
+        codec.decode(data, out)
+        assert not codec.known_finite(data) or np.isfinite(out).all()
+
+    def test_the_scales_tell_what_is_finite(self) -> None:
+        data = np.frombuffer(coded(Int8(BLOCK + 2), [1.0] * BLOCK + [63.5, -1.0]), np.uint8)
+        assert Int8(BLOCK + 2).known_finite(data)
+        data = np.frombuffer(coded(Int8(BLOCK + 2), [1.0] * BLOCK + [63.5, math.nan]), np.uint8)
+        assert not Int8(BLOCK + 2).known_finite(data)
+        assert Int8(0).known_finite(np.empty(0, np.uint8))
+
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
