@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from distkeras.data.columns import Column, to_numpy
 from distkeras.keras_model.archive import CustomObjects, from_bytes
+from distkeras.keras_model.first_import import import_keras
 from distkeras.ps.errors import BadValueError, ShapeError
 from distkeras.transformers.outputs import OutputColumn
 
@@ -179,6 +180,7 @@ def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _cached_model(plan: PredictionPlan) -> keras.Model:
     model = MODELS.get(plan.key)
     if model is None:
+        import_keras()
         model = from_bytes(plan.archive.read(), plan.objects)
         MODELS[plan.key] = model
         if len(MODELS) > MODELS_KEPT:

@@ -13,8 +13,10 @@ import importlib
 
 from pyspark import daemon
 
-#: What a worker would import itself, one after the other. Backend and Keras last: a cluster may do without.
-_MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.serving", "distkeras.job.task", "keras")
+from distkeras.keras_model.first_import import import_keras
+
+#: What a worker would import itself, one after the other, before Keras, which a cluster may do without.
+_MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.serving", "distkeras.job.task")
 
 
 def main() -> None:
@@ -23,6 +25,8 @@ def main() -> None:
         # What cannot be imported here cannot be there either: the worker that needs it says so, in its task.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        import_keras()
     gc.freeze()  # a worker collects after each task, and need not walk through all this
     daemon.manager()
 

@@ -22,6 +22,8 @@ from distkeras.data.batches import Batch
 from distkeras.data.ordering import RowChecksum
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
+from distkeras.keras_model.archive import ensure_backend
+from distkeras.keras_model.first_import import import_keras
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
@@ -203,6 +205,8 @@ class _TaskAttempt:
         task, settings = self._task, self._task.settings
         source = self._source_from(stack, welcome)
         self._position.next = (welcome.epoch, welcome.batch)
+        ensure_backend(task.recipe.backend)
+        import_keras()
         # The optimizer's own state belongs to steps that are forgotten: after a rewind, another replica has none of it.
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file))
         if self._ready is None:

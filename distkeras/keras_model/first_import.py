@@ -1,0 +1,60 @@
+"""The first import of Keras in a process of Spark's: a third shorter than Python's own.
+
+It takes longer than a small model's epochs, each Python worker of a session that has no daemon for it pays it, and
+nobody can be asked to wait for what is not needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: What Keras imports only if it is there, for pictures of its own; half a second, and executors draw none.
+_NOT_NEEDED = "matplotlib"
+
+
+def import_keras() -> None:
+    """Imports Keras with its backend, which `archive.ensure_backend` has settled, unless this process has them."""
+    if "keras" in sys.modules:
+        return
+    collects = gc.isenabled()
+    # Hundreds of thousands of objects that are there to stay would be looked through a hundred times.
+    gc.disable()
+    try:
+        with _absent_here():
+            importlib.import_module("keras")
+        gc.freeze()  # nor need a later collection look through them, or one between two tasks
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _absent_here() -> Iterator[None]:
+    finder = _Absent()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Absent(MetaPathFinder):
+    """Has one thread find that `_NOT_NEEDED` is not installed; others, which may decode rows meanwhile, find it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == _NOT_NEEDED and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("executors draw no pictures", name=fullname)
+        return None
