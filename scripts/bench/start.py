@@ -1,11 +1,14 @@
 """Whole jobs, from a program's first line to its last: ours, plain Keras', and elephas' in an environment of its own.
 
-A job is a program in a fresh process (`bench.whole_job`); the figure is jobs an hour of its whole time, so that
-imports, session and start count. The note has the accuracy that each had in the end, on rows that it had not seen.
+A job is a program in a fresh process (`bench.whole_job`). The figure is jobs an hour, by the time from the call that
+trains to its return, in a session that has run nothing before: workers, their imports and the first of everything
+count. The note has the whole program's time, imports and session with it, and the accuracy that each had in the end,
+on rows that it had not seen.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -15,17 +18,20 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from bench.measure import Case, Factory
+from bench.measure import Case, Factory, Run
+from bench.whole_job import BATCH, WINDOWS
 from bench.workload import PATIENCE, WORKERS
 
 SECTION = "start"
-RULES, EPOCHS = ("downpour", "agn"), {"S": 3, "M": 2}
+EPOCHS = {"S": 3, "M": 2}
+#: What is told of the sessions that jobs run in, and the speed that is wanted, in times of the peer's.
+SESSIONS = {"plain": ("a session", 1.0), "ready": ("a session of `distkeras.spark`", 1.25)}
 
 #: What the peer is measured with, and the interpreter of an environment that has it already; else one is made.
 PEER, PEER_PYTHON = ("elephas==7.3.0", "setuptools"), "DISTKERAS_BENCH_ELEPHAS"
@@ -44,7 +50,21 @@ def _whole_jobs(models: tuple[str, ...]) -> Iterator[list[Case]]:
         folder = Path(name)
         write_data(folder)
         programs = Programs(folder, {"elephas": peer_python(folder / "elephas")})
-        yield [case for model in models for rule in RULES for case in programs.cases(model, EPOCHS[model], rule)]
+        small = ("S", EPOCHS["S"], "downpour")
+        found = [case for model in models for case in programs.jobs(model, EPOCHS[model])]
+        found += [programs.long_job(model, 6, "downpour") for model in models if model == "M"]
+        found.append(
+            programs.first_step(
+                f"{_job(Program('warm', *small))}, the fifth in a session", Program("warm", *small), 1.0
+            )
+        )
+        found.append(
+            programs.first_step(
+                "the successor of a worker that is killed, S", Program("killed", "S", 20, "downpour"), 1.5
+            )
+        )
+        found.append(programs.many_fits(*small))
+        yield found
 
 
 def write_data(folder: Path) -> None:
@@ -67,28 +87,49 @@ def peer_python(folder: Path) -> str:
     return python
 
 
-@dataclass
+class Program(NamedTuple):
+    """A whole job: its kind, a key of `bench.whole_job.KINDS`, and what it trains."""
+
+    kind: str
+    model: str
+    epochs: int
+    rule: str
+
+
 class Programs:
-    """Runs `whole_job` and keeps what each kind of job has said.
+    """Runs programs in turns: in every round each of them once, so that those compared have met the same machine.
 
     Args:
         folder: of the data.
         pythons: interpreters of the kinds that have another one.
     """
 
-    folder: Path
-    pythons: Mapping[str, str]
-    said: dict[tuple[str, str, str], list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self, folder: Path, pythons: Mapping[str, str]) -> None:
+        self._folder, self._pythons = folder, pythons
+        self._rounds: dict[tuple[Program, ...], list[dict[Program, dict[str, float]]]] = defaultdict(list)
 
-    def run(self, kind: str, model: str, epochs: int, rule: str) -> dict[str, float]:
-        """What one job took, in seconds, and its accuracy.
+    def result(self, together: tuple[Program, ...], program: Program, number: int) -> dict[str, float]:
+        """What ``program`` has said in round ``number`` of those that take turns with it."""
+        rounds = self._rounds[together]
+        while len(rounds) <= number:
+            first = len(rounds) % len(together)
+            rounds.append({each: self.run(each) for each in together[first:] + together[:first]})
+        return rounds[number][program]
+
+    def median(self, together: tuple[Program, ...], program: Program, what: str) -> float:
+        """Of all rounds."""
+        return statistics.median(round[program][what] for round in self._rounds[together])
+
+    def run(self, program: Program) -> dict[str, float]:
+        """What one took, in seconds, and its accuracy.
 
         Raises:
             RuntimeError: it failed; with what it wrote last.
         """
-        python = self.pythons.get(kind, sys.executable)
+        python = next((self._pythons[peer] for peer in self._pythons if peer in program.kind), sys.executable)
+        kind, *job = map(str, program)
         done = subprocess.run(
-            [python, _PROGRAM, kind, self.folder, model, str(epochs), rule],
+            [python, _PROGRAM, kind, self._folder, *job],
             env=os.environ | {"PYSPARK_PYTHON": python},
             capture_output=True,
             text=True,
@@ -96,50 +137,71 @@ class Programs:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"{kind} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
+            raise RuntimeError(f"{program} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
         took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        self.said[kind, model, rule].append(took)
         return took
 
-    def cases(self, model: str, epochs: int, rule: str) -> list[Case]:
-        """Whole jobs in fresh sessions, and the same once more in one that is warm."""
-        job = f"{model}, {epochs} epochs, {rule.upper()}, window 10, batches of 128"
+    def compared(self, name: str, ours: Program, together: tuple[Program, ...], target: float | None) -> Case:
+        """Whole jobs beside plain Keras' and the peer's, each of them the only one of its kind in ``together``."""
+        limit, naive = (_one(together, peer) for peer in ("keras", "elephas"))
 
-        def rate(kind: str) -> float:
-            return _HOUR / self.run(kind, model, epochs, rule)["program"]
+        def rate(program: Program) -> Run:
+            numbers = itertools.count()
+            return lambda: _HOUR / self.result(together, program, next(numbers))["call"]
 
-        def first_step() -> float:
-            return 1 / self.run("warm", model, epochs, rule)["first step"]
+        def each(what: str, digits: int, unit: float = 1.0) -> str:
+            values = (self.median(together, side, what) / unit for side in (ours, limit, naive))
+            return ", ".join(f"{value:.{digits}f}" for value in values)
 
-        def fresh(kind: str, target: float) -> Case:
-            return Case(
-                SECTION,
-                f"{job}, {'a session' if kind == 'plain' else 'a session of `distkeras.spark`'}",
-                "jobs/h",
-                partial(rate, kind),
-                partial(rate, "keras"),
-                partial(rate, "elephas"),
-                target_naive=target,
-                note=lambda: (
-                    f"limit: plain Keras; naive: elephas; {self._medians((kind, 'keras', 'elephas'), model, rule)}"
-                ),
+        def note() -> str:
+            keras = self.median(together, limit, "program")
+            return (
+                "limit: plain Keras; naive: elephas; accuracies (ours, limit, naive) "
+                f"{each('accuracy', 3)}; whole programs, in times of plain Keras' {each('program', 1, keras)}"
             )
 
-        warm = Case(
+        return Case(SECTION, name, "jobs/h", rate(ours), rate(limit), rate(naive), target_naive=target, note=note)
+
+    def first_step(self, name: str, program: Program, seconds: float) -> Case:
+        """Time to a step, beside what is wanted of it."""
+        return Case(
             SECTION,
-            f"first step of {job}, the fifth in a session",
+            f"first step of {name}",
             "1/s",
-            first_step,
-            lambda: 1.0,
+            lambda: 1 / self.run(program)["first step"],
+            lambda: 1 / seconds,
             target_limit=1.0,
-            note="limit: a second",
+            note=f"limit: {seconds} s",
         )
-        return [fresh("plain", 1.0), fresh("ready", 1.25), warm]
 
-    def _medians(self, kinds: tuple[str, ...], model: str, rule: str) -> str:
-        def median(kind: str, what: str) -> float:
-            return statistics.median(took[what] for took in self.said[kind, model, rule])
+    def jobs(self, model: str, epochs: int) -> list[Case]:
+        """Every rule in both kinds of sessions, beside the peers once."""
+        peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
+        ours = [Program(kind, model, epochs, rule) for rule in WINDOWS for kind in SESSIONS]
+        together = (*peers, *ours)
+        return [
+            self.compared(f"{_job(program)}, {SESSIONS[program.kind][0]}", program, together, SESSIONS[program.kind][1])
+            for program in ours
+        ]
 
-        accuracies = ", ".join(f"{median(kind, 'accuracy'):.3f}" for kind in kinds)
-        calls = ", ".join(f"{median(kind, 'call') / median('keras', 'call'):.1f}" for kind in kinds)
-        return f"accuracies (ours, limit, naive) {accuracies}; from the call alone, in times of plain Keras' {calls}"
+    def long_job(self, model: str, epochs: int, rule: str) -> Case:
+        """Where the start is a smaller part of it."""
+        peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
+        ours = Program("plain", model, epochs, rule)
+        return self.compared(f"{_job(ours)}, {SESSIONS['plain'][0]}", ours, (*peers, ours), 1 / 0.9)
+
+    def many_fits(self, model: str, epochs: int, rule: str) -> Case:
+        """A cross-validation."""
+        ours = Program("many", model, epochs, rule)
+        together = (ours, *(Program(f"many of {peer}", model, epochs, "") for peer in ("keras", "elephas")))
+        return self.compared(f"cross-validation, 12 fits of {_job(ours)}", ours, together, 1.0)
+
+
+def _one(programs: tuple[Program, ...], peer: str) -> Program:
+    (found,) = (program for program in programs if peer in program.kind)
+    return found
+
+
+def _job(program: Program) -> str:
+    _, model, epochs, rule = program
+    return f"{model}, {epochs} epochs, {rule.upper()}, window {WINDOWS[rule]}, batches of {BATCH}"

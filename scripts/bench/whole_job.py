@@ -1,30 +1,39 @@
 """One whole job, as somebody's program: ``python whole_job.py KIND FOLDER MODEL EPOCHS RULE``; prints JSON.
 
-KIND is ``keras`` (`fit` on arrays), ``elephas`` (its README's asynchronous training of an RDD), ``plain`` (a `Trainer`
-in a Spark session as anybody makes it), ``ready`` (in one of `distkeras.spark.session`), ``warm`` (likewise, the fifth
-time in a session). FOLDER has what `bench.start.write_data` wrote there. It runs in an environment that need not have
-this project, so it takes nothing from `bench`.
+KIND is a key of `KINDS`. FOLDER has what `bench.start.write_data` wrote there. It runs in an environment that need not
+have this project, so it takes nothing from `bench`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 BEGAN = time.time()
 HIDDEN = {"M": (1000, 2000, 1000), "S": (128, 128)}
-BATCH, WORKERS, WINDOW = 128, 2, 10
+BATCH, WORKERS = 128, 2
 MASTER = f"local[{WORKERS},4]"
 SESSION = {"spark.driver.memory": "4g", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
 #: Learning rates: AGN divides a window's movement by its steps, DOWNPOUR adds what two workers find.
-RATES = {"keras": 0.1, "elephas": 0.1, "agn": 0.2, "downpour": 0.1}
+RATES = {"keras": 0.1, "elephas": 0.1, "agn": 0.3, "downpour": 0.1}
+#: Steps from one exchange to the next: AGN's commit is a mean, and so a step; DOWNPOUR's is all of them.
+WINDOWS = {"agn": 3, "downpour": 10}
 #: Times that one session trains the same, where the session is what is warm.
 WARM = 5
+#: Commits before a worker is killed.
+AFTER = 20
+#: Of a cross-validation: folds, and what learning rates are multiplied with.
+FOLDS, FACTORS = 3, (0.25, 0.5, 1.0, 1.5)
+
+#: The trained model, and seconds by what took them.
+Result = tuple[Any, dict[str, float]]
 
 
 def build(name: str, learning_rate: float) -> Any:
@@ -38,77 +47,196 @@ def build(name: str, learning_rate: float) -> Any:
     return model
 
 
-def plain_keras(folder: Path, model: str, epochs: int, _: str) -> tuple[Any, dict[str, float]]:
-    """`fit` on arrays, with both cores."""
+def arrays(folder: Path) -> tuple[Any, Any]:
+    """Features float32 ``(60000, 784)`` and labels int32 ``(60000,)``."""
     import numpy as np
 
-    x, y = (np.load(folder / f"{name}.npy") for name in ("x", "y"))
+    return np.load(folder / "x.npy"), np.load(folder / "y.npy")
+
+
+def folds(x: Any, y: Any) -> Iterator[tuple[Any, Any]]:
+    """What each of `FOLDS` models is trained on."""
+    import numpy as np
+
+    fold = np.random.default_rng(0).integers(0, FOLDS, len(x))
+    for number in range(FOLDS):
+        yield x[fold != number], y[fold != number]
+
+
+def plain_session() -> Any:
+    """A Spark session as anybody makes it."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(MASTER)
+    for name, value in SESSION.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def ready_session() -> Any:
+    """A session of this project's."""
+    from distkeras.spark import session
+
+    return session(MASTER, config=SESSION)
+
+
+# ---- plain Keras
+
+
+def plain_keras(folder: Path, model: str, epochs: int, _: str) -> Result:
+    """`fit` on arrays, with both cores."""
+    x, y = arrays(folder)
     built = build(model, RATES["keras"])
     called = time.time()
     built.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0)
     return built, {"call": time.time() - called}
 
 
-def elephas(folder: Path, model: str, epochs: int, _: str) -> tuple[Any, dict[str, float]]:
-    """Elephas, as its README trains asynchronously."""
-    import numpy as np
+def many_of_keras(folder: Path, model: str, epochs: int, _: str) -> Result:
+    """As many fits as a cross-validation makes."""
+    x, y = arrays(folder)
+    called = time.time()
+    for rows in folds(x, y):
+        for factor in FACTORS:
+            built = build(model, factor * RATES["keras"])
+            built.fit(*rows, batch_size=BATCH, epochs=epochs, verbose=0)
+    return built, {"call": time.time() - called}
+
+
+# ---- elephas
+
+
+def elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
+    """Asynchronous training of an RDD, as elephas' README has it."""
+    spark = plain_session()
+    x, y = arrays(folder)
+    called = time.time()
+    trained = fit_elephas(spark, build(model, RATES["elephas"]), x, y, epochs)
+    return trained, {"call": time.time() - called}
+
+
+def many_of_elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
+    """As many trainings in one session as a cross-validation makes."""
+    spark = plain_session()
+    x, y = arrays(folder)
+    called = time.time()
+    for rows in folds(x, y):
+        for factor in FACTORS:
+            trained = fit_elephas(spark, build(model, factor * RATES["elephas"]), *rows, epochs)
+    return trained, {"call": time.time() - called}
+
+
+def fit_elephas(spark: Any, built: Any, x: Any, y: Any, epochs: int) -> Any:
+    """The model that elephas makes of ``built``."""
     from elephas.spark_model import SparkModel  # type: ignore[import-not-found]  # it is in the peer's environment only
     from elephas.utils.rdd_utils import to_simple_rdd  # type: ignore[import-not-found]  # likewise
-    from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(MASTER)
-    for name, value in SESSION.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    x, y = (np.load(folder / f"{name}.npy") for name in ("x", "y"))
-    called = time.time()
-    trainer = SparkModel(build(model, RATES["elephas"]), frequency="epoch", mode="asynchronous", num_workers=WORKERS)
+    trainer = SparkModel(built, frequency="epoch", mode="asynchronous", num_workers=WORKERS)
     trainer.fit(to_simple_rdd(spark.sparkContext, x, y), epochs=epochs, batch_size=BATCH, verbose=0, validation_split=0)
-    took = {"call": time.time() - called}
-    return trainer.master_network, took
+    return trainer.master_network
+
+
+# ---- this project
+
+
+def settings(epochs: int) -> dict[str, Any]:
+    """What every job of ours is told."""
+    return {"num_workers": WORKERS, "batch_size": BATCH, "num_epoch": epochs, "progress": False}
+
+
+def fit(rows: Any, model: str, epochs: int, rule: str, **options: Any) -> tuple[Any, Any]:
+    """The trainer, and the model that it returns."""
+    from distkeras import Trainer, rules
+
+    trainer = Trainer(build(model, RATES[rule]), rules.make(rule, window=WINDOWS[rule]), **settings(epochs))
+    return trainer, trainer.train(rows, **options)
 
 
 def distkeras(
-    folder: Path, model: str, epochs: int, rule: str, *, ready: bool, times: int = 1
-) -> tuple[Any, dict[str, float]]:
-    """`Trainer` on Parquet."""
-    if ready:
-        from distkeras.spark import session
-
-        spark = session(MASTER, config=SESSION)
-    else:
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.master(MASTER)
-        for name, value in SESSION.items():
-            builder = builder.config(name, value)
-        spark = builder.getOrCreate()
-    from distkeras import Trainer, rules
-
-    rows = spark.read.parquet(str(folder / "rows"))
+    folder: Path, model: str, epochs: int, rule: str, *, session: Callable[[], Any], times: int = 1
+) -> Result:
+    """`Trainer` on Parquet; more than once: on rows that Spark keeps."""
+    rows = session().read.parquet(str(folder / "rows"))
     rows = rows.cache() if times > 1 else rows
     for _ in range(times):
         called = time.time()
-        trainer = Trainer(
-            build(model, RATES[rule]),
-            rules.make(rule, window=WINDOW),
-            num_workers=WORKERS,
-            batch_size=BATCH,
-            num_epoch=epochs,
-            progress=False,
-        )
-        trained = trainer.train(rows)
+        trainer, trained = fit(rows, model, epochs, rule)
         took = {"call": time.time() - called}
     ((first,),) = trainer.history.selectExpr("double(min(timestamp))").collect()
     return trained, took | {"first step": first - called}
 
 
-KINDS: dict[str, Callable[[Path, str, int, str], tuple[Any, dict[str, float]]]] = {
+def with_a_killed_worker(folder: Path, model: str, epochs: int, rule: str) -> Result:
+    """A worker's process is killed while it trains; how long after that its successor has made its first step."""
+    from distkeras import Callback
+
+    killed: list[float] = []
+
+    class Kill(Callback):
+        def on_center(self, context: Any) -> None:
+            if not killed:
+                os.kill(python_workers()[0], signal.SIGKILL)
+                killed.append(time.time())
+
+    rows = ready_session().read.parquet(str(folder / "rows"))
+    trainer, trained = fit(rows, model, epochs, rule, callbacks=[Kill(every_commits=AFTER)])
+    commits = [row for row in trainer.ledger.orderBy("clock").collect() if row["clock"] is not None]
+    last = max(row["attempt"] for row in commits)
+    (worker,) = {row["worker"] for row in commits if row["attempt"] == last}
+    before = [row for row in commits if row["worker"] == worker and row["attempt"] != last]
+    step = sum(row["last_batch"] - row["first_batch"] + 1 for row in before)
+    ((first,),) = (
+        trainer.history.where(f"worker = {worker} and iteration = {step}").selectExpr("double(timestamp)").collect()
+    )
+    return trained, {"first step": first - killed[0]}
+
+
+def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result:
+    """`pyspark.ml`'s own, over learning rates."""
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    from distkeras import KerasEstimator, rules
+
+    rows = ready_session().read.parquet(str(folder / "rows"))
+    estimator = KerasEstimator(build(model, RATES[rule]), rules.make(rule, window=WINDOWS[rule]), **settings(epochs))
+    rates = [factor * RATES[rule] for factor in FACTORS]
+    grid = ParamGridBuilder().addGrid(estimator.getParam("learning_rate"), rates).build()
+    judge = MulticlassClassificationEvaluator(metricName="accuracy")
+    called = time.time()
+    found = CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=judge, numFolds=FOLDS, seed=0).fit(
+        rows
+    )
+    best: Any = found.bestModel
+    return best.keras_model, {"call": time.time() - called}
+
+
+def python_workers() -> list[int]:
+    """Spark's, on this machine: what its daemons have forked."""
+    parents, daemons = {}, set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+        if b"-m" in words and any(word.endswith(b"daemon") for word in words):
+            daemons.add(int(folder.name))
+    return [pid for pid in daemons if parents[pid] in daemons]
+
+
+KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
     "keras": plain_keras,
     "elephas": elephas,
-    "plain": lambda *job: distkeras(*job, ready=False),
-    "ready": lambda *job: distkeras(*job, ready=True),
-    "warm": lambda *job: distkeras(*job, ready=True, times=WARM),
+    # A `Trainer` in a session as anybody makes it, and in ours.
+    "plain": partial(distkeras, session=plain_session),
+    "ready": partial(distkeras, session=ready_session),
+    # The same again and again in one session: the last of them.
+    "warm": partial(distkeras, session=ready_session, times=WARM),
+    "killed": with_a_killed_worker,
+    "many of keras": many_of_keras,
+    "many of elephas": many_of_elephas,
+    "many": cross_validation,
 }
 
 
