@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from distkeras.data.columns import ColumnArrays
+
+
+class Stack:
+    """Mini-batches of one size, one after the other in memory that a backend can take over as it is.
+
+    Args:
+        x: for each input, an `aligned` array `(batches, n, *column.shape)`; not to be written to.
+        y: for each target, likewise.
+        weight: sample weights `(batches, n)`, or None.
+    """
+
+    __slots__ = ("_taken", "weight", "x", "y")
+
+    def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: np.ndarray | None) -> None:
+        self.x, self.y, self.weight = x, y, weight
+        self._taken: Any = None
+
+    def __len__(self) -> int:
+        return len(self.x[0])
+
+    def taken_over(self, take: Callable[[Stack], Any]) -> Any:
+        """What ``take`` makes of the stack for a backend: made once, however many windows of it are trained on."""
+        if self._taken is None:
+            self._taken = take(self)
+        return self._taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +48,8 @@ class Batch:
         y: for each target, an array `(n, *column.shape)`.
         weight: sample weights `(n,)`, or None.
         checksum: over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
+        stack: where it lies beside others; None where it lies alone, as whatever `dataclasses.replace` makes does.
+        place: its number there.
     """
 
     epoch: int
@@ -31,6 +59,14 @@ class Batch:
     y: ColumnArrays
     weight: np.ndarray | None
     checksum: int = 0
+    stack: Stack | None = field(default=None, init=False)
+    place: int = field(default=0, init=False)
+
+    def lying_in(self, stack: Stack, place: int) -> Batch:
+        """This batch, which is number ``place`` of ``stack``."""
+        object.__setattr__(self, "stack", stack)
+        object.__setattr__(self, "place", place)
+        return self
 
     @property
     def size(self) -> int:

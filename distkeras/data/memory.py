@@ -16,3 +16,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def is_aligned(array: np.ndarray) -> bool:
+    """Whether TensorFlow can take ``array`` over."""
+    return array.flags.c_contiguous and array.__array_interface__["data"][0] % ALIGNMENT == 0

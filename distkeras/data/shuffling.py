@@ -7,15 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distkeras.data.batches import Batch, Stack
 from distkeras.data.columns import ColumnArrays
-from distkeras.data.memory import aligned
+from distkeras.data.memory import aligned, is_aligned
 from distkeras.data.spec import DataSpec
 
 # A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.
 BLOCK_BYTES = 8 << 20
 BLOCK_ROWS = 1 << 16
 
-#: Shuffled batches are gathered several at a time, so that a worker's window lies in one piece of memory.
+#: Shuffled batches are gathered several at a time, so that a worker's windows lie in one piece of memory.
 GATHER_BYTES = 4 << 20
 
 
@@ -32,30 +33,47 @@ class BatchRows(NamedTuple):
     rows: slice
     checksum: int
 
-    def columns(self) -> ColumnArrays:
-        """Read-only views, one array per column: they may look into the spool itself."""
+    def batch(self, epoch: int, index: int, last: bool) -> Batch:
+        """The mini-batch. Its arrays are read-only: they may look into the spool itself."""
         views = tuple(array[self.rows] for array in self.gather.columns())
         for view in views:
             view.flags.writeable = False
-        return views
+        batch = Batch(epoch, index, last, *self.gather.spec.sides(views), self.checksum)
+        stack, place = self.gather.stack, self.rows.start // self.gather.spec.batch_size
+        return batch if stack is None or place >= len(stack) else batch.lying_in(stack, place)
 
 
 class Gather:
     """Rows of several columns, gathered once, and only if they are asked for.
 
     Args:
+        spec: the columns, and how many rows a mini-batch has.
         columns: one array per column.
         order: numbers of the rows to gather, in their order; None: all, as they are.
     """
 
-    def __init__(self, columns: ColumnArrays, order: np.ndarray | None = None) -> None:
+    def __init__(self, spec: DataSpec, columns: ColumnArrays, order: np.ndarray | None = None) -> None:
+        self.spec = spec
         self._columns, self._order = columns, order
+        #: Its whole mini-batches, where they lie as a backend can take them over; of gathered ones, once they do.
+        self.stack: Stack | None = None
+        if order is None and len(columns[0]) >= 2 * spec.batch_size and all(map(is_aligned, columns)):
+            self.stack = self._stacked(columns)
 
     def columns(self) -> ColumnArrays:
         """One array per column, aligned as TensorFlow wants it where rows were gathered."""
         if self._order is not None:
             self._columns, self._order = tuple(_take(array, self._order) for array in self._columns), None
+            self.stack = self._stacked(self._columns)
         return self._columns
+
+    def _stacked(self, columns: ColumnArrays) -> Stack:
+        size = self.spec.batch_size
+        whole = len(columns[0]) // size
+        stacked = tuple(array[: whole * size].reshape(whole, size, *array.shape[1:]) for array in columns)
+        for array in stacked:
+            array.flags.writeable = False
+        return Stack(*self.spec.sides(stacked))
 
 
 class EpochOrder:
@@ -91,13 +109,14 @@ class EpochOrder:
         """
         size, rows = self._spec.batch_size, len(columns[0])
         if not self._spec.shuffle:
+            gather = Gather(self._spec, columns)
             for first in range(0, rows, size):
-                yield BatchRows(Gather(columns), slice(first, min(first + size, rows)), checksum)
+                yield BatchRows(gather, slice(first, min(first + size, rows)), checksum)
             return
         key = (self._spec.seed, self._worker, epoch) if block is None else (self._spec.seed, self._worker, epoch, block)
         order = np.random.default_rng(key).permutation(rows)
         for start in range(0, rows, self._gather_rows):
-            gather = Gather(columns, order[start : start + self._gather_rows])
+            gather = Gather(self._spec, columns, order[start : start + self._gather_rows])
             end = min(self._gather_rows, rows - start)
             for first in range(0, end, size):
                 yield BatchRows(gather, slice(first, min(first + size, end)), checksum)

@@ -256,13 +256,13 @@ class BatchSource:
         held: BatchRows | None = None
         for rows in batch_rows:
             if held is not None and count > start:
-                yield self._batch(epoch, count - 1, False, held)
+                yield held.batch(epoch, count - 1, False)
             held = rows
             count += 1
             if count == start:
                 self._check_checksum(epoch, start, rows.checksum, checksum)
         if held is not None and count > start:
-            yield self._batch(epoch, count - 1, True, held)
+            yield held.batch(epoch, count - 1, True)
         if start > count:
             raise LedgerError(
                 f"`start` must lie within the data. Received: start={(epoch, start)}, and {count} batches in "
@@ -279,19 +279,6 @@ class BatchSource:
                 worker=self._worker,
                 step=index,
             )
-
-    def _batch(self, epoch: int, index: int, last: bool, rows: BatchRows) -> Batch:
-        spec = self._spec
-        arrays = dict(zip(spec.columns, rows.columns(), strict=True))
-        return Batch(
-            epoch,
-            index,
-            last,
-            x=tuple(arrays[column] for column in spec.features),
-            y=tuple(arrays[column] for column in spec.labels),
-            weight=None if spec.sample_weight is None else arrays[spec.sample_weight],
-            checksum=rows.checksum,
-        )
 
 
 def _in_pieces(records: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

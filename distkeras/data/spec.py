@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.data.columns import Column
+import numpy as np
+
+from distkeras.data.columns import Column, ColumnArrays
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import check_field, require_boolean, require_integer
 
@@ -71,6 +73,12 @@ class DataSpec:
         """Every column once, in the order of first use: an autoencoder's target is its input."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
         return tuple(dict.fromkeys(self.features + self.labels + weight))
+
+    def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, np.ndarray | None]:
+        """Inputs, targets and sample weights, of one array for each of `columns`."""
+        by_column = dict(zip(self.columns, arrays, strict=True))
+        weight = None if self.sample_weight is None else by_column[self.sample_weight]
+        return tuple(by_column[c] for c in self.features), tuple(by_column[c] for c in self.labels), weight
 
     @property
     def encoded(self) -> frozenset[str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from distkeras.data.batches import Stack
 from distkeras.keras_model.inputs import arrays_of, model_inputs
-from distkeras.keras_model.tensorflow import stacked, updates_last
+from distkeras.keras_model.tensorflow import lent, stacked, updates_last
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 MOST_BYTES_A_CALL = 64 * 2**20
 
 _CompiledLoop = Callable[..., Any]
-"""Stacked arrays ``(steps, rows, ...)``, one an input, target or weight, to float64 ``(steps, metrics)``."""
+"""The first step and the end, and stacked arrays ``(batches, rows, ...)``, one an input, target or weight, to float64
+``(end - first, metrics)``."""
 
 
 class CompiledSteps:
@@ -60,26 +63,24 @@ class CompiledSteps:
         Raises:
             ConfigurationError: ``train_step`` returns less than ``metrics``.
         """
-        rows = [self._run_alike(alike, metrics) for alike in _runs(batches)]
+        rows = [self._run_span(*span, metrics) for span in _spans(batches)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _run_alike(self, batches: Sequence[Batch], metrics: Sequence[str]) -> np.ndarray:
-        first = batches[0]
-        weighted = first.weight is not None
-        kind = (weighted, *((array.shape[1:], array.dtype) for array in arrays_of(first)))
-        stacks = [stacked(arrays) for arrays in zip(*map(arrays_of, batches), strict=True)]
-        loop = self._loops.get(kind)
+    def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str]) -> np.ndarray:
+        tensors = stack.taken_over(_lent_stack)
+        loop = self._loops.get(tensors.kind)
         if loop is None:
             with self._while_tracing():
-                loop = self._loops[kind] = self._trace(stacks, len(first.x), weighted, metrics)
-        rows: np.ndarray = loop(*stacks).numpy()
+                loop = self._loops[tensors.kind] = self._trace(stack, metrics)
+        rows: np.ndarray = loop(_bounds(first, steps), *tensors.arrays).numpy()
         return rows
 
-    def _trace(self, stacks: Sequence[tf.Tensor], inputs: int, weighted: bool, metrics: Sequence[str]) -> _CompiledLoop:
-        """Compiles the loop for the dtypes and row shapes of ``stacks``, the number of steps and of rows left open."""
+    def _trace(self, stack: Stack, metrics: Sequence[str]) -> _CompiledLoop:
+        """Compiles the loop for the dtypes and row shapes of ``stack``, the number of steps and of rows left open."""
         import tensorflow as tf
 
         model = self._model
+        inputs, weighted = len(stack.x), stack.weight is not None
 
         def step(*arrays: Any) -> Any:
             model.reset_metrics()
@@ -93,26 +94,62 @@ class CompiledSteps:
 
         compiled = tf.function(step, jit_compile=True, autograph=False) if model.jit_compile else step
 
-        def loop(*stacks: Any) -> Any:
-            steps = tf.shape(stacks[0])[0]
+        def loop(bounds: Any, *stacks: Any) -> Any:
+            span = [array[bounds[0] : bounds[1]] for array in stacks]
+            steps = bounds[1] - bounds[0]
             rows = tf.TensorArray(tf.float64, size=steps, element_shape=(len(metrics),))
             _, rows = tf.while_loop(
                 lambda i, _: i < steps,
-                lambda i, rows: (i + 1, rows.write(i, compiled(*(stack[i] for stack in stacks)))),
+                lambda i, rows: (i + 1, rows.write(i, compiled(*(array[i] for array in span)))),
                 (0, rows),
                 parallel_iterations=1,
             )
             return rows.stack()
 
-        specs = [tf.TensorSpec((None, None, *stack.shape[2:]), stack.dtype) for stack in stacks]
-        traced: _CompiledLoop = tf.function(loop, autograph=False).get_concrete_function(*specs)
+        specs = [tf.TensorSpec((None, None, *array.shape[2:]), array.dtype) for array in arrays_of(stack)]
+        bounds = tf.TensorSpec((2,), tf.int32)
+        traced: _CompiledLoop = tf.function(loop, autograph=False).get_concrete_function(bounds, *specs)
         return traced
 
 
-def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Neighbors of one size together, as many as `MOST_BYTES_A_CALL` allows."""
+class _Tensors(NamedTuple):
+    """A stack as TensorFlow has it, and what the loop is traced for."""
+
+    kind: Any
+    arrays: list[tf.Tensor]
+
+
+def _lent_stack(stack: Stack) -> _Tensors:
+    arrays = arrays_of(stack)
+    return _Tensors((stack.weight is not None, *((a.shape[2:], a.dtype) for a in arrays)), list(map(lent, arrays)))
+
+
+@lru_cache(maxsize=1024)
+def _bounds(first: int, steps: int) -> tf.Tensor:
+    import tensorflow as tf
+
+    return tf.constant((first, first + steps), tf.int32)
+
+
+def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
+    """Neighbors together: the stack that they lie in, the place of the first, and their number."""
+    for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
+        group = list(neighbors)
+        if stack is None:
+            yield from _copies(group)
+        elif all(batch.place == place for place, batch in enumerate(group, group[0].place)):
+            yield stack, group[0].place, len(group)
+        else:
+            yield from ((stack, batch.place, 1) for batch in group)
+
+
+def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
+    """Likewise, of batches that lie alone: of one size, and as many as `MOST_BYTES_A_CALL` allows."""
     for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), b.weight is None)):
         run = list(group)
         most = max(1, MOST_BYTES_A_CALL // max(1, sum(array.nbytes for array in arrays_of(run[0]))))
         for start in range(0, len(run), most):
-            yield run[start : start + most]
+            part = run[start : start + most]
+            weights = [batch.weight for batch in part if batch.weight is not None]
+            x, y = (tuple(map(stacked, zip(*side, strict=True))) for side in ([b.x for b in part], [b.y for b in part]))
+            yield Stack(x, y, stacked(weights) if weights else None), 0, len(part)

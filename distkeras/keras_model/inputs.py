@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import keras
 
-    from distkeras.data.batches import Batch
+    from distkeras.data.batches import Batch, Stack
 
 
 def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
@@ -28,7 +28,7 @@ def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight:
     return _structured(model, "input", x), _structured(model, "output", y), weight
 
 
-def arrays_of(batch: Batch) -> list[np.ndarray]:
+def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
     """Inputs, targets and, if there are any, sample weights."""
     return [*batch.x, *batch.y] + ([] if batch.weight is None else [batch.weight])
 

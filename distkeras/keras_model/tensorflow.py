@@ -10,44 +10,25 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
-from distkeras.data.memory import ALIGNMENT, aligned
+from distkeras.data.memory import aligned
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def stacked(arrays: Sequence[np.ndarray]) -> tf.Tensor:
-    """A tensor ``(len(arrays), *shape)`` from arrays of one shape and dtype, to be read while they are unchanged.
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """A copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
+    joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
+    np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
+    return joined
 
-    Their bytes are copied once, or not at all where they lie one after the other in `aligned` memory.
-    """
+
+def lent(array: np.ndarray) -> tf.Tensor:
+    """A tensor in the memory of an `aligned` array, which is not to be written to; another one is copied."""
     import tensorflow as tf
 
-    joined = _as_one_array(arrays)
-    if joined is None:
-        joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
-        np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
-    # The tensor takes `joined` over; `tf.convert_to_tensor` would copy it, twice where it is not aligned.
-    return tf.raw_ops.Identity(input=joined)
-
-
-def _as_one_array(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The same memory as one array, if each begins where the one before it ends."""
-    first = arrays[0]
-    if len(arrays) > 1 and first.base is None:
-        return None
-    end = first.__array_interface__["data"][0]
-    if end % ALIGNMENT:
-        return None
-    for array in arrays:
-        if not array.flags.c_contiguous or array.base is not first.base or array.__array_interface__["data"][0] != end:
-            return None
-        end += array.nbytes
-    if len(arrays) == 1:
-        return first[None]
-    return as_strided(first, (len(arrays), *first.shape), (first.nbytes, *first.strides), writeable=False)
+    return tf.raw_ops.Identity(input=array)  # `tf.convert_to_tensor` copies, twice what is not aligned
 
 
 def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Batch
-from distkeras.data.memory import aligned
+from distkeras.data.columns import Column
+from distkeras.data.shuffling import EpochOrder
+from distkeras.data.spec import DataSpec
 
 if TYPE_CHECKING:
     import keras
@@ -45,19 +47,13 @@ def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.random((count, INPUTS), np.float32), rng.integers(0, CLASSES, count, np.int32)
 
 
-def mini_batches(x: np.ndarray, y: np.ndarray, size: int, together: int) -> list[Batch]:
-    """Full batches, as a shuffled epoch brings them: ``together`` at a time side by side in memory of their own."""
+def mini_batches(x: np.ndarray, y: np.ndarray, size: int, window: int) -> list[Batch]:
+    """The whole batches of a shuffled epoch, cut for windows of so many, as the data plane cuts it."""
+    features, label = Column("features", (INPUTS,)), Column("label", (), "int32")
+    order = EpochOrder(DataSpec((features,), (label,), None, size), worker=0, window=window)
     count = len(x) // size
-    batches = []
-    for start in range(0, count, together):
-        span = slice(start * size, min(start + together, count) * size)
-        pieces = [aligned(part.shape, part.dtype) for part in (x[span], y[span])]
-        for piece, part in zip(pieces, (x, y), strict=True):
-            piece[...] = part[span]
-        for index in range(start, min(start + together, count)):
-            own = slice((index - start) * size, (index - start + 1) * size)
-            batches.append(Batch(0, index, index == count - 1, (pieces[0][own],), (pieces[1][own],), None))
-    return batches
+    cut = order.cut((x[: count * size], y[: count * size]), 0, epoch=1)
+    return [rows.batch(1, index, index == count - 1) for index, rows in enumerate(cut)]
 
 
 def bare_loop(model: keras.Model, batch: int) -> Callable[[Any, Any], None]:

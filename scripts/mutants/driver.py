@@ -23,8 +23,8 @@ DRIVER = (
     Mutant(
         "the end of an epoch is not marked",
         SOURCE,
-        "            yield self._batch(epoch, count - 1, True, held)",
-        "            yield self._batch(epoch, count - 1, False, held)",
+        "            yield held.batch(epoch, count - 1, True)",
+        "            yield held.batch(epoch, count - 1, False)",
         "the last window of an epoch is not committed",
         _SOURCE,
     ),

@@ -200,19 +200,6 @@ def test_several_inputs_targets_and_a_target_that_is_an_input() -> None:
         assert batch.weight is None
 
 
-@pytest.mark.parametrize(("window", "together"), [(1, 40), (8, 40), (7, 35), (41, 40)])
-def test_shuffled_batches_lie_side_by_side_in_whole_windows(
-    monkeypatch: pytest.MonkeyPatch, window: int, together: int
-) -> None:
-    batch_bytes = SPEC.batch_size * (8 + 8 + 4)
-    monkeypatch.setattr("distkeras.data.shuffling.GATHER_BYTES", 40 * batch_bytes)
-    got = read(records(100 * SPEC.batch_size), replace(SPEC, epochs=2), window=window, depth=4)
-    epoch = [batch.x[0] for batch in got if batch.epoch == 1]
-    starts = [array.__array_interface__["data"][0] for array in epoch]
-    pieces = [0, *(i for i in range(1, len(epoch)) if starts[i] != starts[i - 1] + epoch[i - 1].nbytes)]
-    assert pieces == list(range(0, 100, together))
-
-
 def test_unshuffled_views_cannot_damage_the_spool() -> None:
     for batch in read(records(8), replace(SPEC, shuffle=False, epochs=2)):
         with pytest.raises(ValueError, match="read-only"):

@@ -1,0 +1,94 @@
+"""Where mini-batches lie: side by side, in memory that a backend can take over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from distkeras.data.batches import Batch
+from distkeras.data.columns import Column, ColumnArrays
+from distkeras.data.memory import aligned, is_aligned
+from distkeras.data.shuffling import EpochOrder
+from distkeras.data.spec import DataSpec
+
+SPEC = DataSpec((Column("x", (2,)),), (Column("y", (), "int64"),), Column("w"), batch_size=4)
+
+
+def columns(rows: int) -> ColumnArrays:
+    numbers = np.arange(rows)
+    return np.stack([numbers, numbers + 0.5], axis=1).astype("float32"), numbers, numbers.astype("float32")
+
+
+def cut(data: ColumnArrays, spec: DataSpec = SPEC, window: int = 1) -> list[Batch]:
+    order = EpochOrder(spec, worker=0, window=window)
+    return [rows.batch(1, index, False) for index, rows in enumerate(order.cut(data, 0, epoch=1))]
+
+
+def require_stacks_hold(got: list[Batch]) -> None:
+    """What a batch says of the stack that it lies in."""
+    for batch in got:
+        if batch.stack is None:
+            continue
+        assert batch.weight is not None
+        assert batch.stack.weight is not None
+        own = (*batch.x, *batch.y, batch.weight)
+        for array, stacked in zip(own, (*batch.stack.x, *batch.stack.y, batch.stack.weight), strict=True):
+            assert is_aligned(stacked)
+            assert not stacked.flags.writeable
+            assert np.shares_memory(array, stacked[batch.place])
+            np.testing.assert_array_equal(array, stacked[batch.place])
+
+
+@pytest.mark.parametrize(("window", "together"), [(1, 40), (8, 40), (7, 35), (41, 40)])
+def test_shuffled_batches_lie_side_by_side_in_whole_windows(
+    monkeypatch: pytest.MonkeyPatch, window: int, together: int
+) -> None:
+    batch_bytes = SPEC.batch_size * (8 + 8 + 4)
+    monkeypatch.setattr("distkeras.data.shuffling.GATHER_BYTES", 40 * batch_bytes)
+    got = cut(columns(100 * SPEC.batch_size), window=window)
+    assert [batch.place for batch in got] == [index % together for index in range(100)]
+    for first in range(0, 100, together):
+        assert len({id(batch.stack) for batch in got[first : first + together]}) == 1
+    assert len({id(batch.stack) for batch in got}) == -(-100 // together)
+    require_stacks_hold(got)
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 30])
+def test_a_short_batch_lies_alone(rows: int) -> None:
+    got = cut(columns(rows))
+    assert [batch.stack is None for batch in got] == [*[False] * (rows // 4), *[True] * (rows % 4 > 0)]
+    require_stacks_hold(got)
+
+
+def where_a_backend_can_take_it(array: np.ndarray) -> np.ndarray:
+    whole = aligned(array.shape, array.dtype)
+    whole[...] = array
+    return whole
+
+
+def elsewhere(array: np.ndarray) -> np.ndarray:
+    longer = aligned((len(array) + 1, *array.shape[1:]), array.dtype)
+    longer[1:] = array
+    return longer[1:]
+
+
+@pytest.mark.parametrize(
+    ("place", "rows", "stacked"),
+    [(where_a_backend_can_take_it, 30, 7), (where_a_backend_can_take_it, 4, 0), (elsewhere, 30, 0)],
+)
+def test_unshuffled_batches_lie_in_one_stack_where_their_rows_are_aligned(
+    place: Callable[[np.ndarray], np.ndarray], rows: int, stacked: int
+) -> None:
+    got = cut(tuple(map(place, columns(rows))), replace(SPEC, shuffle=False))
+    assert [batch.place for batch in got if batch.stack is not None] == list(range(stacked))
+    assert len({id(batch.stack) for batch in got if batch.stack is not None}) == min(1, stacked)
+    require_stacks_hold(got)
+
+
+def test_a_batch_that_is_changed_lies_alone() -> None:
+    batch = cut(columns(8))[0]
+    assert batch.stack is not None
+    assert replace(batch, weight=None).stack is None

@@ -1,0 +1,65 @@
+"""Mini-batches that lie in stacks: the same training, whichever of them make a window."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from support.small_classifier import ROWS, batches, classifier, weights
+
+from distkeras.data.batches import Batch, Stack
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.tensorflow import lent
+
+
+def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:
+    """As the data plane makes them: ``rows`` whole ones a stack."""
+    data = batches(count, weighted=weighted)
+    for first in range(0, count, rows):
+        part = data[first : first + rows]
+        weight = np.stack([batch.weight for batch in part if batch.weight is not None]) if weighted else None
+        x, y = np.stack([batch.x[0] for batch in part]), np.stack([batch.y[0] for batch in part])
+        stack = Stack((x,), (y,), weight)
+        for place, batch in enumerate(part):
+            batch.lying_in(stack, place)
+    return data
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "picked",
+    [
+        slice(0, 4),
+        slice(1, 3),
+        slice(2, 7),  # over a seam
+        [3, 2, 1],
+        [0, 2, 2, 3],
+        [0, 0, 1],
+    ],
+)
+def test_batches_are_trained_on_where_they_lie(picked: slice | list[int], weighted: bool) -> None:
+    data = stacked_batches(8, 4, weighted)
+    chosen = data[picked] if isinstance(picked, slice) else [data[index] for index in picked]
+    together, apart = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
+    expected = np.concatenate([apart.train([dataclasses.replace(batch)]) for batch in chosen])
+    np.testing.assert_allclose(together.train(chosen), expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(weights(together), weights(apart), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="compiled steps are TensorFlow's")
+def test_a_stack_is_taken_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def counted(array: np.ndarray) -> Any:
+        taken.append(array.shape)
+        return lent(array)
+
+    monkeypatch.setattr("distkeras.keras_model.compiled_steps.lent", counted)
+    data = stacked_batches(12, 12, weighted=False)
+    replica = KerasReplica(classifier())
+    for first in range(0, 12, 3):
+        replica.train(data[first : first + 3])
+    assert taken == [(12, ROWS, 6), (12, ROWS)]
