@@ -244,6 +244,7 @@ def _beyond_memory() -> Iterator[Case]:
             lambda: _rows_per_second(plan, _spec(EPOCHS, each), count),
             lambda: _rows_per_second(plan, _spec(1, each), count),
             target_limit=1.0,
+            turns=TURNS,
             note=f"{EXECUTOR_MIB} MiB an executor, of which Spark and the spool may each fill {each >> 20}; "
             "limit: the first pass alone",
         )
