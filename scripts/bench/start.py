@@ -51,19 +51,15 @@ def _whole_jobs(models: tuple[str, ...]) -> Iterator[list[Case]]:
         write_data(folder)
         programs = Programs(folder, {"elephas": peer_python(folder / "elephas")})
         small = ("S", EPOCHS["S"], "downpour")
-        found = [case for model in models for case in programs.jobs(model, EPOCHS[model])]
+        found = [case for model in models for rule in WINDOWS for case in programs.jobs(model, EPOCHS[model], rule)]
         found += [programs.long_job(model, 6, "downpour") for model in models if model == "M"]
-        found.append(
-            programs.first_step(
-                f"{_job(Program('warm', *small))}, the fifth in a session", Program("warm", *small), 1.0
-            )
-        )
-        found.append(
+        found += [
+            programs.first_step(f"{_job(*small)}, the fifth in a session", Program("warm", *small), 1.0),
             programs.first_step(
                 "the successor of a worker that is killed, S", Program("killed", "S", 20, "downpour"), 1.5
-            )
-        )
-        found.append(programs.many_fits(*small))
+            ),
+            programs.many_fits(*small),
+        ]
         yield found
 
 
@@ -141,26 +137,38 @@ class Programs:
         took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
         return took
 
-    def compared(self, name: str, ours: Program, together: tuple[Program, ...], target: float | None) -> Case:
-        """Whole jobs beside plain Keras' and the peer's, each of them the only one of its kind in ``together``."""
-        limit, naive = (_one(together, peer) for peer in ("keras", "elephas"))
+    def compared(self, name: str, together: tuple[Program, ...], target: float, kind: str) -> Case:
+        """Jobs of ``kind`` beside the peer's, and beside plain Keras' where it takes its turns with them."""
+        ours, naive = _one(together, kind), _one(together, "elephas")
+        limit = _one(together, "keras") if any("keras" in program.kind for program in together) else None
+        sides = {"ours": ours, "limit": limit, "naive": naive}
+        present = {side: program for side, program in sides.items() if program is not None}
 
         def rate(program: Program) -> Run:
             numbers = itertools.count()
             return lambda: _HOUR / self.result(together, program, next(numbers))["call"]
 
         def each(what: str, digits: int, unit: float = 1.0) -> str:
-            values = (self.median(together, side, what) / unit for side in (ours, limit, naive))
+            values = (self.median(together, program, what) / unit for program in present.values())
             return ", ".join(f"{value:.{digits}f}" for value in values)
 
         def note() -> str:
-            keras = self.median(together, limit, "program")
-            return (
-                "limit: plain Keras; naive: elephas; accuracies (ours, limit, naive) "
-                f"{each('accuracy', 3)}; whole programs, in times of plain Keras' {each('program', 1, keras)}"
-            )
+            told = f"naive: elephas; accuracies ({', '.join(present)}) {each('accuracy', 3)}"
+            if limit is None:
+                return told
+            programs = each("program", 1, self.median(together, limit, "program"))
+            return f"limit: plain Keras; {told}; whole programs, in times of plain Keras' {programs}"
 
-        return Case(SECTION, name, "jobs/h", rate(ours), rate(limit), rate(naive), target_naive=target, note=note)
+        return Case(
+            SECTION,
+            name,
+            "jobs/h",
+            rate(ours),
+            None if limit is None else rate(limit),
+            rate(naive),
+            target_naive=target,
+            note=note,
+        )
 
     def first_step(self, name: str, program: Program, seconds: float) -> Case:
         """Time to a step, beside what is wanted of it."""
@@ -174,34 +182,29 @@ class Programs:
             note=f"limit: {seconds} s",
         )
 
-    def jobs(self, model: str, epochs: int) -> list[Case]:
-        """Every rule in both kinds of sessions, beside the peers once."""
+    def jobs(self, model: str, epochs: int, rule: str) -> list[Case]:
+        """In both kinds of sessions, beside the peers once."""
         peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
-        ours = [Program(kind, model, epochs, rule) for rule in WINDOWS for kind in SESSIONS]
-        together = (*peers, *ours)
-        return [
-            self.compared(f"{_job(program)}, {SESSIONS[program.kind][0]}", program, together, SESSIONS[program.kind][1])
-            for program in ours
-        ]
+        together = (*peers, *(Program(kind, model, epochs, rule) for kind in SESSIONS))
+        job = _job(model, epochs, rule)
+        return [self.compared(f"{job}, {told}", together, target, kind) for kind, (told, target) in SESSIONS.items()]
 
     def long_job(self, model: str, epochs: int, rule: str) -> Case:
-        """Where the start is a smaller part of it."""
-        peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
-        ours = Program("plain", model, epochs, rule)
-        return self.compared(f"{_job(ours)}, {SESSIONS['plain'][0]}", ours, (*peers, ours), 1 / 0.9)
+        """Where the start is a smaller part of it; beside the peer alone, for all take long."""
+        together = Program("elephas", model, epochs, ""), Program("plain", model, epochs, rule)
+        return self.compared(f"{_job(model, epochs, rule)}, a session", together, 1 / 0.9, "plain")
 
     def many_fits(self, model: str, epochs: int, rule: str) -> Case:
         """A cross-validation."""
-        ours = Program("many", model, epochs, rule)
-        together = (ours, *(Program(f"many of {peer}", model, epochs, "") for peer in ("keras", "elephas")))
-        return self.compared(f"cross-validation, 12 fits of {_job(ours)}", ours, together, 1.0)
+        peers = tuple(Program(f"many of {peer}", model, epochs, "") for peer in ("keras", "elephas"))
+        together = (*peers, Program("many", model, epochs, rule))
+        return self.compared(f"cross-validation, 12 fits of {_job(model, epochs, rule)}", together, 1.0, "many")
 
 
-def _one(programs: tuple[Program, ...], peer: str) -> Program:
-    (found,) = (program for program in programs if peer in program.kind)
+def _one(programs: tuple[Program, ...], kind: str) -> Program:
+    (found,) = (program for program in programs if program.kind.removeprefix("many of ") == kind)
     return found
 
 
-def _job(program: Program) -> str:
-    _, model, epochs, rule = program
+def _job(model: str, epochs: int, rule: str) -> str:
     return f"{model}, {epochs} epochs, {rule.upper()}, window {WINDOWS[rule]}, batches of {BATCH}"

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -167,28 +168,41 @@ def distkeras(
 
 
 def with_a_killed_worker(folder: Path, model: str, epochs: int, rule: str) -> Result:
-    """A worker's process is killed while it trains; how long after that its successor has made its first step."""
+    """A worker's process is killed while it trains; from its successor's start to that one's first step."""
     from distkeras import Callback
 
-    killed: list[float] = []
+    killed: list[int] = []
 
     class Kill(Callback):
         def on_center(self, context: Any) -> None:
             if not killed:
-                os.kill(python_workers()[0], signal.SIGKILL)
-                killed.append(time.time())
+                killed.append(python_workers()[0])
+                os.kill(killed[0], signal.SIGKILL)
 
-    rows = ready_session().read.parquet(str(folder / "rows"))
-    trainer, trained = fit(rows, model, epochs, rule, callbacks=[Kill(every_commits=AFTER)])
-    commits = [row for row in trainer.ledger.orderBy("clock").collect() if row["clock"] is not None]
-    last = max(row["attempt"] for row in commits)
-    (worker,) = {row["worker"] for row in commits if row["attempt"] == last}
-    before = [row for row in commits if row["worker"] == worker and row["attempt"] != last]
-    step = sum(row["last_batch"] - row["first_batch"] + 1 for row in before)
-    ((first,),) = (
-        trainer.history.where(f"worker = {worker} and iteration = {step}").selectExpr("double(timestamp)").collect()
-    )
-    return trained, {"first step": first - killed[0]}
+    with tempfile.TemporaryDirectory() as log:
+        SESSION.update(
+            {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.eventLog.dir": log}
+        )
+        spark = ready_session()
+        rows = spark.read.parquet(str(folder / "rows"))
+        trainer, trained = fit(rows, model, epochs, rule, callbacks=[Kill(every_commits=AFTER)])
+        commits = [row for row in trainer.ledger.orderBy("clock").collect() if row["clock"] is not None]
+        last = max(row["attempt"] for row in commits)
+        (worker,) = {row["worker"] for row in commits if row["attempt"] == last}
+        before = [row for row in commits if row["worker"] == worker and row["attempt"] != last]
+        step = sum(row["last_batch"] - row["first_batch"] + 1 for row in before)
+        found = trainer.history.where(f"worker = {worker} and iteration = {step}").selectExpr("double(timestamp)")
+        ((first,),) = found.collect()
+        spark.stop()
+        (launched,) = retries(Path(log))
+    return trained, {"first step": first - launched}
+
+
+def retries(log: Path) -> list[float]:
+    """When Spark launched the tasks that it ran again, from its event log."""
+    lines = [line for file in log.rglob("*") if file.is_file() for line in file.read_text().splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith('{"Event":"SparkListenerTaskStart"')]
+    return [event["Task Info"]["Launch Time"] / 1e3 for event in events if event["Task Info"]["Attempt"]]
 
 
 def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result:
