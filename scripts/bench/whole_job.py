@@ -207,6 +207,7 @@ def retries(log: Path) -> list[float]:
 
 def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result:
     """`pyspark.ml`'s own, over learning rates."""
+    import keras
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
@@ -214,8 +215,8 @@ def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result
 
     rows = ready_session().read.parquet(str(folder / "rows"))
     estimator = KerasEstimator(build(model, RATES[rule]), rules.make(rule, window=WINDOWS[rule]), **settings(epochs))
-    rates = [factor * RATES[rule] for factor in FACTORS]
-    grid = ParamGridBuilder().addGrid(estimator.getParam("learning_rate"), rates).build()
+    optimizers = [keras.optimizers.SGD(factor * RATES[rule]) for factor in FACTORS]
+    grid = ParamGridBuilder().addGrid(estimator.getParam("worker_optimizer"), optimizers).build()
     judge = MulticlassClassificationEvaluator(metricName="accuracy")
     called = time.time()
     found = CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=judge, numFolds=FOLDS, seed=0).fit(
