@@ -7,29 +7,27 @@ import math
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from distkeras.cluster.failures import short_errors
-from distkeras.data.columns import arrow_ready, map_in_arrow
 from distkeras.data.decoding import decoders
 from distkeras.keras_model import archive
 from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.errors import ConfigurationError
-from distkeras.transformers import expressions, serving
+from distkeras.transformers import serving
 from distkeras.transformers.archive_files import load_archive, save_archive
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import HasDecode, HasOutputType, StageTransformer, column_names, integer_from, param
+from distkeras.transformers.prediction import column_type, predicted
 from distkeras.transformers.writing import StageWriter
 
 if TYPE_CHECKING:
     import keras
-    import pyarrow as pa
 
 #: Archives up to here travel in the closure: far below what a Spark Connect message holds.
 _INLINE_BYTES = 4 << 20
@@ -38,20 +36,6 @@ _INLINE_BYTES = 4 << 20
 BATCH_BYTES = 64 << 20
 #: Of a number in a model's arrays, as good as always.
 _NUMBER_BYTES = 4
-
-#: numpy name of an output to the numpy name and Spark type of its column.
-_TYPES: dict[str, tuple[str, T.DataType]] = {
-    "float64": ("float64", T.DoubleType()),
-    "bool": ("bool", T.BooleanType()),
-    "int8": ("int8", T.ByteType()),
-    "uint8": ("int16", T.ShortType()),
-    "int16": ("int16", T.ShortType()),
-    "uint16": ("int32", T.IntegerType()),
-    "int32": ("int32", T.IntegerType()),
-    "uint32": ("int64", T.LongType()),
-    "int64": ("int64", T.LongType()),
-}
-_FLOAT = ("float32", T.FloatType())
 
 
 class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["ModelPredictor"], MLWritable):
@@ -242,53 +226,6 @@ class PackedModel:
             path.write_bytes(self.data)
             spark.addArtifacts(str(path), file=True)
         return serving.ArtifactArchive(path.name)
-
-
-def column_type(dtype: str) -> tuple[str, T.DataType]:
-    """The numpy name and the Spark type of the column for an output of numpy name ``dtype``."""
-    return _TYPES.get(dtype, _FLOAT)
-
-
-def predicted(
-    dataset: DataFrame,
-    packed: PackedModel,
-    features: Sequence[str],
-    columns: Sequence[OutputColumn],
-    limits: tuple[int, int],
-    decode: Mapping[str, Callable[[Any], Any]] | None = None,
-) -> DataFrame:
-    """``dataset`` with the new ``columns``; lazy, like any transformation.
-
-    Args:
-        dataset: the data, or a stream of it.
-        packed: the model.
-        features: a column for each of its inputs.
-        columns: the new ones.
-        limits: rows and bytes of a call.
-        decode: what executors make arrays of a feature's values with, by column; none where they are numbers.
-
-    Raises:
-        ConfigurationError: a new column that is there already.
-        MissingColumnError: no such feature column, or it holds no numbers.
-    """
-    arrow_ready(dataset, features, decode or ())
-    expressions.check_new_columns(dataset, *(column.name for column in columns))
-    fields = [field_of_output(packed, column) for column in columns]
-    plan = packed.plan(dataset.sparkSession, features, columns, limits, decode or {})
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        return serving.predict(plan, batches, context.partitionId() if context else None)
-
-    return map_in_arrow(dataset, run, T.StructType([*dataset.schema.fields, *fields]))
-
-
-def field_of_output(packed: PackedModel, column: OutputColumn) -> T.StructField:
-    """The new column as Spark describes it."""
-    shape, dtype = packed.outputs[column.output]
-    return T.StructField(column.name, column.spark_type(column_type(dtype)[1], len(shape)))
 
 
 def _row_bytes(tensors: Sequence[tuple[tuple[int | None, ...], str]]) -> int:

@@ -21,7 +21,8 @@ from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, arc
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import on_dataframe
-from distkeras.transformers.predictor import PackedModel, column_type, predicted
+from distkeras.transformers.prediction import column_type, predicted
+from distkeras.transformers.predictor import PackedModel
 
 if TYPE_CHECKING:
     import keras

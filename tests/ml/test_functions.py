@@ -61,6 +61,16 @@ def test_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> Non
     np.testing.assert_allclose([row["pair"] for row in found], expected[1], atol=1e-6)
 
 
+def test_probabilities_of_several_outputs_are_arrays(spark: SparkSession, rows: DataFrame) -> None:
+    x = keras.Input((3,))
+    model = keras.Model(x, {name: keras.layers.Dense(2, "softmax", name=name)(x) for name in ("left", "right")})
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    register_function(spark, "sides", model, "probability")
+    expected, found = model.predict(X, verbose=0), results(spark, "sides(list)")
+    for name in ("left", "right"):
+        np.testing.assert_allclose([row[name] for row in found], expected[name], atol=1e-6)
+
+
 def test_what_cannot_work_is_refused(spark: SparkSession, rows: DataFrame) -> None:
     number = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(ConfigurationError, match="classifier"):

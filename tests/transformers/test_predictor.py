@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.linalg import Vectors
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from support.present import present
 
 from distkeras.data.columns import quoted
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
-from distkeras.transformers import LabelIndexTransformer, ModelPredictor, archive_files, predictor
+from distkeras.transformers import LabelIndexTransformer, ModelPredictor, archive_files, prediction, predictor
 
 N = 53
 X = np.random.default_rng(2).normal(size=(N, 4)).astype("float32")
@@ -52,18 +52,28 @@ def rows(spark: SparkSession) -> DataFrame:
     return df.repartitionByRange(3, "id").withColumn("when", F.lit("2020-02-02").cast("timestamp")).cache()
 
 
+@pytest.fixture(params=["function", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How rows reach the model: a function over the features, as PySpark has it from 4.1 on, or all through Python."""
+    if request.param == "python":
+        monkeypatch.setattr(prediction, "arrow_udf", None)
+    elif prediction.arrow_udf is None:
+        pytest.skip("PySpark is older than 4.1")
+
+
 def values(df: DataFrame, name: str = "prediction") -> np.ndarray:
     return np.array([row[name] for row in df.orderBy("id").select(quoted(name)).collect()])
 
 
-@pytest.mark.parametrize("column", ["features", "vector"])
-@pytest.mark.parametrize("batch_size", [1, 7, 1024])
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("column", "batch_size"), [("features", 1), ("features", 1024), ("vector", 7)])
 def test_predictions_are_those_of_keras(rows: DataFrame, model: keras.Model, column: str, batch_size: int) -> None:
     out = ModelPredictor(model, features_col=column, batch_size=batch_size).transform(rows)
     assert out.schema["prediction"].dataType.simpleString() == "array<float>"
     np.testing.assert_allclose(values(out), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("way")
 def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: keras.Model) -> None:
     out = ModelPredictor(model, output_col="p", batch_size=8).transform(rows)
     assert out.columns == [*rows.columns, "p"]
@@ -71,6 +81,7 @@ def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: ke
     assert out.drop("p").collect() == rows.collect()
 
 
+@pytest.mark.usefixtures("way")
 def test_empty_partitions_and_no_rows(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
     stage = ModelPredictor(model)
     few = rows.select("id", "features").where("id < 2").union(rows.select("id", "features").limit(0))
@@ -78,6 +89,7 @@ def test_empty_partitions_and_no_rows(spark: SparkSession, rows: DataFrame, mode
     assert stage.transform(rows.limit(0)).collect() == []
 
 
+@pytest.mark.usefixtures("way")
 def test_small_arrow_batches_are_joined(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "3")
     try:
@@ -98,6 +110,7 @@ def branched(named: bool) -> keras.Model:
     return keras.Model([first, second], [grid, total])
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("named", [False, True])
 def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
     model = branched(named)
@@ -113,6 +126,36 @@ def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
     assert out.schema["grid"].dataType.simpleString() == "array<array<float>>"
     np.testing.assert_allclose(values(out, "grid"), grid, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(values(out, "total"), total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("way")
+def test_vectors_among_several_outputs(rows: DataFrame) -> None:
+    x = keras.Input((4,))
+    model = keras.Model(x, [keras.layers.Dense(3)(x), keras.layers.Dense(1)(x)])
+    out = ModelPredictor(model, output_col=["a", "b"], output_type="vector").transform(rows)
+    assert [out.schema[name].dataType for name in ("a", "b")] == [VectorUDT()] * 2
+    expected = model.predict_on_batch(X)
+    for name, output in zip(("a", "b"), expected, strict=True):
+        found = [row[name].toArray() for row in out.orderBy("id").select(name).collect()]
+        np.testing.assert_allclose(found, output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("way")
+def test_each_row_is_predicted_once_whoever_reads_it(rows: DataFrame, model: keras.Model, tmp_path: Path) -> None:
+    """A condition on the prediction, and values made of it, too."""
+    decoded = tmp_path / "decoded"
+
+    def noted(value: Any) -> Any:
+        with decoded.open("a") as file:
+            file.write(".")
+        return value
+
+    out = ModelPredictor(model, decode=noted).transform(rows)
+    first, second = out["prediction"][0], out["prediction"][1]
+    high = out.where(first > 0.33).withColumn("sum", first + second)
+    expected = model.predict_on_batch(X)
+    assert len(high.select("sum", "prediction").collect()) == int((expected[:, 0] > 0.33).sum()) > 0
+    assert len(decoded.read_text()) == N
 
 
 def test_an_open_extent_comes_from_the_data(spark: SparkSession) -> None:
@@ -224,7 +267,8 @@ def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
     np.testing.assert_allclose(values(stage.transform(rows)), 2 * X)
 
 
-@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", ["a.b", "a`b"])
 def test_columns_have_any_name(rows: DataFrame, model: keras.Model, name: str) -> None:
     df = rows.select("id", rows["features"].alias(name))
     out = ModelPredictor(model, features_col=name, output_col=f"{name}?").transform(df)
