@@ -1,7 +1,7 @@
 """Replicas that outlive a task: the next job with the same model and compilation finds them built and traced.
 
 A Python worker of Spark runs task after task. To build a model and to trace its loop takes longer than a small model's
-epoch, and in a cross-validation each of many fits would do it again.
+epoch, and in a cross-validation over learning rates each of many fits would do it again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
 
-from distkeras.keras_model.compile_arguments import PackedObject
+from distkeras.keras_model.fingerprint import Fingerprint, fingerprint
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.weights_file import ELSEWHERE, WEIGHTS, with_all_weights
@@ -31,11 +30,11 @@ class _Key:
     """What two replicas must share for one to stand in for the other.
 
     Args:
-        build: digest of backend, configuration and arguments of ``compile``.
+        built: how the model is built and compiled; the learning rates may differ.
         weights: digest of the weights' file, which holds more than a center brings.
     """
 
-    build: bytes
+    built: Fingerprint
     weights: bytes
 
 
@@ -73,12 +72,14 @@ class ReplicaCache:
         """The kept replica if it fits; it is not kept any longer in either case."""
         with self._lock:
             kept, self._kept = self._kept, None
-        if key is None or kept is None or kept[0].build != key.build:
+        if key is None or kept is None or kept[0].built.digest != key.built.digest:
             return None
         replica = kept[1]
         if not replica.is_all_loaded and kept[0].weights != key.weights:
             return None
         replica.reset()
+        if key.built.learning_rate is not None:
+            replica.model.optimizer.learning_rate = key.built.learning_rate
         return replica
 
 
@@ -91,29 +92,5 @@ def _key(recipe: Recipe, model_file: bytes) -> _Key | None:
             return None
         config = json.loads(archive.read("config.json"))
         weights = b"".join(archive.read(name) for name in (WEIGHTS, ELSEWHERE) if name in archive.namelist())
-    try:
-        text = json.dumps([recipe.backend, config, recipe.arguments], sort_keys=True, default=_config_of)
-    except TypeError:
-        return None
-    if not _is_all_of_keras(json.loads(text)):
-        return None
-    return _Key(hashlib.sha256(text.encode()).digest(), hashlib.sha256(weights).digest())
-
-
-def _config_of(value: Any) -> Any:
-    if isinstance(value, PackedObject):
-        return value.config
-    raise TypeError(f"must have a configuration. Received: {value!r}")
-
-
-def _is_all_of_keras(config: Any) -> bool:
-    """Whether every class and function that ``config`` names is Keras' own."""
-    if isinstance(config, list):
-        return all(map(_is_all_of_keras, config))
-    if not isinstance(config, dict):
-        return True
-    if "class_name" in config and "config" in config:
-        module = config.get("module")
-        if module is not None and str(module).partition(".")[0] != "keras":
-            return False
-    return all(map(_is_all_of_keras, config.values()))
+    found = fingerprint(recipe, config)
+    return None if found is None else _Key(found, hashlib.sha256(weights).digest())

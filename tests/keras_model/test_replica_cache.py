@@ -108,15 +108,104 @@ def test_it_is_not_kept_after_an_exception() -> None:
         lambda: network("adam"),
         lambda: network(loss="mse"),
         lambda: network(units=8),
-        lambda: network(keras.optimizers.SGD(0.3)),
+        lambda: network(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5))),
+        lambda: network(keras.optimizers.SGD(0.01, momentum=0.9)),
     ],
-    ids=["optimizer", "loss", "layer", "rate"],
+    ids=["optimizer", "loss", "layer", "schedule", "momentum"],
 )
 def test_another_model_or_compilation_gets_another(other: Callable[[], keras.Model]) -> None:
     cache = ReplicaCache()
     with cache.lent(*packed(network())) as first:
         pass
     with cache.lent(*packed(other())) as second:
+        assert second is not first
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_another_learning_rate_is_set(wrapped: bool) -> None:
+    """A wrapped optimizer's is found nowhere but within: such a replica is built anew."""
+
+    def model(rate: float) -> keras.Model:
+        found = keras.Sequential([keras.Input((6,)), layers.Dense(7), layers.Dropout(0.5, seed=3), layers.Dense(3)])
+        optimizer = keras.optimizers.Adam(rate)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        found.compile(keras.optimizers.LossScaleOptimizer(optimizer) if wrapped else optimizer, loss)
+        return found
+
+    data, cache = batches(5), ReplicaCache()
+    with cache.lent(*packed(model(0.01))) as first:
+        start = np.random.default_rng(0).normal(size=first.size).astype(np.float32)
+        trained(first, start, data)
+    recipe, file = packed(model(0.3))
+    with cache.lent(recipe, file) as second:
+        assert (second is first) is not wrapped
+        found = trained(second, start, data)
+    new = trained(KerasReplica(recipe.build(file)), start, data)
+    for one, other in zip(found, new, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with cache.lent(*packed(model(0.01))) as third:
+        assert third.learning_rate == np.float32(0.01)
+
+
+def shared(units: int, swapped: bool) -> keras.Model:
+    """A layer used twice, a wrapped one, and a model within the model."""
+    x = keras.Input((6, units))
+    dense = layers.Dense(units)
+    inner = keras.Sequential([layers.Bidirectional(layers.LSTM(units)), layers.Dense(3, activation="softmax")])
+    first, second = dense(x), layers.Dense(units)(x)
+    parts = [second, dense(first)] if swapped else [dense(first), second]
+    model = keras.Model(x, inner(layers.Subtract()(parts)))
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def test_a_model_that_is_built_once_more_is_the_same_one() -> None:
+    """Whatever Keras calls it and its layers."""
+    cache = ReplicaCache()
+    with cache.lent(*packed(shared(4, swapped=False))) as first:
+        pass
+    again = shared(4, swapped=False)
+    assert again.name != first.model.name
+    with cache.lent(*packed(again)) as second:
+        assert second is first
+    with cache.lent(*packed(shared(4, swapped=True))) as third:
+        assert third is not first
+    with cache.lent(*packed(shared(5, swapped=True))) as fourth:
+        assert fourth is not third
+
+
+def two_headed() -> keras.Model:
+    x = keras.Input((6,))
+    model = keras.Model(x, [layers.Dense(3)(x), layers.Dense(1)(x)])
+    model.compile("sgd", ["mse", "mse"], metrics=[["mae"], ["mae"]])
+    return model
+
+
+def test_names_count_where_metrics_are_named_by_them() -> None:
+    cache = ReplicaCache()
+    one = two_headed()
+    with cache.lent(*packed(one)) as first:
+        pass
+    with cache.lent(*packed(one)) as second:
+        assert second is first
+    with cache.lent(*packed(two_headed())) as third:
+        assert third is not first
+
+
+def test_what_is_shared_counts() -> None:
+    """Two layers of equal settings are not one layer that is used twice."""
+
+    def model(once: bool) -> keras.Model:
+        x = keras.Input((6,))
+        dense = layers.Dense(6)
+        found = keras.Model(x, (dense if once else layers.Dense(6))(dense(x)))
+        found.compile("sgd", "mse")
+        return found
+
+    cache = ReplicaCache()
+    with cache.lent(*packed(model(once=True))) as first:
+        pass
+    with cache.lent(*packed(model(once=False))) as second:
         assert second is not first
 
 
