@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # How long an example takes depends on who else computes; nothing here asserts times.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# The same examples in each run: what fails, fails again. `--hypothesis-profile=explore` looks for others.
+hypothesis.settings.register_profile("explore", UNTIMED)
+hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 #: Folders of tests that start whole programs or jobs. Last, one would keep one process busy while another idles.
 LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "jobs", "job")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
+import random
 import resource
 import select
 import socket
@@ -80,7 +80,7 @@ NOISE = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "tls": bytes.fromhex("16030100c8010000c4"),
     "zeros": bytes(4096),
-    "random": os.urandom(65536),
+    "random": random.Random(0).randbytes(65536),
     "another version": HEADER.pack(MAGIC, VERSION - 1, ANSWER, 2, 18, 64),
     "half a header": HEADER.pack(MAGIC, VERSION, ANSWER, 2, 18, 64)[:11],
     "half a frame": joined(encode(Answer(np.zeros(32, np.uint8), np.zeros(32, np.uint8))))[:-5],

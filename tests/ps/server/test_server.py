@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -275,7 +275,9 @@ class TestRefusals:
             thread.join(patience(20))
             assert errors == []
 
-    @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), os.urandom(4096)])
+    @pytest.mark.parametrize(
+        "noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), random.Random(0).randbytes(4096)]
+    )
     def test_garbage_hurts_nobody_else(self, noise: bytes) -> None:
         with Running(make("downpour")) as running:
             with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
