@@ -44,7 +44,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
     The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
     Python worker loads it once and keeps it for later jobs. Prediction is lazy, like any transformation: a row
     that cannot be predicted from ends the job that reads it, with a BadValueError or ShapeError in the text of
-    Spark's own error that names column, partition and row. The evaluators of this package raise it as such.
+    Spark's own error that names column, partition and row. The evaluators of this package raise it as such. From
+    PySpark 4.1 on a job that reads none of the new columns predicts nothing.
 
     An output of shape ``(n,)`` becomes a column of numbers, ``(n, k)`` arrays (or ML vectors), ``(n, h, k)`` arrays of
     arrays.

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -198,6 +199,37 @@ def with_a_killed_worker(folder: Path, model: str, epochs: int, rule: str) -> Re
     return trained, {"first step": first - launched}
 
 
+def with_memory(
+    folder: Path, model: str, epochs: int, rule: str, *, job: Callable[..., Result], whose: Callable[[], list[int]]
+) -> Result:
+    """Another kind of job, and what its processes hold at most, in GiB."""
+    over, most = threading.Event(), [0.0]
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            most[0] = max(most[0], sum(map(proportional_memory, whose())))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        trained, took = job(folder, model, epochs, rule)
+    finally:
+        over.set()
+        watcher.join()
+    return trained, took | {"memory": most[0]}
+
+
+def proportional_memory(pid: int) -> float:
+    """What a process holds, in GiB; pages that it shares count by its share."""
+    try:
+        (line,) = (
+            line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")
+        )
+    except (OSError, ValueError):  # it has ended meanwhile
+        return 0.0
+    return int(line.split()[1]) / 2**20
+
+
 def retries(log: Path) -> list[float]:
     """When Spark launched the tasks that it ran again, from its event log."""
     lines = [line for file in log.rglob("*") if file.is_file() for line in file.read_text().splitlines()]
@@ -228,6 +260,12 @@ def cross_validation(folder: Path, model: str, epochs: int, rule: str) -> Result
 
 def python_workers() -> list[int]:
     """Spark's, on this machine: what its daemons have forked."""
+    daemons = python_daemons()
+    return [pid for pid, parent in daemons.items() if parent in daemons]
+
+
+def python_daemons() -> dict[int, int]:
+    """Spark's, and the workers that they have forked, with the parent of each."""
     parents, daemons = {}, set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -237,7 +275,7 @@ def python_workers() -> list[int]:
             continue
         if b"-m" in words and any(word.endswith(b"daemon") for word in words):
             daemons.add(int(folder.name))
-    return [pid for pid in daemons if parents[pid] in daemons]
+    return {pid: parents[pid] for pid in daemons}
 
 
 KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
@@ -252,6 +290,9 @@ KINDS: dict[str, Callable[[Path, str, int, str], Result]] = {
     "many of keras": many_of_keras,
     "many of elephas": many_of_elephas,
     "many": cross_validation,
+    "memory of keras": partial(with_memory, job=plain_keras, whose=lambda: [os.getpid()]),
+    "memory of elephas": partial(with_memory, job=elephas, whose=lambda: [*python_daemons()]),
+    "memory": partial(with_memory, job=partial(distkeras, session=ready_session), whose=lambda: [*python_daemons()]),
 }
 
 
