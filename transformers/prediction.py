@@ -41,8 +41,8 @@ _TYPES: dict[str, tuple[str, T.DataType]] = {
 }
 _FLOAT = ("float32", T.FloatType())
 
-#: Of the outputs on their way, where there are several.
-_OUTPUTS = "__distkeras_outputs"
+#: Of the outputs on their way, where there are several, and of the partition's number.
+_OUTPUTS, _PARTITION = "__distkeras_outputs", "__distkeras_partition"
 
 
 class ModelFunction:
@@ -72,6 +72,14 @@ class ModelFunction:
     def columns(self, given: pa.Array | tuple[pa.Array, ...]) -> list[pa.Array]:
         """One column for each input of the model."""
         return list(given) if isinstance(given, tuple) else [given]
+
+
+class _RowsFunction(ModelFunction):
+    """Takes a last column that is no input."""
+
+    def columns(self, given: pa.Array | tuple[pa.Array, ...]) -> list[pa.Array]:
+        """One column for each input of the model."""
+        return super().columns(given)[:-1]
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
@@ -126,22 +134,27 @@ def predicted(
 
 
 def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, fields: Sequence[T.StructField]) -> DataFrame:
-    """Only the features go to Python, and only the outputs come back: the rows stay in the JVM."""
+    """Only the features go to Python, and only the outputs come back: the rows stay in the JVM.
+
+    From Spark 4.3 on, batches of a columnar source such as Parquet go to a function as they are, which fails where the
+    table has ML vectors, given to it or not. A value that only rows have makes rows of them.
+    """
     fields_by_key = {f"output_{number}": field for number, field in enumerate(fields)}
     several = len(fields) > 1
-    function = ModelFunction(plan, list(fields_by_key) if several else None)
+    function = _RowsFunction(plan, list(fields_by_key) if several else None)
     struct = struct_of({key: field.dataType for key, field in fields_by_key.items()})
     call = arrow_udf(function.results, struct if several else fields[0].dataType)
     with drivers_python(dataset):
         # Spark would call a deterministic one wherever the column is named: in a filter, and after it once more.
-        outputs = call.asNondeterministic()(*(F.col(quoted(column.name)) for column in plan.inputs))
+        outputs = call.asNondeterministic()(*(F.col(quoted(column.name)) for column in plan.inputs), F.col(_PARTITION))
+    rows = dataset.select("*", F.spark_partition_id().alias(_PARTITION))
     if not several:
-        return dataset.select("*", outputs.alias(fields[0].name))
+        return rows.select("*", outputs.alias(fields[0].name)).drop(_PARTITION)
     named = []
     for key, field in fields_by_key.items():
         output = F.col(_OUTPUTS)[key]
         named.append((array_to_vector(output) if is_vector(field.dataType) else output).alias(field.name))
-    return dataset.select("*", outputs.alias(_OUTPUTS)).select("*", *named).drop(_OUTPUTS)
+    return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *named).drop(_OUTPUTS, _PARTITION)
 
 
 def _through_python(dataset: DataFrame, plan: serving.PredictionPlan, fields: Sequence[T.StructField]) -> DataFrame:

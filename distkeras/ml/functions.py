@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import SparkSession
 
+_COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 #: The columns of a `KerasModel` that a function can return, and the forms they have.
 _RETURNS = {
     "prediction": ("class", "number", "values", "vector"),
@@ -33,6 +34,10 @@ def register_function(
     It takes a column for each input of the model: numbers, arrays or vectors; or, where there is one input, several
     columns of one number each. It returns what `KerasModel` puts into its columns: of a model with several outputs a
     struct with a field for each, by the outputs' names, in which vectors are arrays.
+
+    Spark 4.3 hands a function the batches of a columnar source such as Parquet as they are, and fails where the table
+    has ML vectors or the function returns them. So this turns
+    ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` off in the session.
 
     Args:
         spark: the session that is to know it.
@@ -60,6 +65,8 @@ def register_function(
     single = len(packed.outputs) == 1
     function = SqlFunction(plan, None if single else names)
     kind = kinds[0] if single else struct_of(dict(zip(names, kinds, strict=True)))
+    if spark.conf.isModifiable(_COLUMNAR_INPUT):  # known, that is
+        spark.conf.set(_COLUMNAR_INPUT, "false")
     spark.udf.register(name, arrow_udf(function.results, kind))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -59,6 +60,18 @@ def test_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> Non
     found = results(spark, "both(a, list)")
     np.testing.assert_allclose([row["shifted"] for row in found], expected[0][:, 0], atol=1e-6)
     np.testing.assert_allclose([row["pair"] for row in found], expected[1], atol=1e-6)
+
+
+def test_a_table_of_vectors_in_parquet(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
+    """Which Spark reads in batches of columns."""
+    rows.write.parquet(str(tmp_path / "rows"))
+    spark.read.parquet(str(tmp_path / "rows")).createOrReplaceTempView("functions_table")
+    model = classifier()
+    register_function(spark, "chances", model, "probability")
+    for argument in ("list", "vector"):
+        answer = spark.sql(f"SELECT id, vector, chances({argument}) AS y FROM functions_table ORDER BY id").collect()
+        assert [row["vector"] for row in answer] == [Vectors.dense(x) for x in X]
+        np.testing.assert_allclose([row["y"].toArray() for row in answer], model.predict(X, verbose=0), atol=1e-6)
 
 
 def test_probabilities_of_several_outputs_are_arrays(spark: SparkSession, rows: DataFrame) -> None:

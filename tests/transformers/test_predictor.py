@@ -82,6 +82,18 @@ def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: ke
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("column", ["features", "vector"])
+@pytest.mark.parametrize("output_type", ["array", "vector"])
+def test_a_table_in_parquet(rows: DataFrame, model: keras.Model, tmp_path: Path, column: str, output_type: str) -> None:
+    """Which Spark reads in batches of columns, vectors among them."""
+    rows.write.parquet(str(tmp_path / "rows"))
+    table = rows.sparkSession.read.parquet(str(tmp_path / "rows"))
+    out = ModelPredictor(model, features_col=column, output_type=output_type).transform(table)
+    np.testing.assert_allclose(values(out), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
+    assert out.drop("prediction").orderBy("id").collect() == rows.orderBy("id").collect()
+
+
+@pytest.mark.usefixtures("way")
 def test_empty_partitions_and_no_rows(spark: SparkSession, rows: DataFrame, model: keras.Model) -> None:
     stage = ModelPredictor(model)
     few = rows.select("id", "features").where("id < 2").union(rows.select("id", "features").limit(0))
