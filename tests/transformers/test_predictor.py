@@ -280,7 +280,7 @@ def test_custom_layers_of_the_notebook_travel(rows: DataFrame) -> None:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("name", ["a.b", "a`b"])
+@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
 def test_columns_have_any_name(rows: DataFrame, model: keras.Model, name: str) -> None:
     df = rows.select("id", rows["features"].alias(name))
     out = ModelPredictor(model, features_col=name, output_col=f"{name}?").transform(df)
