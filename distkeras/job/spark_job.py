@@ -20,6 +20,7 @@ from distkeras.cluster.failures import typed_error
 from distkeras.cluster.session import tasks_python
 from distkeras.data.columns import map_in_arrow
 from distkeras.data.kept_layout import KeptLayout
+from distkeras.data.record_batches import sized_batches
 from distkeras.job.callback_runner import CallbackRunner
 from distkeras.job.hold import Hold
 from distkeras.job.progress import Progress
@@ -245,7 +246,7 @@ class SparkJob:
             yield from task.run(records)
 
         try:
-            with tagged(self._session, self._tag):
+            with tagged(self._session, self._tag), sized_batches(self._session, task.spec):
                 rows = map_in_arrow(_LAYOUT.of(self._stage.df), run, SUMMARY, self._stage.resources).collect()
             self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
