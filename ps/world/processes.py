@@ -67,7 +67,7 @@ class ChildProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        driver, pipe = _process_descriptor(), subprocess.PIPE
+        driver, pipe = _process_descriptor(os.getpid()), subprocess.PIPE
         self._process = subprocess.Popen(
             [*command, *(() if driver is None else ("--driver", str(driver)))],
             stdin=pipe,
@@ -119,6 +119,17 @@ class ChildProcess:
 
     def wait(self, timeout: float) -> bool:
         """See `Child`."""
+        if self._process.poll() is not None:
+            return True
+        descriptor = _process_descriptor(self._process.pid)
+        if descriptor is not None:  # which tells at once; `subprocess` looks every now and then
+            try:
+                end = select.poll()
+                end.register(descriptor, select.POLLIN)
+                end.poll(1000 * timeout)
+            finally:
+                os.close(descriptor)
+            timeout = 0.0
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -134,10 +145,10 @@ class ChildProcess:
         self._output.close()
 
 
-def _process_descriptor() -> int | None:
-    """A descriptor of this process that tells others of its end, whoever has a copy; None where there are none."""
+def _process_descriptor(pid: int) -> int | None:
+    """A descriptor of a process that tells of its end, whoever has a copy; None where there are none."""
     try:
-        return os.pidfd_open(os.getpid())
+        return os.pidfd_open(pid)
     except (AttributeError, OSError):  # another system than Linux, or an old one
         return None
 

@@ -60,15 +60,18 @@ class TestProcess:
     )
     def test_it_dies_with_its_driver(self, forked: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         if not descriptors:
-            monkeypatch.setattr("distkeras.ps.world.processes._process_descriptor", lambda: None)
+            monkeypatch.setattr("distkeras.ps.world.processes._process_descriptor", lambda _: None)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # a driver that is killed before it can close anything
-            process = ServerProcess(ServerSettings(make("downpour"), workers=1))
-            process.start()
-            grandchild = fork_and_pause() if forked else 0
-            os.write(writer, f"{process.pid} {process.address.port} {grandchild}\n".encode())
-            signal.pause()
+            try:
+                process = ServerProcess(ServerSettings(make("downpour"), workers=1))
+                process.start()
+                grandchild = fork_and_pause() if forked else 0
+                os.write(writer, f"{process.pid} {process.address.port} {grandchild}\n".encode())
+                signal.pause()
+            finally:
+                os._exit(1)  # whatever is wrong, no second copy of the tests goes on
         os.close(writer)
         with os.fdopen(reader) as lines:
             pid, port, grandchild = map(int, lines.readline().split())
