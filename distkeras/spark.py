@@ -1,4 +1,4 @@
-"""A Spark session that is ready: its Python workers begin with Keras imported.
+"""A Spark session that is ready: its Python workers begin with Keras imported, and the driver has it, too.
 
 ::
 
@@ -14,6 +14,8 @@ executors run, not be shipped with the job.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -21,6 +23,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from distkeras.cluster.session import is_stopped
+from distkeras.keras_model.first_import import import_keras_whole
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,6 +38,11 @@ CONFIG = {"spark.python.daemon.module": "distkeras.job.daemon"}
 
 #: What workers must find in their environment as it is here, since Keras reads it once, on its first import.
 _ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", "TF_CPP_MIN_LOG_LEVEL")
+
+#: What a session imports when it starts, some of it as Keras does.
+_SPARKS_OWN = ("pandas", "pyarrow", "google.protobuf", "pyspark.sql.classic.dataframe", "pyspark.sql.pandas.map_ops")
+#: For the import of Keras to end once Spark is up; whoever needs it after that waits for it.
+_IMPORT_SECONDS = 120.0
 
 
 def session(
@@ -53,8 +62,9 @@ def session(
             ``spark-submit`` or ``spark.master`` says.
         app_name: of the application.
         config: further settings of Spark; they win over those here.
-        warm_up: begin at once, in the background, with what the first job of a session otherwise waits for: executors,
-            the daemon on each of them, its imports.
+        warm_up: import Keras here while Spark starts, so that what Keras reads of the environment must be there by
+            then; and begin at once, in the background, with what the first job of a session otherwise waits for:
+            executors, the daemon on each of them, its imports.
 
     Raises:
         ConfigurationError: a session without these settings runs already: Spark reads them when it starts.
@@ -78,7 +88,8 @@ def session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with _keras_meanwhile() if warm_up else contextlib.nullcontext():
+        spark = builder.getOrCreate()
     if warm_up:
         threading.Thread(target=_warm_up, args=(spark,), name="distkeras-warm-up", daemon=True).start()
     return spark
@@ -86,6 +97,27 @@ def session(
 
 def _worker_environment() -> dict[str, str]:
     return {f"spark.executorEnv.{name}": os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+
+
+@contextlib.contextmanager
+def _keras_meanwhile() -> Iterator[None]:
+    """Imports Keras in another thread than the one within, which waits for a JVM most of the time."""
+    for name in _SPARKS_OWN:  # two threads that first import the same one at once may find half of it
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    thread = threading.Thread(target=_import_keras, name="distkeras-import", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(_IMPORT_SECONDS)
+
+
+def _import_keras() -> None:
+    try:
+        import_keras_whole()
+    except Exception as error:  # noqa: BLE001 - a driver may do without; whoever imports it is told
+        log.warning("Keras could not be imported: %s", error)
 
 
 def _warm_up(spark: SparkSession) -> None:
@@ -98,4 +130,5 @@ def _warm_up(spark: SparkSession) -> None:
     try:
         spark.range(slots, numPartitions=slots).mapInArrow(through, "id long").collect()
     except Exception as error:  # noqa: BLE001 - whoever needs the workers finds out, and is told; this job needs nothing
-        log.warning("the session could not be warmed up: %s", error)
+        if not is_stopped(spark):
+            log.warning("the session could not be warmed up: %s", error)

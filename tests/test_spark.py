@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import until
+from support.patience import patience, until
 from support.processes import descendants
 
 from distkeras.ps.errors import ConfigurationError
@@ -67,3 +69,32 @@ def test_a_session_that_runs_is_taken(spark: SparkSession) -> None:
 def test_a_session_that_started_otherwise_is_not_taken_for_one(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match=r"spark\.python\.daemon\.module.* Received: a running session"):
         session("local[2]", config={"spark.python.daemon.module": "pyspark.daemon"})
+
+
+SESSION = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+from distkeras.spark import session
+assert "keras" not in sys.modules
+spark = session("local[1]", config={{"spark.ui.enabled": "false", "spark.log.level": "ERROR"}}, warm_up={warm_up})
+print("keras" in sys.modules, spark.range(3).count())
+spark.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "backend", "found", "logged"),
+    [(True, None, True, ""), (False, None, False, ""), (True, "unknown", False, "Keras could not be imported")],
+)
+def test_the_driver_has_keras_when_the_session_is_there(
+    monkeypatch: pytest.MonkeyPatch, warm_up: bool, backend: str | None, found: bool, logged: str
+) -> None:
+    if backend is not None:
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+    command = [sys.executable, "-c", SESSION.format(warm_up=warm_up)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(found), "3"]
+    told = [line for line in done.stderr.splitlines() if "could not be" in line]  # the session ends before it is warm
+    assert len(told) == bool(logged)
+    assert all(line.startswith(logged) for line in told)

@@ -1,4 +1,4 @@
-"""The first import of Keras in a process of Spark's: a third shorter than Python's own.
+"""The first import of Keras in a process: a third shorter than Python's own.
 
 It takes longer than a small model's epochs, each Python worker of a session that has no daemon for it pays it, and
 nobody can be asked to wait for what is not needed.
@@ -24,13 +24,26 @@ def import_keras() -> None:
     """Imports Keras with its backend, which `archive.ensure_backend` has settled, unless this process has them."""
     if "keras" in sys.modules:
         return
-    collects = gc.isenabled()
-    # Hundreds of thousands of objects that are there to stay would be looked through a hundred times.
-    gc.disable()
-    try:
+    with _collecting_later():
         with _absent_here():
             importlib.import_module("keras")
         gc.freeze()  # nor need a later collection look through them, or one between two tasks
+
+
+def import_keras_whole() -> None:
+    """The same for a driver, whose user may draw pictures, and has objects of its own that are not to stay."""
+    if "keras" not in sys.modules:
+        with _collecting_later():
+            importlib.import_module("keras")
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Hundreds of thousands of objects that are there to stay would be looked through a hundred times."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collects:
             gc.enable()

@@ -1,4 +1,4 @@
-"""The first import of Keras in a worker, each in a process of its own."""
+"""The first import of Keras, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -72,4 +72,15 @@ except ValueError as error:
 else:
     raise AssertionError
 assert gc.isenabled() and not any(type(finder).__module__.startswith("distkeras") for finder in sys.meta_path)
+""")
+
+
+def test_a_driver_has_its_pictures_and_lets_go_of_what_it_had() -> None:
+    run("""
+import gc
+from distkeras.keras_model.first_import import import_keras_whole
+import_keras_whole()
+from keras.src.visualization import plot_image_gallery
+assert plot_image_gallery.plt is not None
+assert gc.isenabled() and gc.get_freeze_count() == 0
 """)
