@@ -193,8 +193,6 @@ class Trainer(JobResults):
         )
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
         require_finite(replica)
-        #: For the first job, which need not build it again; an optimizer's state is the workers' alone.
-        self._built = None if self._recipe.optimizer_state else replica
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = server_settings(self.rule, self.settings, arguments)
@@ -334,9 +332,7 @@ class Trainer(JobResults):
         """Settles everything that can be settled without a server; what cannot work fails here."""
         require_batch("df", df)
         callbacks = [*require_callbacks(callbacks), *filter(None, [self.watch])]
-        settings = self.settings
-        built, self._built = self._built, None  # the model that a job ends with is nobody else's
-        replica = self._build_replica() if built is None else built
+        settings, replica = self.settings, self._build_replica()
         rewindable = checkpoint is not None or self.worker_settings.overlap
         spec = replace(self._spec(replica.model, df), rewindable=rewindable)
         require_class_numbers(df, spec)
