@@ -1,7 +1,7 @@
 """How many rows Spark hands a worker at a time.
 
-Spark's own default is a number of rows, whatever they weigh: ten thousand small images are 31 MB, which a worker waits
-for before its first step, and ten thousand large ones more than an executor has.
+Spark's own default is a number of rows, whatever they weigh, and from 4.1 on at most 64 MiB: ten thousand small images
+are 31 MB, which a worker waits for before its first step.
 """
 
 from __future__ import annotations
