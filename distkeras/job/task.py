@@ -20,6 +20,7 @@ import pyarrow as pa
 from distkeras.cluster.failures import shortened
 from distkeras.data.batches import Batch
 from distkeras.data.ordering import RowChecksum
+from distkeras.data.record_stream import RecordStream, connection_to_spark
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
@@ -93,7 +94,7 @@ class Task:
         gpus = context.resources().get("gpu")
         _prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
         try:
-            summary = _TaskAttempt(self, worker, attempt, records).run()
+            summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
         except DistkerasError as error:  # the driver has been told all of it; Spark logs what it gets, several times
             raise shortened(error) from error.__cause__
         yield summary
@@ -109,10 +110,10 @@ class _TaskAttempt:
         records: what Spark sends.
     """
 
-    def __init__(self, task: Task, worker: int, attempt: int, records: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
         settings = task.settings
         self._task = task
-        self._records = _RecordStream(records)
+        self._records = records
         self._position = _Position()
         self._client = WorkerClient(
             task.address,
@@ -170,8 +171,7 @@ class _TaskAttempt:
         if welcome.finished and welcome.stopping:
             return 0, -1
         if welcome.finished:
-            # Spark lost what a predecessor returned, perhaps along with the stream that it read: an end of the stream
-            # that was none looks like the end of the data. The rows are counted again for the driver's check.
+            # Spark lost what a predecessor returned. The rows are counted again for the driver's check.
             rows = self._require_same_rows(welcome)
             return rows, -(-rows // self._task.spec.batch_size)
         with ExitStack() as stack:
@@ -263,26 +263,6 @@ class _TaskAttempt:
         )
         columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
         return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
-
-
-class _RecordStream:
-    """What Spark sends, and whether reading it failed: Spark knows why, and runs the task again if it can."""
-
-    def __init__(self, records: Iterator[pa.RecordBatch]) -> None:
-        self._records = records
-        self.broken = False
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        try:
-            return next(self._records)
-        except StopIteration:
-            raise
-        except BaseException:
-            self.broken = True
-            raise
 
 
 class _Position:

@@ -1,0 +1,34 @@
+"""A task whose input fails half-way sees fewer rows and no error; none of them may be lost for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import Row, SparkSession
+from support.small_jobs import EPOCHS, ROWS, counter
+from support.spark_jobs import counting_rows, counts
+
+from distkeras.data.record_batches import ROWS_SETTING
+
+
+def test_no_row_is_lost_where_reading_the_input_fails_once(spark: SparkSession, tmp_path: Path) -> None:
+    rows, failed = counting_rows(spark, ROWS).coalesce(1), tmp_path / "failed"
+
+    def unreliable(part: Iterable[Row]) -> Iterator[Row]:
+        for number, row in enumerate(part):
+            if number == ROWS // 2 and not failed.exists():
+                failed.touch()
+                raise OSError("this input fails once")
+            yield row
+
+    frame: Any = spark.createDataFrame(rows.rdd.mapPartitions(unreliable), rows.schema)
+    spark.conf.set(ROWS_SETTING, "10")  # the stream is cut between two record batches
+    try:
+        model = counter(workers=1, partitioned_already=True).train(frame)
+    finally:
+        spark.conf.unset(ROWS_SETTING)
+    assert failed.exists()
+    np.testing.assert_array_equal(counts(model), np.full(ROWS, EPOCHS))
