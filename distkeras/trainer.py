@@ -19,6 +19,7 @@ from distkeras.dashboard.watch import JobWatch
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_batch
+from distkeras.data.kept_layout import Arrangement
 from distkeras.data.labels import require_class_numbers
 from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
@@ -36,7 +37,15 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.tracebacks import headline
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.results.job_results import JobOutcome, JobResults
-from distkeras.settings import JobFacts, rule_of, server_settings, told_options, train_settings, worker_settings
+from distkeras.settings import (
+    JobFacts,
+    TrainSettings,
+    rule_of,
+    server_settings,
+    told_options,
+    train_settings,
+    worker_settings,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -352,6 +361,7 @@ class Trainer(JobResults):
         self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
+            arrangement=_arrangement(df, spec, settings, workers),
             spec=spec,
             training=settings,
             model_file=self._model_file,
@@ -392,3 +402,15 @@ class Trainer(JobResults):
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size
         return f"{type(self).__name__}(rule={self.rule}, num_workers={workers}, batch_size={batch_size})"
+
+
+def _arrangement(df: DataFrame, spec: DataSpec, settings: TrainSettings, workers: int) -> Arrangement | None:
+    """Return what decides how the rows of ``df`` are laid out; None where Spark does not move them."""
+    if settings.partitioned_already:
+        return None
+    weights = settings.class_weight or {}
+    names = [column.name for column in spec.columns if not (weights and column.name == CLASS_WEIGHT)]
+    if weights:
+        names += [settings.label_col[0], *filter(None, [settings.sample_weight_col])]
+    made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.sample_weight_col)
+    return Arrangement(df, tuple(dict.fromkeys(names)), made_by)

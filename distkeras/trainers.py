@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distkeras.cluster.actions import in_callers_scope
 from distkeras.cluster.failures import short_errors
 from distkeras.compat import warn_porter
 from distkeras.compat.accessors import DistributedAccessors, Histories, TrainerAccessors, only_table
@@ -365,7 +367,8 @@ class EnsembleTrainer(Histories):
             except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append((number, error))
 
-        threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(count)]
+        runs = [in_callers_scope(table.sparkSession, partial(train, number)) for number in range(count)]
+        threads = [threading.Thread(target=run, daemon=True) for run in runs]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -34,7 +34,7 @@ class SparkAction:
         self._tag = f"{name}-{uuid.uuid4().hex}"
         self._rows: list[Row] = []
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=in_callers_scope(session, self._run), name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -69,6 +69,17 @@ class SparkAction:
             with contextlib.suppress(Exception):  # whatever a session that has ended says
                 cancel_tagged(self._session, self._tag)
             self.ended(_AGAIN_SECONDS)
+
+
+def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Callable[[], None]:
+    """Return ``function`` for another thread, with the calling thread's job group, pool, description and tags.
+
+    Spark keeps these for each thread. Without them, ``cancelJobGroup`` and fair pools have no effect on our Spark jobs.
+    """
+    from pyspark import inheritable_thread_target
+
+    wrapped: Callable[[], None] = inheritable_thread_target(session)(function)
+    return wrapped
 
 
 # A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.

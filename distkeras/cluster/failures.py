@@ -13,7 +13,9 @@ import re
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+from py4j.protocol import Py4JError
 
 from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError, NodeError, WorkerError
 from distkeras.ps.tracebacks import headline, is_library, shown_in_full
@@ -68,7 +70,20 @@ def typed_error(failure: BaseException, python: str) -> DistkerasError:
             f"Received: {lacking[0]}, with {python}",
             remote_traceback=told,
         )
-    return WorkerError(f"Spark must run every task to its end. Received: {headline(told)}", remote_traceback=told)
+    return WorkerError(f"Spark ended the job's tasks: {_innermost(failure)}", remote_traceback=told)
+
+
+def _innermost(failure: BaseException) -> str:
+    """Return the text of what failed first: Py4J's own says only which of its calls an exception came out of."""
+    java: Any = getattr(failure, "java_exception", None)
+    try:
+        while java is not None and java.getCause() is not None:
+            java = java.getCause()
+        if java is not None and java.getMessage():
+            return headline(str(java.getMessage()))
+    except (OSError, Py4JError):  # the JVM has ended
+        pass
+    return headline(str(failure))
 
 
 def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:

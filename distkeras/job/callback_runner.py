@@ -90,6 +90,7 @@ class CallbackRunner:
         connect: makes a connection to the server.
         on_stop: takes the reason why a callback ends the job early; from any thread.
         on_error: takes what a callback raised; from any thread.
+        scope: wraps what a thread runs; called in the thread that makes this object.
     """
 
     def __init__(
@@ -100,11 +101,14 @@ class CallbackRunner:
         *,
         on_stop: Callable[[str], None],
         on_error: Callable[[BaseException], None],
+        scope: Callable[[Callable[[], None]], Callable[[], None]] = lambda run: run,
     ) -> None:
         self._job = _JobView()
         self._threads = [
             _CallbackThread(callback, build_replica, connect(), self._job, on_stop, on_error) for callback in callbacks
         ]
+        for thread in self._threads:
+            thread.run = scope(thread.run)  # type: ignore[method-assign]  # what the thread begins with
 
     def start(self) -> None:
         """Calls them from now on."""

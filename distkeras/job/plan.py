@@ -13,6 +13,7 @@ import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
 from distkeras.cluster.session import context_of, is_local, known_slots, master_of
+from distkeras.data.kept_layout import Arrangement
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import example
 from distkeras.data.spec import DataSpec
@@ -53,6 +54,7 @@ class JobPlan:
 
     Args:
         df: one partition a worker.
+        arrangement: what ``df`` was computed from; None: its rows are not kept for a later job.
         spec: columns, mini-batches, epochs.
         training: what the data and the driver are told.
         model_file: the model.
@@ -68,6 +70,7 @@ class JobPlan:
     """
 
     df: DataFrame
+    arrangement: Arrangement | None
     spec: DataSpec
     training: TrainSettings
     model_file: bytes

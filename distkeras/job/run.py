@@ -65,7 +65,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None = None) -> E
     with held as server, _progress_of(plan) as progress:
         outcome.resumed = Resumed.from_point(server.resumed)
         job = SparkJob(
-            WorkerStage(plan.df, settings.resources),
+            WorkerStage(plan.df, settings.resources, plan.arrangement),
             plan.task(server.address),
             supervisor=server,
             progress=progress,

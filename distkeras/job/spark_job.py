@@ -9,18 +9,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
 from distkeras.callbacks import Callback
-from distkeras.cluster.actions import cancel_tagged, tagged
+from distkeras.cluster.actions import cancel_tagged, in_callers_scope, tagged
 from distkeras.cluster.failures import typed_error
 from distkeras.cluster.session import tasks_python
 from distkeras.data.columns import map_in_arrow
-from distkeras.data.kept_layout import KeptLayout
-from distkeras.data.record_batches import sized_batches
+from distkeras.data.kept_layout import Arrangement, KeptLayout
+from distkeras.data.record_batches import in_sized_batches
 from distkeras.job.callback_runner import CallbackRunner
 from distkeras.job.hold import Hold
 from distkeras.job.progress import Progress
@@ -87,10 +88,17 @@ _Signal = _TasksEnded | _SparkFailed | _StatusArrived | _JobFailed | _StopReques
 
 
 class WorkerStage(NamedTuple):
-    """What Spark runs tasks on: a partition a worker, and what it is to give each task, where a job says."""
+    """What Spark runs tasks on.
+
+    Args:
+        df: one partition a worker.
+        resources: what Spark gives each task, where a job says so.
+        arrangement: what ``df`` was computed from; None: its rows are not kept for a later job.
+    """
 
     df: DataFrame
     resources: ResourceProfile | None = None
+    arrangement: Arrangement | None = None
 
 
 class SparkJob:
@@ -142,6 +150,7 @@ class SparkJob:
             supervisor.connect,
             on_stop=lambda reason: self._signals.put(_StopRequested(reason)),
             on_error=lambda error: self._signals.put(_CallbackFailed(error)),
+            scope=partial(in_callers_scope, self._session),
         )
         self._over = threading.Event()
         self._tag = f"distkeras-{uuid.uuid4().hex}"
@@ -155,8 +164,9 @@ class SparkJob:
             Exception: what a callback raised.
             KeyboardInterrupt: the Spark job is cancelled by then.
         """
-        spark = threading.Thread(target=self._run_tasks, name=f"{self._tag}-spark", daemon=True)
-        watch = threading.Thread(target=self._watch_server, name=f"{self._tag}-server", daemon=True)
+        run_tasks, watch_server = (in_callers_scope(self._session, f) for f in (self._run_tasks, self._watch_server))
+        spark = threading.Thread(target=run_tasks, name=f"{self._tag}-spark", daemon=True)
+        watch = threading.Thread(target=watch_server, name=f"{self._tag}-server", daemon=True)
         spark.start()
         watch.start()
         self.callbacks.start()
@@ -246,8 +256,11 @@ class SparkJob:
             yield from task.run(records)
 
         try:
-            with tagged(self._session, self._tag), sized_batches(self._session, task.spec):
-                rows = map_in_arrow(_LAYOUT.of(self._stage.df), run, SUMMARY, self._stage.resources).collect()
+            with tagged(self._session, self._tag):
+                laid_out = _LAYOUT.of(self._stage.df, self._stage.arrangement)
+                rows = map_in_arrow(
+                    in_sized_batches(laid_out, task.spec), run, SUMMARY, self._stage.resources
+                ).collect()
             self._signals.put(_TasksEnded(rows))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             self._signals.put(_SparkFailed(error))

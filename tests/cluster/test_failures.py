@@ -44,7 +44,7 @@ TASK = (
         (
             "[DIVIDE_BY_ZERO] Division by zero.\n\tat org.apache",
             WorkerError,
-            "Received: [DIVIDE_BY_ZERO] Division by zero.",
+            "Spark ended the job's tasks: [DIVIDE_BY_ZERO] Division by zero.",
         ),
     ],
 )

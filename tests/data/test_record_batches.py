@@ -1,3 +1,5 @@
+"""How many rows of a DataFrame Spark hands to Python at a time."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras.data.columns import Column
-from distkeras.data.record_batches import ROWS_SETTING, rows_of_batch, sized_batches
+from distkeras.data.record_batches import ROWS_SETTING, in_sized_batches, rows_of_batch
 from distkeras.data.spec import DataSpec
 
 
@@ -34,43 +36,35 @@ def test_batches_have_a_size_in_bytes(features: int, rows: int) -> None:
         assert found * (4 * features + 8) <= 4 << 20 < (found + 1) * (4 * features + 8)
 
 
-def test_spark_cuts_batches_of_that_size(spark: SparkSession) -> None:
+def test_spark_cuts_batches_of_that_size_of_this_dataframe_alone(spark: SparkSession) -> None:
     rows = spark.range(0, 5000, numPartitions=1)
-    wide = spec(784)
+    sized = in_sized_batches(rows, spec(784))
+    before = dict(spark.conf.getAll)
+    assert lengths(sized) == [1334, 1334, 1334, 998]
     assert lengths(rows) == [5000]
-    with sized_batches(spark, wide):
-        assert lengths(rows) == [1334, 1334, 1334, 998]
-    assert lengths(rows) == [5000]
+    assert dict(spark.conf.getAll) == before
+    assert SparkSession.getActiveSession() is spark
 
 
 def test_a_shuffle_is_planned_with_it_too(spark: SparkSession) -> None:
-    """Spark plans what follows a shuffle anew, once that is over."""
-    with sized_batches(spark, spec(784)):
-        found = lengths(spark.range(0, 5000, numPartitions=2).repartition(1))
+    """Spark plans what follows a shuffle once that is over."""
+    found = lengths(in_sized_batches(spark.range(0, 5000, numPartitions=2).repartition(1), spec(784)))
     assert sum(found) == 5000
     assert max(found) == 1334
 
 
-def test_whoever_says_how_many_has_that_many(spark: SparkSession) -> None:
+def test_the_users_own_setting_stays_in_force(spark: SparkSession) -> None:
     spark.conf.set(ROWS_SETTING, "3000")
     try:
-        with sized_batches(spark, spec(784)):
-            assert lengths(spark.range(0, 5000, numPartitions=1)) == [3000, 2000]
-        assert spark.conf.get(ROWS_SETTING) == "3000"
+        assert lengths(in_sized_batches(spark.range(0, 5000, numPartitions=1), spec(784))) == [3000, 2000]
     finally:
         spark.conf.unset(ROWS_SETTING)
 
 
-def test_what_is_set_meanwhile_stays(spark: SparkSession) -> None:
+def test_rows_that_spark_keeps_are_read_from_where_they_are_kept(spark: SparkSession) -> None:
+    rows = spark.range(10).persist()
     try:
-        with sized_batches(spark, spec(784)):
-            spark.conf.set(ROWS_SETTING, "7")
-        assert spark.conf.get(ROWS_SETTING) == "7"
+        plan = in_sized_batches(rows, spec(784))._jdf.queryExecution().withCachedData().toString()  # noqa: SLF001 - PySpark has no public way to a plan
     finally:
-        spark.conf.unset(ROWS_SETTING)
-
-
-def test_it_ends_with_an_error_as_well(spark: SparkSession) -> None:
-    with pytest.raises(ZeroDivisionError), sized_batches(spark, spec(784)):
-        raise ZeroDivisionError
-    assert spark.conf.get(ROWS_SETTING) == "10000"
+        rows.unpersist()
+    assert "InMemoryRelation" in plan

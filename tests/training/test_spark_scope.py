@@ -1,0 +1,76 @@
+"""Spark jobs of a training belong to the job group, the pool and the description that its caller has set."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support.patience import patience
+from support.small_jobs import ROWS, counter
+from support.spark_jobs import assert_nothing_left, counting_rows
+
+from distkeras.callbacks import Callback, CallbackContext
+from distkeras.ps.errors import DistkerasError
+
+
+class LooksAtItsScope(Callback):
+    """Keeps what a Spark action of a callback would run under."""
+
+    every_commits = 1
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self.found: set[str | None] = set()
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Look at this thread's properties."""
+        self.found.add(self._spark.sparkContext.getLocalProperty("spark.jobGroup.id"))
+
+
+@contextlib.contextmanager
+def job_group(spark: SparkSession, name: str, **properties: str) -> Any:
+    context = spark.sparkContext
+    context.setJobGroup(name, "what the user calls it")
+    for key, value in properties.items():
+        context.setLocalProperty(key, value)
+    try:
+        yield
+    finally:
+        for key in (*properties, "spark.jobGroup.id", "spark.job.description"):
+            context.setLocalProperty(key, None)  # type: ignore[arg-type]  # that removes it
+
+
+def test_a_trainings_jobs_have_its_callers_group(spark: SparkSession) -> None:
+    looks = LooksAtItsScope(spark)
+    rows = counting_rows(spark, ROWS)
+    with job_group(spark, "the user's group"):
+        counter().train(rows, callbacks=[looks])
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("the user's group")
+    assert len(jobs) >= 1
+    assert looks.found == {"the user's group"}
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+
+
+def test_a_cancelled_group_ends_the_training(spark: SparkSession) -> None:
+    rows = counting_rows(spark, ROWS)
+    begun = threading.Event()
+
+    class Tells(Callback):
+        every_commits = 1
+
+        def on_center(self, context: CallbackContext) -> None:
+            begun.set()
+
+    def cancel() -> None:
+        if begun.wait(patience(120)):
+            spark.sparkContext.cancelJobGroup("to be cancelled")
+
+    canceler = threading.Thread(target=cancel)
+    canceler.start()
+    with job_group(spark, "to be cancelled"), pytest.raises(DistkerasError, match="cancel"):
+        counter(num_epoch=100_000).train(rows, callbacks=[Tells()])
+    canceler.join(patience(60))
+    assert_nothing_left()
