@@ -6,6 +6,7 @@ The log is left out too, for it only ever grows; `directory` writes its new part
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,11 +134,22 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
 
 
 def sum_of_rows(state: State) -> int | None:
-    """The sum over the job's rows (`row_sums`); None where it does not tell: some partition was not read to its end."""
-    leases = state.header["leases"].values()
-    if len(leases) < state.header["workers"] or any(each["epoch"] < 1 or each["checksum"] < 0 for each in leases):
+    """Return the sum over the job's rows (`row_sums`); None if some partition was not read to its end."""
+    header = state.header
+    if len(header["leases"]) < header["workers"]:
         return None
-    return sum_of(each["checksum"] for each in leases)
+    with_rows = [lease for lease in header["leases"].values() if _has_rows(lease, header)]
+    if any(lease["epoch"] < 1 or lease["checksum"] < 0 for lease in with_rows):
+        return None
+    return sum_of(lease["checksum"] for lease in with_rows)
+
+
+def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
+    """Return whether a partition has rows, or may have: only an empty one leaves without a commit.
+
+    In a job that ended early a partition may have left before it began.
+    """
+    return bool(lease["sequence"] or not lease["finished"] or header["ends_early"])
 
 
 def _restore_lease(lease: PartitionLease, values: dict[str, Any]) -> None:
@@ -152,8 +164,7 @@ def _first_open_epoch(header: dict[str, Any]) -> int:
     leases = list(header["leases"].values())
     if len(leases) < header["workers"]:
         return 0
-    # Who left without a commit has no rows, and nothing to end; but in a job that ended early it may not have begun.
-    with_rows = [lease for lease in leases if lease["sequence"] or not lease["finished"] or header["ends_early"]]
+    with_rows = [lease for lease in leases if _has_rows(lease, header)]
     epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
     return min(epochs) if with_rows else max(epochs)
 

@@ -63,3 +63,16 @@ def test_another_number_of_workers_finds_other_rows_before_any_work(
     again.train(clouds, checkpoint=tmp_path, resume=True)
     assert again.resumed is not None
     assert again.resumed.exact
+
+
+def test_an_empty_partition_hides_no_other_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Equal rows share a partition: of four, two have none."""
+    x, y = np.repeat([[0.0, 1.0], [2.0, 3.0]], 16, axis=0).astype(np.float32), np.repeat([0, 1], 16).astype(np.int32)
+    first = trainer_of(num_workers=4)
+    first.train(table(spark, x, y), checkpoint=tmp_path)
+    trained = {row["worker"] for row in first.commits.collect()}
+    assert len(trained) < 4
+    others = table(spark, x + 1, y)
+    with pytest.raises(LedgerError, match=r"must be the same rows again: checksum 0x[0-9a-f]{8} of all rows"):
+        trainer_of(num_workers=3, num_epoch=2).train(others, checkpoint=tmp_path, resume=True)
+    trainer_of(num_workers=3, num_epoch=2).train(table(spark, x, y), checkpoint=tmp_path, resume=True)

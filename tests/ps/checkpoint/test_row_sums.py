@@ -40,8 +40,11 @@ def test_another_order_changes_the_checksum() -> None:
     assert checksum(HASHES[::-1]) != checksum(HASHES)
 
 
-def lease(epoch: int, checksum: int = 5 << 32) -> dict[str, Any]:
-    return {"epoch": epoch, "checksum": checksum}
+def lease(epoch: int, checksum: int = 5 << 32, *, sequence: int = 3, finished: bool = False) -> dict[str, Any]:
+    return {"epoch": epoch, "checksum": checksum, "sequence": sequence, "finished": finished}
+
+
+EMPTY = lease(0, -1, sequence=0, finished=True)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +54,15 @@ def lease(epoch: int, checksum: int = 5 << 32) -> dict[str, Any]:
         ([lease(1), lease(0)], None),
         ([lease(1), lease(1, -1)], None),
         ([lease(1)], None),
+        ([lease(1), EMPTY], 5),
     ],
-    ids=["all read", "one in its first epoch", "one that another job has read", "one that has not joined"],
+    ids=["all read", "one in its first epoch", "one that another job has read", "one that has not joined", "one empty"],
 )
 def test_it_is_known_once_every_partition_was_read_to_its_end(leases: list[Any], known: int | None) -> None:
-    header = {"workers": 2, "leases": dict(enumerate(leases))}
+    header = {"workers": 2, "leases": dict(enumerate(leases)), "ends_early": False}
     assert sum_of_rows(State(header, {})) == known
+
+
+def test_a_partition_that_left_a_job_that_ended_early_may_have_rows() -> None:
+    header = {"workers": 2, "leases": {0: lease(1), 1: EMPTY}, "ends_early": True}
+    assert sum_of_rows(State(header, {})) is None
