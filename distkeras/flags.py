@@ -75,6 +75,8 @@ class TomlArgumentParser(argparse.ArgumentParser):
                     raise ConfigurationError(f"`{key}` in {path} must be true or false. Received: {key}={value!r}")
                 yield flag if value else option.option_strings[1]
             elif option.nargs == "+":
+                if isinstance(value, Mapping):
+                    value = [f"{name}={part}" for name, part in value.items()]
                 yield from [flag, *map(str, value if isinstance(value, list) else [value])]
             else:
                 yield f"{flag}={value}"
@@ -94,6 +96,14 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def columns_of(texts: Sequence[str]) -> list[str] | dict[str, str]:
+    """Return a mapping where each text is NAME=COLUMN and there are several; else the columns as they are."""
+    pairs = [text.partition("=") for text in texts]
+    if len(texts) > 1 and all(name and separator and column for name, separator, column in pairs):
+        return {name: column for name, _, column in pairs}
+    return list(texts)
+
+
 def values_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """NAME=VALUE pairs as a mapping; the last of a name counts. Values are JSON where they can be, else text."""
     return {name: json_or_text(text) for name, text in pairs}
@@ -102,6 +112,9 @@ def values_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 #: A flag and its opposite; NAME=VALUE pairs, any number of times.
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
 PAIRS: dict[str, Any] = {"nargs": "+", "action": "extend", "type": _pair, "default": [], "metavar": "NAME=VALUE"}
+
+#: Columns in the model's order; or NAME=COLUMN for each of its inputs or outputs.
+COLUMNS: dict[str, Any] = {"nargs": "+", "metavar": "COLUMN"}
 
 #: What a flag takes: by the keyword's annotation, or by its name.
 _KINDS: dict[str, dict[str, Any]] = {
@@ -112,7 +125,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "str": {},
     "Any": {},
     "int | str": {"type": json_or_text, "metavar": "N"},
-    "str | Sequence[str]": {"nargs": "+", "metavar": "COLUMN"},
+    "str | Sequence[str] | Mapping[str, str]": COLUMNS,
     "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
     "Mapping[int, float]": PAIRS | {"metavar": "CLASS=VALUE"},
     "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},
@@ -151,6 +164,9 @@ def trainer_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     flags = {name: getattr(arguments, _FLAGS.get(name, name)) for name in _keywords()}
     given = {name: value for name, value in flags.items() if value is not None and value != []}
+    for name in ("features_col", "label_col"):
+        if name in given:
+            given[name] = columns_of(given[name])
     if "class_weight" in given:
         weights = values_of(given["class_weight"])
         try:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from distkeras.data.binding import listed, names_of
 from distkeras.data.class_weight import require_class_weight
 from distkeras.data.decoding import decoders
-from distkeras.data.schema import names_of
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -55,8 +55,8 @@ class TrainSettings:
         ConfigurationError: one of them cannot work.
     """
 
-    features_col: tuple[str, ...] = ("features",)
-    label_col: tuple[str, ...] = ("label",)
+    features_col: tuple[str, ...] | dict[str, str] = ("features",)
+    label_col: tuple[str, ...] | dict[str, str] = ("label",)
     sample_weight_col: str | None = None
     class_weight: dict[int, float] | None = None
     decode: dict[str, Callable[[Any], Any]] | None = None
@@ -86,7 +86,7 @@ class TrainSettings:
         }
         for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 1)):
             checked[name] = require_integer(name, getattr(self, name), least)
-        checked["decode"] = decoders(self.decode, checked["features_col"]) or None
+        checked["decode"] = decoders(self.decode, listed(checked["features_col"])) or None
         if self.num_workers is not None:
             checked["num_workers"] = require_integer("num_workers", self.num_workers)
         for name in ("stall_after", "log_every"):
@@ -124,8 +124,8 @@ class TrainSettings:
     def row_settings(self) -> dict[str, Any]:
         """What decides which rows a mini-batch has, JSON-ready: a job that is resumed must have them the same."""
         return {
-            "features": list(self.features_col),
-            "labels": list(self.label_col),
+            "features": _json_columns(self.features_col),
+            "labels": _json_columns(self.label_col),
             "batch_size": self.batch_size,
             "seed": self.seed,
             "shuffle": self.shuffle,
@@ -134,6 +134,10 @@ class TrainSettings:
             "partitioned_already": self.partitioned_already,
             **({} if self.decode is None else {"decode": {name: _name(one) for name, one in self.decode.items()}}),
         }
+
+
+def _json_columns(columns: tuple[str, ...] | dict[str, str]) -> list[str] | dict[str, str]:
+    return columns if isinstance(columns, dict) else list(columns)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from distkeras.cluster.failures import short_errors
 from distkeras.cluster.session import default_workers, driver_host, server_host
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.watch import JobWatch
+from distkeras.data.binding import listed
 from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_batch
@@ -76,9 +77,9 @@ class Trainer(JobResults):
             state that it is in, or "sgd".
         loss, metrics, loss_weights, weighted_metrics: as in `keras.Model.compile`. Default: the model's own.
         features_col: column, or columns in the order of the model's inputs: numbers, arrays of them, or ML vectors;
-            reshaped to the input.
-        label_col: column or columns, in the order of the outputs. Integer classes for the sparse cross-entropy, else
-            values that fill the output's shape.
+            reshaped to the input. A mapping where the inputs are a dictionary: {"user": "user_column", ...}.
+        label_col: column or columns, in the order of the outputs; a mapping where these are a dictionary. Integer
+            classes for the sparse cross-entropy, else values that fill the output's shape.
         sample_weight_col: column with one weight a row.
         class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
             those that it does not name.
@@ -147,8 +148,8 @@ class Trainer(JobResults):
         metrics: Sequence[Any] | None = None,
         loss_weights: Any = None,
         weighted_metrics: Sequence[Any] | None = None,
-        features_col: str | Sequence[str] = "features",
-        label_col: str | Sequence[str] = "label",
+        features_col: str | Sequence[str] | Mapping[str, str] = "features",
+        label_col: str | Sequence[str] | Mapping[str, str] = "label",
         sample_weight_col: str | None = None,
         class_weight: Mapping[int, float] | None = None,
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
@@ -348,7 +349,7 @@ class Trainer(JobResults):
         rows = df
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
-            rows = weighted(df, settings.label_col[0], settings.class_weight, settings.sample_weight_col)
+            rows = weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
         require_fit(replica, spec)
         in_cluster = settings.server == "cluster"
@@ -411,6 +412,6 @@ def _arrangement(df: DataFrame, spec: DataSpec, settings: TrainSettings, workers
     weights = settings.class_weight or {}
     names = [column.name for column in spec.columns if not (weights and column.name == CLASS_WEIGHT)]
     if weights:
-        names += [settings.label_col[0], *filter(None, [settings.sample_weight_col])]
+        names += [listed(settings.label_col)[0], *filter(None, [settings.sample_weight_col])]
     made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.sample_weight_col)
     return Arrangement(df, tuple(dict.fromkeys(names)), made_by)

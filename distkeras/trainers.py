@@ -19,6 +19,7 @@ from distkeras.compat import warn_porter
 from distkeras.compat.accessors import DistributedAccessors, Histories, TrainerAccessors, only_table
 from distkeras.compat.documents import documented
 from distkeras.compat.refusals import RULES, RefusedClass, refusal
+from distkeras.data.binding import listed
 from distkeras.data.columns import quoted
 from distkeras.data.dataframe import field_of, require_batch
 from distkeras.keras_model.archive import require_model
@@ -356,7 +357,7 @@ class EnsembleTrainer(Histories):
 
         table, count, settings = only_table(df, dataframe), len(self.trainers), self.trainers[0].settings
         require_batch("df", table)
-        names = (*settings.features_col, *settings.label_col)
+        names = (*listed(settings.features_col), *listed(settings.label_col))
         columns = [F.col(quoted(field_of(table.schema.fields, name).name)) for name in names]
         part = F.pmod(F.xxhash64(F.lit(settings.seed), *columns), F.lit(count))
         failures: list[tuple[int, BaseException]] = []

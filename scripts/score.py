@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import KerasEstimator, KerasModel
-from distkeras.flags import SWITCH, TomlArgumentParser, texts_of_arguments
+from distkeras.flags import SWITCH, TomlArgumentParser, columns_of, texts_of_arguments
 from distkeras.keras_model import archive
 from distkeras.ml.params import KEYWORDS
 from distkeras.ps.errors import ConfigurationError, DistkerasError
@@ -96,6 +96,7 @@ def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keywords of `KerasModel` that were given."""
     found = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
     found = {keyword: value for keyword, value in found.items() if value is not None}
+    found = {keyword: columns_of(value) if isinstance(value, list) else value for keyword, value in found.items()}
     return {
         keyword: value[0] if isinstance(value, list) and len(value) == 1 else value for keyword, value in found.items()
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Transformer
@@ -60,6 +60,17 @@ def column_names(value: Any) -> list[str]:
     if not found or len(set(found)) != len(found):
         raise ValueError
     return [column_name(name) for name in found]
+
+
+def columns_by_name(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return a mapping from names of a model's inputs or outputs to distinct columns."""
+    names = [column_name(name) for name in value]
+    return dict(zip(names, column_names(value.values()), strict=True))
+
+
+def names_or_mapping(value: Any) -> list[str] | dict[str, str]:
+    """Return a list of column names, of one where it is a name alone; or a mapping to column names."""
+    return columns_by_name(value) if isinstance(value, Mapping) else column_names(value)
 
 
 def finite_float(value: Any) -> float:

@@ -15,6 +15,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras.cluster.failures import short_errors
+from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.decoding import decoders
 from distkeras.keras_model import archive
 from distkeras.keras_model.registered import config_of, object_of
@@ -22,7 +23,14 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import serving
 from distkeras.transformers.archive_files import load_archive, save_archive
 from distkeras.transformers.outputs import OutputColumn
-from distkeras.transformers.params import HasDecode, HasOutputType, StageTransformer, column_names, integer_from, param
+from distkeras.transformers.params import (
+    HasDecode,
+    HasOutputType,
+    StageTransformer,
+    integer_from,
+    names_or_mapping,
+    param,
+)
 from distkeras.transformers.prediction import column_type, predicted
 from distkeras.transformers.writing import StageWriter
 
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 #: Archives up to here travel in the closure: far below what a Spark Connect message holds.
 _INLINE_BYTES = 4 << 20
 
+#: What a parameter of columns takes.
+COLUMNS = "a name, distinct names, or a mapping: name of an input or output of the model to a distinct name"
 #: Of the inputs and outputs of a call of the model, unless told otherwise.
 BATCH_BYTES = 64 << 20
 #: Of a number in a model's arrays, as good as always.
@@ -54,8 +64,10 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
     Args:
         keras_model: a built Functional or Sequential model of any backend.
         features_col: one column for each input of the model, in its order: numbers, arrays (nested like the
-            input or flat) or vectors. Default ``"features"``.
-        output_col: one new column for each output, in the model's order. Default ``"prediction"``.
+            input or flat) or vectors. A mapping where the inputs are a dictionary: {"user": "user_column", ...}.
+            Default ``"features"``.
+        output_col: one new column for each output, in the model's order; a mapping where the outputs are a dictionary.
+            Default ``"prediction"``.
         batch_size: rows a call of the model, at most; default 1024.
         batch_bytes: of the inputs and outputs of a call, at most, so that large rows come in smaller batches; default
             64 MiB.
@@ -71,8 +83,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
-    features_col = param("features_col", "columns to predict from", column_names, "a name, or distinct names")
-    output_col = param("output_col", "new columns", column_names, "a name, or distinct names")
+    features_col = param("features_col", "columns to predict from", names_or_mapping, COLUMNS)
+    output_col = param("output_col", "new columns", names_or_mapping, COLUMNS)
     batch_size = param("batch_size", "rows a call of the model, at most", integer_from(1), "a positive integer")
     batch_bytes = param(
         "batch_bytes", "of the inputs and outputs of a call, at most", integer_from(1), "a positive integer"
@@ -82,8 +94,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
     def __init__(
         self,
         keras_model: keras.Model | PackedModel | None = None,
-        features_col: str | Sequence[str] | None = None,
-        output_col: str | Sequence[str] | None = None,
+        features_col: str | Sequence[str] | Mapping[str, str] | None = None,
+        output_col: str | Sequence[str] | Mapping[str, str] | None = None,
         batch_size: int | None = None,
         output_type: str | None = None,
         custom_objects: Mapping[str, Any] | None = None,
@@ -124,24 +136,17 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         Raises:
             ConfigurationError: `decode` is neither a function for the only column nor a dictionary of them.
         """
-        features = self._required("features_col")
+        features = listed(names_of(self._required("features_col"), "features_col"))
         found = decoders(self.getOrDefault("decode"), features)
-        if unknown := sorted(found.keys() - features):
-            raise ConfigurationError(f"`decode` must be of the columns {features}. Received: decode of {unknown}")
+        if unknown := sorted(found.keys() - set(features)):
+            raise ConfigurationError(f"`decode` must be of the columns {list(features)}. Received: decode of {unknown}")
         return found
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
-        features, outputs = self._required("features_col"), self._required("output_col")
+        features = packed.input_parts.bound(self._required("features_col"), "features_col")
+        outputs = packed.output_parts.bound(self._required("output_col"), "output_col")
         vectors = self._required("output_type") == "vector"
-        for keyword, names, shapes in (
-            ("features_col", features, [shape for shape, _ in packed.inputs]),
-            ("output_col", outputs, [shape for shape, _ in packed.outputs]),
-        ):
-            if len(names) != len(shapes):
-                raise ConfigurationError(
-                    f"`{keyword}` must name {len(shapes)} columns, for shapes {shapes}. Received: {names}"
-                )
         forms = ["vector" if len(shape) == 1 and vectors else "values" for shape, _ in packed.outputs]
         columns = [
             OutputColumn(name, number, form, column_type(packed.outputs[number][1])[0])
@@ -179,6 +184,7 @@ class PackedModel:
         self.data = archive.to_bytes(model)
         self.inputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "inputs")]
         self.outputs = [_shape_and_dtype(tensor) for tensor in _tensors(model, "outputs")]
+        self.input_parts, self.output_parts = inputs_of(model), outputs_of(model)
         for shape, _ in self.inputs:
             if shape.count(None) > 1:
                 raise ConfigurationError(

@@ -9,9 +9,10 @@ import numpy as np
 
 from distkeras.cluster.failures import short_errors
 from distkeras.data.batches import Batch
+from distkeras.data.binding import GivenColumns
 from distkeras.data.dataframe import require_dataframe
 from distkeras.data.local import collect
-from distkeras.data.schema import data_spec, names_of
+from distkeras.data.schema import data_spec
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -124,8 +125,8 @@ class KerasGradient:
         model: keras.Model,
         df: DataFrame,
         *,
-        features_col: str | Sequence[str] = "features",
-        label_col: str | Sequence[str] = "label",
+        features_col: GivenColumns = "features",
+        label_col: GivenColumns = "label",
         sample_weight_col: str | None = None,
         max_bytes: int = 1 << 30,
         loss: Any = None,
@@ -155,8 +156,8 @@ class KerasGradient:
         spec = data_spec(
             compiled,
             df,
-            features=names_of(features_col, "features_col"),
-            labels=names_of(label_col, "label_col"),
+            features=features_col,
+            labels=label_col,
             weight=sample_weight_col,
             batch_size=_ROWS,
             epochs=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -228,11 +227,11 @@ class DistributedAccessors(TrainerAccessors):
         """Makes ``factor`` times `num_workers` partitions, each of which is a worker here: they train in waves."""
         self._parallelism = require_integer("factor", factor)
 
-    def get_features_column(self) -> str | list[str]:
+    def get_features_column(self) -> str | list[str] | dict[str, str]:
         """`features_col`."""
         return _as_given(self.settings.features_col)
 
-    def get_label_column(self) -> str | list[str]:
+    def get_label_column(self) -> str | list[str] | dict[str, str]:
         """`label_col`."""
         return _as_given(self.settings.label_col)
 
@@ -265,5 +264,7 @@ class DistributedAccessors(TrainerAccessors):
         self.server_settings = replace(self.server_settings, rule=self.rule)
 
 
-def _as_given(names: Sequence[str]) -> str | list[str]:
+def _as_given(names: tuple[str, ...] | dict[str, str]) -> str | list[str] | dict[str, str]:
+    if isinstance(names, dict):
+        return names
     return names[0] if len(names) == 1 else list(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
@@ -40,8 +40,8 @@ class ModelPredictor(new.ModelPredictor, Predictor):
     def __init__(
         self,
         keras_model: keras.Model | new.PackedModel | None = None,
-        features_col: str | Sequence[str] | None = None,
-        output_col: str | Sequence[str] | None = None,
+        features_col: str | Sequence[str] | Mapping[str, str] | None = None,
+        output_col: str | Sequence[str] | Mapping[str, str] | None = None,
         batch_size: int | None = None,
         output_type: str | None = None,
         **options: Any,

@@ -107,8 +107,10 @@ def map_in_arrow(
         )
 
 
-def arrow_ready(df: DataFrame, names: Iterable[str], encoded: Container[str] = ()) -> DataFrame:
-    """The named columns of `df`, as numbers or (nested) arrays of numbers; `encoded` ones as they are.
+def arrow_ready(
+    df: DataFrame, names: Iterable[str], encoded: Container[str] = (), exact: Container[str] = ()
+) -> DataFrame:
+    """Return the named columns of `df`, as numbers or (nested) arrays of numbers; `encoded` ones as they are.
 
     Vectors (`VectorUDT`, dense or sparse) become arrays of float32, decimals become doubles, booleans
     bytes; nulls stay null. A name given twice, as by an autoencoder, is selected once. Only expressions
@@ -118,6 +120,7 @@ def arrow_ready(df: DataFrame, names: Iterable[str], encoded: Container[str] = (
         df: any DataFrame.
         names: columns to keep, in this order.
         encoded: those among them that executors decode.
+        exact: those whose vectors become arrays of float64, since float32 does not hold every integer.
 
     Raises:
         MissingColumnError: `df` has no such column.
@@ -126,10 +129,11 @@ def arrow_ready(df: DataFrame, names: Iterable[str], encoded: Container[str] = (
     """
     fields = df.schema.fields
     kinds = {name: field_of(fields, name).dataType for name in names}
-    return df.select(*(_ready(name, kind, name in encoded).alias(name) for name, kind in kinds.items()))
+    ready = (_ready(name, kind, name in encoded, name in exact).alias(name) for name, kind in kinds.items())
+    return df.select(*ready)
 
 
-def _ready(name: str, kind: DataType, encoded: bool) -> SparkColumn:
+def _ready(name: str, kind: DataType, encoded: bool, exact: bool) -> SparkColumn:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
@@ -139,7 +143,7 @@ def _ready(name: str, kind: DataType, encoded: bool) -> SparkColumn:
     require_numbers(name, kind)
     if is_vector(kind):
         # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
-        return F.when(column.isNotNull(), vector_to_array(column, "float32"))
+        return F.when(column.isNotNull(), vector_to_array(column, "float64" if exact else "float32"))
     target = _number_type(kind)
     return column if target == kind else column.cast(target)
 

@@ -51,7 +51,7 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
     """
     if workers < 1:
         raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers!r}")
-    ready = arrow_ready(df, (column.name for column in spec.columns), spec.encoded)
+    ready = arrow_ready(df, (column.name for column in spec.columns), spec.encoded, spec.whole)
     if ROW_HASH.casefold() in (name.casefold() for name in ready.columns):
         raise ConfigurationError(f"no column may have the name {ROW_HASH!r}. Received: columns={ready.columns}")
 

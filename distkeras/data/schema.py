@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Batch
+from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import field_of, is_scalar, known_length, require_numbers
 from distkeras.data.labels import require_length
@@ -25,20 +26,12 @@ _ONE_HOT = ("CategoricalCrossentropy", "categorical_crossentropy")
 _SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 
-def names_of(columns: str | Sequence[str], argument: str) -> tuple[str, ...]:
-    """One column name or several, as a tuple."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns) if isinstance(columns, Iterable) else ()
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigurationError(f"`{argument}` must be a column name or several. Received: {argument}={columns!r}")
-    return names
-
-
 def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by its keyword
     model: keras.Model,
     df: DataFrame,
     *,
-    features: tuple[str, ...],
-    labels: tuple[str, ...],
+    features: GivenColumns,
+    labels: GivenColumns,
     weight: str | None,
     batch_size: int,
     epochs: int,
@@ -47,16 +40,16 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
     spool_bytes: int,
     decode: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> DataSpec:
-    """The data plane's part of the job for a compiled ``model`` and ``df``.
+    """Return the data plane's part of the job for a compiled ``model`` and ``df``.
 
-    A label column fills the shape of its output, but for the sparse cross-entropy, where it holds class numbers in
-    [0, classes).
+    ``features`` and ``labels`` are columns as the trainer takes them; see `binding`. A label
+    column fills the shape of its output; for the sparse cross-entropy it holds class numbers in [0, classes).
 
     Raises:
         MissingColumnError: a column is not in ``df``.
         ColumnTypeError: a column holds no numbers.
-        ConfigurationError: another number of columns than of inputs or outputs, an open shape, an input of text, or a
-            cross-entropy over classes on an output of one number.
+        ConfigurationError: columns that do not name the model's inputs or outputs, an open shape, an input of text, or
+            a cross-entropy over classes on an output of one number.
         ShapeError: a column of numbers, or of vectors whose size Spark knows, that does not fill its input or output.
     """
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
@@ -64,8 +57,8 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         raise ConfigurationError(
             f"`model` must know its inputs and outputs: give it an Input. Received: model={model.name!r}"
         )
-    _check_count("features_col", features, inputs, "inputs", model)
-    _check_count("label_col", labels, outputs, "outputs", model)
+    features = inputs_of(model).bound(features, "features_col")
+    labels = outputs_of(model).bound(labels, "label_col")
     decode, types = dict(decode or {}), {}
     require_decoded_columns(decode, (*features, *labels))
     for name in (*features, *labels, *(() if weight is None else (weight,))):
@@ -125,15 +118,6 @@ def example(spec: DataSpec) -> Batch:
     )
 
 
-def _check_count(argument: str, names: tuple[str, ...], tensors: list[Any], what: str, model: keras.Model) -> None:
-    if len(names) != len(tensors):
-        several = "; Spark ML's VectorAssembler makes one column of several" if len(names) > len(tensors) else ""
-        raise ConfigurationError(
-            f"`{argument}` must name a column for each of the {len(tensors)} {what} of the model{several}. "
-            f"Received: {argument}={list(names)} for model={model.name!r}"
-        )
-
-
 def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
     shape = tuple(tensor.shape[1:])
     if any(extent is None for extent in shape):
@@ -169,8 +153,7 @@ def losses_of(model: keras.Model) -> list[Any]:
     """The loss of each output, as compiled: a name, a function, an object, or None."""
     loss, outputs = model.loss, list(model.outputs)
     if isinstance(loss, dict):
-        names = list(model.output_names)
-        return [loss.get(name) for name in names]
+        return [loss.get(name) for name in outputs_of(model).names]
     if isinstance(loss, (list, tuple)):
         return [*loss, *[None] * (len(outputs) - len(loss))]
     return [loss] * len(outputs)

@@ -86,6 +86,11 @@ class DataSpec:
         return frozenset(column.name for column in self.columns if column.decode is not None)
 
     @property
+    def whole(self) -> frozenset[str]:
+        """The names of the columns that hold integers for the model."""
+        return frozenset(column.name for column in self.columns if np.dtype(column.dtype).kind != "f")
+
+    @property
     def label_losses(self) -> tuple[str, ...]:
         """The name of each label's loss; empty where nobody says."""
         return self.losses or ("",) * len(self.labels)

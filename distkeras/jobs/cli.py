@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distkeras.flags import PAIRS, add_trainer_flags, trainer_keywords, values_of
+from distkeras.flags import PAIRS, add_trainer_flags, columns_of, trainer_keywords, values_of
 from distkeras.jobs.client import JobClient, RemoteJob
 from distkeras.jobs.connection import TOKEN
 from distkeras.jobs.schema import LEFT_OUT
@@ -188,8 +188,8 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
 
 def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
     options = {
-        "features_col": arguments.features,
-        "output_col": arguments.predictions,
+        "features_col": arguments.features and columns_of(arguments.features),
+        "output_col": arguments.predictions and columns_of(arguments.predictions),
         "batch_size": arguments.batch_size,
         "batch_bytes": arguments.batch_bytes,
         "output_type": "vector" if arguments.vectors else None,

@@ -51,7 +51,13 @@ _KINDS: dict[str, dict[str, Any]] = {
     "float | Schedule": _NUMBER,  # and its schedules: see `trainer_properties`
     "str": {"type": "string", "maxLength": _TEXT},
     "int | str": {"anyOf": [_INTEGER, {"type": "string", "maxLength": _TEXT}]},
-    "str | Sequence[str]": {"anyOf": [_COLUMN, _list_of(_COLUMN) | {"minItems": 1}]},
+    "str | Sequence[str] | Mapping[str, str]": {
+        "anyOf": [
+            _COLUMN,
+            _list_of(_COLUMN) | {"minItems": 1},
+            {"type": "object", "additionalProperties": _COLUMN, "minProperties": 1, "maxProperties": _ITEMS},
+        ]
+    },
     "Mapping[int, float]": {
         "type": "object",
         "patternProperties": {r"^-?\d{1,15}$": _NUMBER},

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 
 from distkeras.callbacks import EarlyStopping
 from distkeras.cluster.failures import short_errors
+from distkeras.data.binding import listed, names_of
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.ml.features import assembled
@@ -96,8 +97,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         model = self.value("model")
         if model is None:
             raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
-        features, labels = _listed(self.value("features_col")), _listed(self.value("label_col"))
-        ready, inputs = assembled(dataset, features, len(model.inputs or ()))
+        features, labels = (listed(names_of(self.value(name), name)) for name in ("features_col", "label_col"))
+        ready, inputs = assembled(dataset, self.value("features_col"), len(model.inputs or ()))
         keywords = {name: self.value(name) for name in trainer_keywords()}
         with _BUILDING:
             trainer = Trainer(**keywords | {"features_col": inputs})
@@ -137,7 +138,3 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         """Takes back what was saved."""
         if data is not None:
             self._set(model=archive.from_bytes(data, compiled=True))
-
-
-def _listed(names: str | Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)

@@ -107,7 +107,7 @@ def evaluate(df: DataFrame, task: EvaluationTask, model: keras.Model) -> dict[st
         EmptyDataError: no rows.
         BadValueError, ShapeError: a row that cannot be evaluated.
     """
-    ready = arrow_ready(df, (column.name for column in task.spec.columns), task.spec.encoded)
+    ready = arrow_ready(df, (column.name for column in task.spec.columns), task.spec.encoded, task.spec.whole)
     with expressions.typed_errors():
         rows = map_in_arrow(ready, task.run, _SCHEMA).collect()
     if not rows:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.schema import names_of
+from distkeras.data.binding import listed, names_of
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_choice, require_text
 from distkeras.transformers.prediction import ModelFunction, arrow_udf, field_of_output, struct_of
+from distkeras.transformers.serving import PredictionPlan
 
 if TYPE_CHECKING:
     import keras
@@ -32,8 +34,10 @@ def register_function(
     """Registers a model as a function of Spark SQL: ``SELECT name(features) FROM rows``.
 
     It takes a column for each input of the model: numbers, arrays or vectors; or, where there is one input, several
-    columns of one number each. It returns what `KerasModel` puts into its columns: of a model with several outputs a
-    struct with a field for each, by the outputs' names, in which vectors are arrays.
+    columns of one number each. Where the inputs are named, make it of a `KerasModel` whose ``features_col`` is a
+    mapping: the function takes its arguments in the order of that mapping. It returns what `KerasModel` puts into its
+    columns: of a model with several outputs a struct with a field for each, by the outputs' names, in which vectors are
+    arrays.
 
     Spark 4.3 hands a function the batches of a columnar source such as Parquet as they are, and fails where the table
     has ML vectors or the function returns them. So this turns
@@ -57,13 +61,20 @@ def register_function(
     columns = [column for column in fitted.output_columns() if column.form in _RETURNS[returns]]
     if not columns:
         raise ConfigurationError(f"`model` must be a classifier to return {returns!r}. Received: one that is none")
-    features = names_of(fitted.value("features_col"), "features_col")
-    inputs = features if len(features) == len(packed.inputs) else [f"input {n}" for n in range(len(packed.inputs))]
+    parts = packed.input_parts
+    given = names_of(fitted.value("features_col"), "features_col")
+    if parts.named or isinstance(given, Mapping):
+        inputs = parts.bound(given, "features_col")
+        order = [listed(given).index(name) for name in inputs]
+    else:
+        count = len(packed.inputs)
+        inputs = listed(given) if len(given) == count else tuple(f"input {number}" for number in range(count))
+        order = list(range(count))
     plan = packed.plan(spark, inputs, columns, fitted.limits, fitted.feature_decoders())
     kinds = [field_of_output(packed, column).dataType for column in columns]
     names = [fitted.output_names[column.output] for column in columns]
     single = len(packed.outputs) == 1
-    function = SqlFunction(plan, None if single else names)
+    function = SqlFunction(plan, None if single else names, order)
     kind = kinds[0] if single else struct_of(dict(zip(names, kinds, strict=True)))
     if spark.conf.isModifiable(_COLUMNAR_INPUT):  # known, that is
         spark.conf.set(_COLUMNAR_INPUT, "false")
@@ -71,7 +82,16 @@ def register_function(
 
 
 class SqlFunction(ModelFunction):
-    """A model as a function whose caller may also give its input's numbers one by one."""
+    """A model as a function whose caller may also give its input's numbers one by one.
+
+    Args:
+        plan, names: see `ModelFunction`.
+        order: for each input of the model, which argument of the function it is.
+    """
+
+    def __init__(self, plan: PredictionPlan, names: Sequence[str] | None, order: Sequence[int]) -> None:
+        super().__init__(plan, names)
+        self._order = tuple(order)
 
     def columns(self, given: pa.Array | tuple[pa.Array, ...]) -> list[pa.Array]:
         """One column for each input of the model.
@@ -89,4 +109,4 @@ class SqlFunction(ModelFunction):
                 f"the function must be given {wanted} columns, one for each input of the model. "
                 f"Received: {len(columns)}"
             )
-        return columns
+        return [columns[place] for place in self._order]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Model
 
 from distkeras.cluster.failures import short_errors
+from distkeras.data.binding import Parts, listed, names_of, outputs_of
 from distkeras.data.decoding import decoders
-from distkeras.data.schema import data_spec, example, names_of
+from distkeras.data.schema import data_spec, example
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import compiled_recipe
 from distkeras.ml.evaluation import EvaluationTask, evaluate, metric_states, require_additive
@@ -99,13 +100,13 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._data: bytes | None = None
         self._packed: PackedModel | None = None
         self._output_names: list[str] = []
+        self._outputs_named = False
         if keras_model is not None:
             self._data = archive_with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"))
             self._heads = heads_of(keras_model)
-            self._output_names = list(
-                getattr(keras_model, "output_names", ["output"])
-            )  # a Sequential model has one, without a name
+            parts = outputs_of(keras_model)
+            self._output_names, self._outputs_named = list(parts.names), parts.named
 
     @property
     def keras_model(self) -> keras.Model:
@@ -142,15 +143,10 @@ class KerasModel(Model, PredictionParams, Saveable):
     @on_dataframe
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
-        features = names_of(self.value("features_col"), "features_col")
-        ready, inputs = assembled(dataset, features, len(packed.inputs))
-        if len(inputs) != len(packed.inputs):
-            raise ConfigurationError(
-                f"`features_col` must name a column for each of the {len(packed.inputs)} inputs of the model. "
-                f"Received: features_col={list(features)}"
-            )
+        ready, given = assembled(dataset, self.value("features_col"), len(packed.inputs))
+        inputs = packed.input_parts.bound(given, "features_col")
         out = predicted(ready, packed, inputs, self.output_columns(), self.limits, self.feature_decoders())
-        return out.drop(ASSEMBLED) if inputs == [ASSEMBLED] else out
+        return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
 
     @on_dataframe
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
@@ -170,19 +166,19 @@ class KerasModel(Model, PredictionParams, Saveable):
         packed = self.packed_model
         recipe = compiled_recipe(self.keras_model, packed.data, self.value("custom_objects"))
         model = recipe.build(packed.data)
-        ready, inputs = assembled(dataset, names_of(self.value("features_col"), "features_col"), len(packed.inputs))
+        ready, inputs = assembled(dataset, self.value("features_col"), len(packed.inputs))
         spec = data_spec(
             model,
             ready,
-            features=tuple(inputs),
-            labels=names_of(self.value("label_col"), "label_col"),
+            features=inputs,
+            labels=self.value("label_col"),
             weight=self.value("sample_weight_col"),
             batch_size=self.value("prediction_batch_size"),
             epochs=1,
             seed=0,
             shuffle=False,
             spool_bytes=0,
-            decode=decoders(self.value("decode"), inputs),
+            decode=decoders(self.value("decode"), listed(names_of(inputs, "features_col"))),
         )
         metric_states(model, example(spec))  # makes the metrics
         require_additive(model)
@@ -202,7 +198,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
         """What executors decode columns of features with, by column."""
-        features = names_of(self.value("features_col"), "features_col")
+        features = listed(names_of(self.value("features_col"), "features_col"))
         return {name: one for name, one in decoders(self.value("decode"), features).items() if name in features}
 
     @property
@@ -237,12 +233,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         found, outputs = self.value("prediction_col"), self._output_names
         if isinstance(found, str):
             return self._with_output_names(found)
-        if len(found) != len(outputs):
-            raise ConfigurationError(
-                f"`prediction_col` must name a column for each output of the model, {outputs}. "
-                f"Received: prediction_col={found}"
-            )
-        return list(found)
+        return list(Parts("outputs", tuple(outputs), self._outputs_named).bound(found, "prediction_col"))
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""
@@ -263,9 +254,11 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     def extra_to_save(self) -> dict[str, Any]:
         """What the outputs are."""
-        return {"outputs": self._output_names, "heads": [dataclasses.asdict(head) for head in self._heads]}
+        heads = [dataclasses.asdict(head) for head in self._heads]
+        return {"outputs": self._output_names, "named": self._outputs_named, "heads": heads}
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
         """Takes back what was saved."""
         self._data, self._output_names = data, list(saved["outputs"])
+        self._outputs_named = bool(saved["named"])
         self._heads = [Head(**head) for head in saved["heads"]]

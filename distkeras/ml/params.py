@@ -29,6 +29,7 @@ from distkeras.transformers.params import (
     HasOutputType,
     column_name,
     column_names,
+    columns_by_name,
     finite_float,
     integer_from,
     param,
@@ -93,8 +94,10 @@ def _model(value: Any) -> Any:
     return value
 
 
-def one_or_several(value: Any) -> str | list[str]:
-    """The name of one column, or a list of them."""
+def one_or_several(value: Any) -> str | list[str] | dict[str, str]:
+    """Return the name of one column, a list of them, or a mapping from names of a model's inputs or outputs."""
+    if isinstance(value, Mapping):
+        return columns_by_name(value)
     return column_name(value) if isinstance(value, str) else column_names(value)
 
 

@@ -12,8 +12,9 @@ import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
+from distkeras.data.binding import names_of
 from distkeras.data.columns import Column
-from distkeras.data.schema import data_spec, example, names_of
+from distkeras.data.schema import data_spec, example
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 

@@ -127,8 +127,9 @@ def branched(named: bool) -> keras.Model:
 def test_several_inputs_and_outputs(rows: DataFrame, named: bool) -> None:
     model = branched(named)
     ids = np.arange(N, dtype="int32")
-    if named:  # dictionaries flatten by key
-        stage = ModelPredictor(model, features_col=["id", "features"], output_col=["total", "grid"])
+    if named:
+        columns = {"z": "features", "a": "id"}
+        stage = ModelPredictor(model, features_col=columns, output_col={"out": "grid", "also": "total"})
         expected = model.predict_on_batch({"z": X, "a": ids})
         grid, total = expected["out"], expected["also"]
     else:
@@ -222,8 +223,12 @@ def test_a_broken_vector_names_itself(spark: SparkSession, model: keras.Model, b
     [
         ({"features_col": "nowhere"}, MissingColumnError, "'nowhere'"),
         ({"features_col": "text"}, ColumnTypeError, "string"),
-        ({"features_col": ["features", "id"]}, ConfigurationError, "`features_col` must name 1 columns"),
-        ({"output_col": ["a", "b"]}, ConfigurationError, "`output_col` must name 1 columns"),
+        (
+            {"features_col": ["features", "id"]},
+            ConfigurationError,
+            "`features_col` must name a column for each of the 1 inputs",
+        ),
+        ({"output_col": ["a", "b"]}, ConfigurationError, "`output_col` must name a column for each of the 1 outputs"),
         ({"output_col": "Text"}, ConfigurationError, "`output_col` must name a new column"),
         ({"batch_size": 0}, ConfigurationError, "`batch_size` must be a positive integer"),
         ({"features_col": []}, ConfigurationError, "`features_col` must be"),

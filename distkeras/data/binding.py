@@ -1,0 +1,122 @@
+"""Which column feeds which part of a model: the only place that decides it, for inputs and outputs alike.
+
+Keras flattens dictionaries sorted by key, so the order in which a caller writes columns says nothing about a model
+whose inputs or outputs are named. There, a mapping says it, and a list is refused. Importing this module loads neither
+pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+GivenColumns = str | Sequence[str] | Mapping[str, str]
+"""What a caller names columns by: one name, several in the model's order, or a mapping from the names of its parts."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The inputs or the outputs of a model, in the order in which Keras flattens them.
+
+    Args:
+        what: "inputs" or "outputs".
+        names: one for each. Of a dictionary its keys; else the names of input layers and of last layers.
+        named: they are several in a dictionary, so that no order can be assumed.
+    """
+
+    what: str
+    names: tuple[str, ...]
+    named: bool
+
+    def bound(self, columns: GivenColumns, argument: str) -> tuple[str, ...]:
+        """Return a column for each part, in the model's order.
+
+        Args:
+            columns: as the caller gave them.
+            argument: the name of the caller's argument.
+
+        Raises:
+            ConfigurationError: a list for parts that are named, a mapping with other names than theirs, or another
+                number of columns.
+        """
+        given = names_of(columns, argument)
+        if isinstance(given, Mapping):
+            if len(set(self.names)) != len(self.names):
+                raise ConfigurationError(
+                    f"`{argument}` must be a list: the {self.what} of the model have no names of their own. "
+                    f"Received: {argument}={given} for {list(self.names)}"
+                )
+            if given.keys() != set(self.names):
+                raise ConfigurationError(
+                    f"`{argument}` must name a column for each of the model's {self.what} {list(self.names)}. "
+                    f"Received: {argument}={given}"
+                )
+            return tuple(given[name] for name in self.names)
+        if len(given) != len(self.names):
+            surplus = self.what == "inputs" and len(given) > len(self.names)
+            several = "; Spark ML's VectorAssembler makes one column of several" if surplus else ""
+            names = f", {list(self.names)}" if self.named else ""
+            raise ConfigurationError(
+                f"`{argument}` must name a column for each of the {len(self.names)} {self.what} of the model{names}"
+                f"{several}. Received: {argument}={list(given)}"
+            )
+        if self.named:
+            example = ", ".join(f"{name!r}: ..." for name in self.names)
+            raise ConfigurationError(
+                f"`{argument}` must be a mapping, {{{example}}}, for the model's {self.what} are named. "
+                f"Received: {argument}={list(given)}"
+            )
+        return given
+
+
+def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
+    """Return one column name or several as a tuple, and a mapping from names of a model's parts as a dictionary.
+
+    Raises:
+        ConfigurationError: something else, or an empty name.
+    """
+    if isinstance(columns, Mapping):
+        mapping = dict(columns)
+        names = [*mapping.keys(), *mapping.values()]
+        given: tuple[str, ...] | dict[str, str] = mapping
+    else:
+        names = [columns] if isinstance(columns, str) else list(columns) if isinstance(columns, Iterable) else []
+        given = tuple(names)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigurationError(
+            f"`{argument}` must be a column name, several, or a mapping: name of an input or output to column. "
+            f"Received: {argument}={columns!r}"
+        )
+    return given
+
+
+def listed(columns: tuple[str, ...] | Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns of what `names_of` returned, in the order in which they were given."""
+    return tuple(columns.values()) if isinstance(columns, Mapping) else columns
+
+
+def inputs_of(model: keras.Model) -> Parts:
+    """Return the inputs of a Functional or Sequential model."""
+    return Parts("inputs", *_names(getattr(model, "_inputs_struct", None), [t.name for t in model.inputs or ()]))
+
+
+def outputs_of(model: keras.Model) -> Parts:
+    """Return the outputs of a Functional or Sequential model; the only one of a Sequential model is "output"."""
+    names = getattr(model, "output_names", None) or ["output"] * len(model.outputs or ())
+    return Parts("outputs", *_names(getattr(model, "_outputs_struct", None), list(names)))
+
+
+def _names(structure: Any, names: list[str]) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the parts, and whether any of them is found by the key of a dictionary."""
+    import keras
+
+    paths = [] if structure is None else [path for path, _ in keras.tree.flatten_with_path(structure)]
+    if not any(isinstance(step, str) for path in paths for step in path):
+        return tuple(names), False
+    return tuple("/".join(map(str, path)) for path in paths), len(paths) > 1
