@@ -30,7 +30,18 @@ WORDS = {
 DOCUMENTS = [
     ROOT / name
     for name in (
+        "CONTRIBUTING.md",
+        "README.md",
+        "docs/architecture.md",
+        "docs/benchmark.md",
         "docs/glossary.md",
+        "docs/guide/simulator.md",
+        "docs/guide/slow-links.md",
+        "docs/guide/spark-submit.md",
+        "docs/guide/versions.md",
+        "docs/index.md",
+        "docs/performance.md",
+        "docs/tried.md",
         "docs/guide/first-pipeline.md",
         "docs/guide/start.md",
     )
