@@ -46,22 +46,22 @@ FIGURES = (
 FURTHER_FIGURES = (
     ("ps", "0.473 MB, 8 clients, downpour", "limit", "exchanges of 0.5 MB with 8 clients, compared with the same bare "
      "server"),
-    ("ps", "19.2 MB, 8 clients, dana_dc", "limit", "exchanges of 19.2 MB with 8 clients under DANA-DC, compared with the "
-     "same bare server"),
+    ("ps", "19.2 MB, 8 clients, dana_dc", "limit", "exchanges of 19.2 MB with 8 clients under DANA-DC, compared with "
+     "the same bare server"),
     ("scale", "64 clients compared with 16", "limit", "throughput with 64 clients, compared with 16 clients"),
     ("step", "M, batches of 32, windows of 10", "limit", "steps of a medium model, compared with a bare compiled loop"),
     ("step", "S, batches of 32, windows of 10", "limit", "steps of a small model, compared with a bare compiled loop"),
     ("data", "first pass, Parquet", "naive", "mini-batches from Parquet, compared with `rdd.mapPartitions`"),
     ("data", "later epochs", "naive", "later passes over the rows, compared with the first pass"),
-    ("train", "S, 2 workers, AGN, window 10, batches of 32", "naive", "epoch of a whole job with a small model, compared "
-     "with `fit` on both cores"),
-    ("safety", "snapshots every 100 commits, M, 2 workers, AGN, window 10, batches of 128", "limit", "the same job with "
-     "snapshots, compared with a job without them"),
+    ("train", "S, 2 workers, AGN, window 10, batches of 32", "naive", "epoch of a whole job with a small model, "
+     "compared with `fit` on both cores"),
+    ("safety", "snapshots every 100 commits, M, 2 workers, AGN, window 10, batches of 128", "limit", "the same job "
+     "with snapshots, compared with a job without them"),
     ("link", "M, 2 workers, window 10, exchange overlapped with compute, 1 Gbps", "limit", "training with overlapped "
      "exchanges at 1 Gbps, compared with no exchange"),
     ("link", "19.2 MB exchange, int8, 1 Gbps", "naive", "exchanges in int8 at 1 Gbps, compared with float32"),
-    ("start", "S, 3 epochs, DOWNPOUR, window 10, batches of 128, a session of `distkeras.spark`", "naive", "short whole "
-     "job in a session of `distkeras.spark`, compared with elephas"),
+    ("start", "S, 3 epochs, DOWNPOUR, window 10, batches of 128, a session of `distkeras.spark`", "naive", "short "
+     "whole job in a session of `distkeras.spark`, compared with elephas"),
     ("start", "cross-validation, 12 fits of S, 3 epochs, DOWNPOUR, window 10, batches of 128", "naive",
      "cross-validation with 12 fits, compared with elephas"),
 )  # fmt: skip

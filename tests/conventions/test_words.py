@@ -35,15 +35,20 @@ DOCUMENTS = [
         "docs/architecture.md",
         "docs/benchmark.md",
         "docs/glossary.md",
+        "docs/guide/callbacks.md",
+        "docs/guide/dashboard.md",
+        "docs/guide/first-pipeline.md",
+        "docs/guide/gateway.md",
+        "docs/guide/jobs.md",
+        "docs/guide/porting.md",
         "docs/guide/simulator.md",
         "docs/guide/slow-links.md",
         "docs/guide/spark-submit.md",
+        "docs/guide/start.md",
         "docs/guide/versions.md",
         "docs/index.md",
         "docs/performance.md",
         "docs/tried.md",
-        "docs/guide/first-pipeline.md",
-        "docs/guide/start.md",
     )
 ]
 
