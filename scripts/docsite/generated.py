@@ -1,4 +1,4 @@
-"""The parts of README and docs that are made from the code and from the figures in `docs/`."""
+"""Generate the parts of README and docs that come from the code and from the figures in `docs/`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCH = ROOT / "docs" / "bench.json"
 MATRIX = ROOT / "docs" / "matrix.json"
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
-#: The README's five rules, and why one would take each.
+#: The README's five rules, and when to use each.
 RULES = {
     "agn": "A good first choice. It divides a window's movement by its number of steps.",
     "dynsgd": "Workers differ much in speed. A stale commit counts for less.",
@@ -26,7 +26,8 @@ RULES = {
     "ssgd": "A baseline in synchronous rounds is needed.",
 }
 
-#: The README's six figures: section and case in `docs/bench.json`, against what ("limit" or "naive"), and what it says.
+#: The README's six figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
+#: "naive"), and the description.
 FIGURES = (
     ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark, compared with "
      "two processes that train without any exchange"),
@@ -68,7 +69,7 @@ FURTHER_FIGURES = (
 
 
 def rules() -> str:
-    """The README's short table of rules."""
+    """Return the README's short table of rules."""
     from distkeras.ps.rules import all_rules
 
     lines = ["| rule | paper | when to use it |", "|---|---|---|"]
@@ -117,7 +118,7 @@ def benchmark() -> str:
 
 
 def matrix() -> str:
-    """The core of the tests under each version and backend."""
+    """Return the table of the tests' core under each version and backend."""
     return matrix_command.table(matrix_command.load(MATRIX))
 
 
@@ -131,10 +132,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
-    """``text`` with what is between its marks made anew.
+    """Return ``text`` with the parts between its marks written again.
 
     Raises:
-        ValueError: a mark is missing.
+        ValueError: ``text`` does not have each mark exactly once.
     """
     for name, make in parts.items():
         begin, end = f"<!-- {name}: ", f"<!-- end of {name} -->"
@@ -148,7 +149,7 @@ def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Every generated file, or file with generated parts, with the content that it should have."""
+    """Return every generated file, or file with generated parts, with the content that it should have."""
     found = {PICTURE_FOLDER / name: draw().svg() for name, draw in PICTURES.items()}
     for name, parts in PARTS.items():
         found[ROOT / name] = filled((ROOT / name).read_text(), parts)

@@ -27,10 +27,15 @@ WORDS = {
 }
 
 #: All pages. Their generated parts count too: the words of these are in `scripts/`.
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "scripts").rglob("*.md")),
+]
 
 #: Packages (or single modules) whose docstrings and messages are done. Add a folder when its words are plain.
-PACKAGES: tuple[str, ...] = ()
+PACKAGES: tuple[str, ...] = ("scripts/docsite",)
 
 _PATTERN = re.compile("|".join(rf"(?P<w{place}>\b(?:{word}))" for place, word in enumerate(WORDS)), re.IGNORECASE)
 _END = re.compile(r"\w")
