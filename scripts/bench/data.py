@@ -126,7 +126,7 @@ def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
         target_limit=0.8,
         target_naive=6.0,
         turns=TURNS,
-        note="limit: the same rows in the same order, looked at by nobody; naive: repartition and rdd.mapPartitions",
+        note="limit: the same rows in the same order, without reading them; naive: repartition and rdd.mapPartitions",
     )
 
 
@@ -139,7 +139,7 @@ def _order(frame: DataFrame, count: int) -> Case:
         "rows/s",
         lambda: _drain(ordered, count),
         lambda: _drain(anyhow, count),
-        note="limit: plain repartition, looked at by nobody",
+        note="limit: plain repartition, without reading the rows",
     )
 
 

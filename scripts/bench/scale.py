@@ -57,7 +57,7 @@ def clients(count: int, seconds: float) -> Iterator[list[Case]]:
             found.append(
                 Case(
                     SECTION,
-                    f"{name} beside {_SATURATING}",
+                    f"{name} compared with {_SATURATING}",
                     "exchanges/s",
                     lambda: rate("ours"),
                     lambda: rate("ours", _SATURATING),

@@ -1,4 +1,4 @@
-"""Makes the generated parts of README and docs anew, and builds the site, strict, into `site/`."""
+"""Write the generated parts of README and docs again, and build the site, strict, into `site/`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from docsite.generated import ROOT, files
 
-#: What mkdocs-material would say at length in every run.
+#: This silences a long notice that mkdocs-material prints in every run.
 _QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Builds the site; anything that mkdocs warns of, such as a link that leads nowhere, is a failure."""
+    """Build the site; any warning of mkdocs, such as a broken link, is a failure."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder.resolve())]
     return subprocess.run(
         command,
@@ -29,10 +29,10 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs what the command line asks for; returns the exit status."""
+    """Run what the command line requests, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python scripts/docsite", description=__doc__)
     parser.add_argument("--site", type=Path, default=ROOT / "site", metavar="FOLDER", help="default: site")
-    parser.add_argument("--no-build", action="store_true", help="only make the generated parts anew")
+    parser.add_argument("--no-build", action="store_true", help="only write the generated parts again")
     options = parser.parse_args(argv)
     for path, content in files().items():
         if not path.exists() or path.read_text() != content:

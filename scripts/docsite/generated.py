@@ -1,8 +1,9 @@
-"""The parts of README and docs that are made from the code and from the figures in `docs/`."""
+"""Generate the parts of README and docs that come from the code and from the figures in `docs/`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bench.measure import Row
@@ -16,46 +17,74 @@ BENCH = ROOT / "docs" / "bench.json"
 MATRIX = ROOT / "docs" / "matrix.json"
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
-#: The README's five rules, and why one would take each.
+#: The README's five rules, and when to use each.
 RULES = {
-    "agn": "a good first choice: a window's movement is divided by its steps, whatever their number",
-    "dynsgd": "workers of very different speed: a stale commit counts for less",
-    "aeasgd": "workers that explore on their own, tied to the center by a spring",
-    "dana_slim": "momentum with many asynchronous workers, at no cost at the server",
-    "ssgd": "synchronous rounds, as a baseline",
+    "agn": "A good first choice. It divides a window's movement by its number of steps.",
+    "dynsgd": "Workers differ much in speed. A stale commit counts for less.",
+    "aeasgd": "Workers shall explore independently. An elastic force pulls them toward the center.",
+    "dana_slim": "Many asynchronous workers use momentum. The server does no extra work.",
+    "ssgd": "A baseline in synchronous rounds is needed.",
 }
 
-#: The README's six figures: section and case in `docs/bench.json`, against what ("limit" or "naive"), and what it says.
+#: The README's six figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
+#: "naive"), and the description.
 FIGURES = (
-    ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark, against two "
-     "processes that train without exchanging anything"),
-    ("ps", "19.2 MB, 8 clients, downpour", "limit", "exchanges of 19.2 MB with 8 clients, against a bare "
-     "server that only receives, checks, adds and sends"),
-    ("ps", "0.473 MB, 64 clients, downpour", "limit", "exchanges of 0.5 MB with 64 clients, likewise"),
-    ("data", "first pass, Parquet", "limit", "mini-batches from Parquet, against Spark's rows that nobody looks at"),
-    ("predict", "S, 60000 rows", "limit", "distributed prediction, against `keras.Model.predict` on arrays"),
+    ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark, compared with "
+     "two processes that train without any exchange"),
+    ("ps", "19.2 MB, 8 clients, downpour", "limit", "exchanges of 19.2 MB with 8 clients, compared with a "
+     "bare server that only receives, checks, adds and sends"),
+    ("ps", "0.473 MB, 64 clients, downpour", "limit", "exchanges of 0.5 MB with 64 clients, compared with the "
+     "same bare server"),
+    ("data", "first pass, Parquet", "limit", "mini-batches from Parquet, compared with Spark's rows when "
+     "nothing reads them"),
+    ("predict", "S, 60000 rows", "limit", "distributed prediction, compared with `keras.Model.predict` on "
+     "arrays"),
     ("safety", "ledger, history and finite check, M, 2 workers, AGN, window 10, batches of 128", "limit",
-     "the same job with leases, ledger and checks, against without"),
+     "the same job with ledger, history and finite check, compared with a job without them"),
+)  # fmt: skip
+
+#: What the summary of the page on performance has in addition.
+FURTHER_FIGURES = (
+    ("ps", "0.473 MB, 8 clients, downpour", "limit", "exchanges of 0.5 MB with 8 clients, compared with the same bare "
+     "server"),
+    ("ps", "19.2 MB, 8 clients, dana_dc", "limit", "exchanges of 19.2 MB with 8 clients under DANA-DC, compared with "
+     "the same bare server"),
+    ("scale", "64 clients compared with 16", "limit", "throughput with 64 clients, compared with 16 clients"),
+    ("step", "M, batches of 32, windows of 10", "limit", "steps of a medium model, compared with a bare compiled loop"),
+    ("step", "S, batches of 32, windows of 10", "limit", "steps of a small model, compared with a bare compiled loop"),
+    ("data", "first pass, Parquet", "naive", "mini-batches from Parquet, compared with `rdd.mapPartitions`"),
+    ("data", "later epochs", "naive", "later passes over the rows, compared with the first pass"),
+    ("train", "S, 2 workers, AGN, window 10, batches of 32", "naive", "epoch of a whole job with a small model, "
+     "compared with `fit` on both cores"),
+    ("safety", "snapshots every 100 commits, M, 2 workers, AGN, window 10, batches of 128", "limit", "the same job "
+     "with snapshots, compared with a job without them"),
+    ("link", "M, 2 workers, window 10, exchange overlapped with compute, 1 Gbps", "limit", "training with overlapped "
+     "exchanges at 1 Gbps, compared with no exchange"),
+    ("link", "19.2 MB exchange, int8, 1 Gbps", "naive", "exchanges in int8 at 1 Gbps, compared with float32"),
+    ("start", "S, 3 epochs, DOWNPOUR, window 10, batches of 128, a session of `distkeras.spark`", "naive", "short "
+     "whole job in a session of `distkeras.spark`, compared with elephas"),
+    ("start", "cross-validation, 12 fits of S, 3 epochs, DOWNPOUR, window 10, batches of 128", "naive",
+     "cross-validation with 12 fits, compared with elephas"),
 )  # fmt: skip
 
 
 def rules() -> str:
-    """The README's short table of rules."""
+    """Return the README's short table of rules."""
     from distkeras.ps.rules import all_rules
 
-    lines = ["| rule | paper | when |", "|---|---|---|"]
+    lines = ["| rule | paper | when to use it |", "|---|---|---|"]
     for name, when in RULES.items():
         info = all_rules()[name].info
         lines.append(f"| [`{name}`](ps/rules/{name}.py) | {info.paper} | {when} |")
     return "\n".join(lines)
 
 
-def figures() -> str:
-    """The README's short table of the benchmark; "short" marks what is below what was wanted."""
+def figures(chosen: Iterable[tuple[str, str, str, str]] = FIGURES) -> str:
+    """Return a short table of the benchmark's ``chosen`` figures; a ratio below its target is in bold."""
     _, rows = load(BENCH)
     by_case = {(row.section, row.case): row for row in rows}
-    lines = ["| what, against what | ratio | wanted | processor |", "|---|---|---|---|"]
-    lines += [_figure(by_case[section, case], against, what) for section, case, against, what in FIGURES]
+    lines = ["| measurement | ratio | target | processor |", "|---|---|---|---|"]
+    lines += [_figure(by_case[section, case], against, what) for section, case, against, what in chosen]
     return "\n".join(lines)
 
 
@@ -68,36 +97,45 @@ def _figure(row: Row, against: str, what: str) -> str:
     if ratio is None or spread is None:
         raise ValueError(f"a figure of the README must be measured. Received: none for {row.section}: {row.case}")
     short = target is not None and ratio < target
-    text = f"{ratio:.2f}\u00a0±\u00a0{spread / 2:.0%}"
-    marked = f"**{text}**,\u00a0short" if short else text
+    text = f"{ratio:.{2 if ratio < 10 else 1}f}\u00a0±\u00a0{spread / 2:.0%}"
+    marked = f"**{text}**" if short else text
     return f"| {what} | {marked} | {'–' if target is None else f'≥ {target:g}'} | {row.processor} |"
 
 
+def summary() -> str:
+    """Return the table of the page on performance: the README's figures and `FURTHER_FIGURES`."""
+    return figures((*FIGURES, *FURTHER_FIGURES))
+
+
 def benchmark() -> str:
-    """The whole table of the benchmark, and the machine it was measured on."""
+    """Return the whole benchmark, a table for each section, and the machine it was measured on."""
     machine, rows = load(BENCH)
-    unbroken = table(rows).replace(" ± ", "\u00a0±\u00a0").replace(", short", ",\u00a0short")
-    return f"{describe(machine)}\n\n{unbroken}"
+    parts = [describe(machine)]
+    for section in dict.fromkeys(row.section for row in rows):
+        narrow = re.sub(r" +(?= \|)", "", table([row for row in rows if row.section == section]))
+        parts += [f"## {section}", narrow.replace(" ± ", "\u00a0±\u00a0").replace(", short", ",\u00a0short")]
+    return "\n\n".join(parts)
 
 
 def matrix() -> str:
-    """The core of the tests under each version and backend."""
+    """Return the table of the tests' core under each version and backend."""
     return matrix_command.table(matrix_command.load(MATRIX))
 
 
 #: File to the parts between its marks ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"rules": rules, "figures": figures},
-    "docs/performance.md": {"bench": benchmark},
+    "docs/performance.md": {"summary": summary},
+    "docs/benchmark.md": {"bench": benchmark},
     "docs/guide/versions.md": {"matrix": matrix},
 }
 
 
 def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
-    """``text`` with what is between its marks made anew.
+    """Return ``text`` with the parts between its marks written again.
 
     Raises:
-        ValueError: a mark is missing.
+        ValueError: ``text`` does not have each mark exactly once.
     """
     for name, make in parts.items():
         begin, end = f"<!-- {name}: ", f"<!-- end of {name} -->"
@@ -111,7 +149,7 @@ def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Every generated file, or file with generated parts, with the content that it should have."""
+    """Return every generated file, or file with generated parts, with the content that it should have."""
     found = {PICTURE_FOLDER / name: draw().svg() for name, draw in PICTURES.items()}
     for name, parts in PARTS.items():
         found[ROOT / name] = filled((ROOT / name).read_text(), parts)

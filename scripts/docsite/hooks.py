@@ -13,7 +13,7 @@ from mkdocs.structure.files import File
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # mkdocs puts this folder there; it is a package
 
 from docsite import generated, pages  # noqa: E402 - found on the path that was set above
-from docsite.formulas import Formulas  # noqa: E402 - likewise
+from docsite.formulas import Formulas  # noqa: E402 - the same
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

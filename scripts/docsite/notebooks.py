@@ -12,17 +12,17 @@ FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
 #: What each shows, in the order in which to read them.
 SHOWN = {
-    "first_steps": "from a table of pictures to a network that is trained, judged and saved",
-    "comparing_rules": "four rules side by side; what staleness, gap and scale say; sixteen workers in the simulator",
+    "first_steps": "from a table of images to a network that is trained, evaluated and saved",
+    "comparing_rules": "four rules compared; what staleness, gap and scale mean; sixteen workers in the simulator",
     "pipeline_and_stream": "a Spark ML pipeline, cross-validated, saved, loaded, and scoring files as they arrive",
-    "losing_executors": "an executor and the parameter server are killed in mid-training; the tables say what happened",
+    "losing_executors": "an executor and the parameter server are killed while training; the tables show the effects",
     "fine_tuning_images": "PNG files, a frozen convolutional network, and a new head",
 }
 
 _HEAD = """# Notebooks
 
-Each is a whole story, with what came out of it. They lie in the folder `notebooks`, run in a minute or two on two
-cores, and need the extra `notebooks`.
+Each notebook is a complete example with its outputs. The notebooks are in the folder `notebooks`. Each runs in a
+minute or two on two cores, and needs the extra `notebooks`.
 """
 
 #: What pandas makes of a table, without the styles before it.

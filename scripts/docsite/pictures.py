@@ -77,13 +77,13 @@ def architecture() -> Drawing:
         216,
         34,
         172,
-        ["Parameter server", "a process of its own", "center, update rule", "leases, ledger", "snapshots"],
+        ["Parameter server", "a separate process", "center, update rule", "leases, ledger", "snapshots"],
         kind="room",
     )
     drawing.arrow((178, 86), (214, 86), both=True)
     drawing.arrow((20, 167), (20, 250))
     drawing.text(28, 187, "one Spark job:", kind="soft")
-    drawing.text(28, 204, "a task a partition", kind="soft")
+    drawing.text(28, 204, "one task per partition", kind="soft")
     for x, to in ((250, 90), (300, 205), (378, 378)):
         drawing.arrow((x, 142), (to, 250), both=True)
     drawing.text(370, 210, "commits up,", kind="soft", anchor="end")
@@ -91,8 +91,8 @@ def architecture() -> Drawing:
     for place, x in enumerate((1, 137, 273)):
         drawing.box(x, 252, 126, [f"Task {place}", "mini-batches", "Keras replica", "optimizer", "a window of steps"])
     for y, line in (
-        (384, "Executors come late, run slowly, or die: nobody waits for"),
-        (401, "them, and the next attempt goes on after the last commit."),
+        (384, "Executors start late, run slowly, or die. Others do not"),
+        (401, "wait, and a retried task resumes after the last commit."),
     ):
         drawing.text(200, y, line, kind="soft", anchor="middle")
     return drawing

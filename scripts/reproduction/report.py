@@ -11,27 +11,28 @@ from reproduction.parts import VERDICTS, Check, Figure, Section, Table
 from reproduction.spreads import listed
 
 FRAME = (
-    "Claims of five papers, run again at small scale with the simulator of the parameter server: a virtual clock, "
-    "the server's own update rules, and a perceptron (784-32-10, ReLU, softmax cross-entropy, mini-batches of 32) on "
-    "Fashion-MNIST, or Beale's function. The papers trained larger networks on other data for longer; what can be "
-    "compared is who is ahead, who diverges and by how much, not the accuracies as such."
+    "This page reports claims of five papers that were tested at small scale. The tests use the simulator of the "
+    "parameter server with a virtual clock and the server's own update rules. They train a perceptron (784-32-10, "
+    "ReLU, softmax cross-entropy, mini-batches of 32) on Fashion-MNIST, or minimize Beale's function. The papers "
+    "trained larger networks on other data for longer. Comparable are the order of the rules, which of them diverge, "
+    "and by how much they differ, but not the accuracies themselves."
 )
 HONESTY = {
-    "first": "The **first** criteria were written down before the first run and have not been changed since. After it, "
-    "grids of learning rates (compensation, ormo, throughput, daso) were extended, or moved, past the edge at which "
-    "best rates lay; among them SSGDm's, which had been too high for it to train at all. The runs at a quarter of the "
-    "rate (momentum) were added, and count for no criterion. “(edge)” marks a rate that is still the first or the last "
-    "of its grid: a better one may lie outside.",
-    "revised": "The **revised** criteria stand beside those of the first that cannot decide: where nothing trained at "
-    "the rate that all had, where a control was missing, or where the difference asked for is as large as that "
-    "between seeds. They were written after the first figures had been seen, and rates were tried with seeds 0 "
-    "and 1; the seeds of the middle scale, which they are held against, had been in no run. Five or six of them "
-    "left most criteria of momentum and ormo undecided, and some of elastic, throughput and daso; ten were run of "
-    "these then, with wider grids for momentum (and, after its first figures, for efficiency), and the same "
-    "criteria. Each is about a difference taken seed by seed (runs with one seed begin alike and draw the same "
-    "mini-batches), and holds if the 95 % interval of its "
-    "mean, by Student's t distribution, lies on the right side of the limit; it fails if it lies on the other, "
-    "and is undecided if the limit is within. Such a difference is written as mean [lower, upper].",
+    "first": "The **first** criteria were written down before the first run and have not been changed since. "
+    "Afterwards, grids of learning rates (compensation, ormo, throughput, daso) were extended or moved beyond an edge "
+    "at which best rates lay. One of them was SSGDm's grid, whose rates had been too high for it to train at all. The "
+    "runs at a quarter of the rate (momentum) were added, and do not count for any criterion. “(edge)” marks a rate "
+    "that is still the first or the last of its grid, so that a better one may lie outside.",
+    "revised": "The **revised** criteria complement those first criteria that cannot decide: nothing trained at the "
+    "rate that all rules shared, a control was missing, or the required difference is as large as the difference "
+    "between seeds. They were written after the first figures had been seen, and rates were tried with seeds 0 and 1. "
+    "The seeds of the middle scale, which they are tested with, had not been used in any run. Five or six seeds left "
+    "most criteria of momentum and ormo undecided, and some of elastic, throughput and daso. These were then run with "
+    "ten seeds and the same criteria, with wider grids for momentum (and, after its first figures, for efficiency). "
+    "Each criterion is about a difference taken seed by seed, because runs with the same seed begin alike and draw "
+    "the same mini-batches. It holds if the 95 % interval of the mean difference, by Student's t distribution, lies "
+    "on the right side of the limit. It fails if the interval lies on the other side, and is undecided if the "
+    "interval contains the limit. Such a difference is written as mean [lower, upper].",
 }
 FILES = {"first": "results.json", "revised": "revised.json"}
 WRITTEN = {"first": "criteria as first written", "revised": "revised ones"}

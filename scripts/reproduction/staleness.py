@@ -206,7 +206,7 @@ def _times(results: Results, scale: Scale, folder: Path) -> str:
 CLAIM = Claim(
     name="staleness",
     title="Mean staleness is n − 1",
-    says="Whatever the workers' speeds, the mean staleness is one less than their number; it is geometrically "
+    says="For any speeds of the workers, the mean staleness is one less than their number; it is geometrically "
     "distributed. Step times of equal machines rarely exceed their mean by a quarter, those of mixed machines often.",
     source="Hermans 2017, Section 2.1, Figures 2.1, 4.2, 4.5, Eq 2.14; Hakimi et al. 2019, Appendix A.4, Figure 3",
     first=Criteria(jobs, section),

@@ -80,8 +80,9 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         ],
     )
     setting = (
-        f"As first, with plain windows of {listed(PLAIN)} beside early stopping (seeds {listed(on_plane(scale))}); "
-        f"AEASGD's rate, of {listed(RATES)}, chosen for each window (seeds {scale.many[0]} to {scale.many[-1]})."
+        f"As first, with plain windows of {listed(PLAIN)} compared with early stopping "
+        f"(seeds {listed(on_plane(scale))}); AEASGD's rate, of {listed(RATES)}, "
+        f"chosen for each window (seeds {scale.many[0]} to {scale.many[-1]})."
     )
     checks, beale = _on_beale(results, scale)
     figure = Figure(_picture(results, scale, folder), "The center's height over the gradients spent.")

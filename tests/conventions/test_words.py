@@ -1,0 +1,121 @@
+"""Docs, docstrings and messages are in plain words: `WORDS` lists those that are not used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: The words that are not used, as regular expressions, and what to write instead.
+WORDS = {
+    r"who(?:m)?ever|whosoever": "the caller, the process that, anyone who",
+    r"whatever": "any, every, regardless of",
+    r"somebody": "someone, or name the process or the person",
+    r"nobody": "no one, or name the process or the person",
+    r"likewise": "also, the same; or repeat the words",
+    r"anew": "again",
+    r"told": "reported, informed, configured",
+    r"heard": "received, seen",
+    r"it is no(?! longer\b)": "it is not, there is no",
+    r"beside": "next to, with, in addition to",
+    r"so it is\.": "repeat the words",
+}
+
+#: All pages. Their generated parts count too: the words of these are in `scripts/`.
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "scripts").rglob("*.md")),
+]
+
+#: Packages (or single modules) whose docstrings and messages are done. Add a folder when its words are plain.
+PACKAGES: tuple[str, ...] = ("scripts/docsite",)
+
+_PATTERN = re.compile(
+    "|".join(rf"(?P<w{place}>\b(?:{word}))" for place, word in enumerate(WORDS)).replace(" ", r"\s+"), re.IGNORECASE
+)
+_END = re.compile(r"\w")
+
+
+def unused_words(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line number of each word of `WORDS` in ``text``, the word, and what to write instead.
+
+    Inline code is skipped: it names what the code calls a thing.
+    """
+    without_code = re.sub(r"(`+)[^`\n]+\1", lambda code: " " * len(code[0]), text)
+    for found in _PATTERN.finditer(without_code):
+        ends_within_a_word = found[0][-1].isalpha() and _END.match(without_code, found.end())
+        if not ends_within_a_word:
+            instead = list(WORDS.values())[int((found.lastgroup or "")[1:])]
+            yield text.count("\n", 0, found.start()) + 1, found[0], instead
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line and the text of every docstring and message of a module.
+
+    A string without white space is a key or a name, and is skipped. A formatted string is searched piece by piece.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
+            yield node.lineno, node.value
+
+
+def report(path: Path, first_line: int, text: str) -> list[str]:
+    """Return one line for each finding in ``text``, which begins at ``first_line`` of ``path``."""
+    name = path.relative_to(ROOT).as_posix()
+    return [f'{name}:{first_line + line - 1}: "{word}"; write: {instead}' for line, word, instead in unused_words(text)]
+
+
+def modules(package: str) -> list[Path]:
+    """Return the Python files of a folder, at any depth, or the one file that ``package`` names."""
+    path = ROOT / package
+    return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_is_in_plain_words(path: Path) -> None:
+    found = report(path, 1, path.read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_and_messages_are_in_plain_words(package: str) -> None:
+    paths = modules(package)
+    assert paths, f"{package} has no Python file"
+    found = [
+        line
+        for path in paths
+        for first_line, text in prose(path.read_text(encoding="utf-8"))
+        for line in report(path, first_line, text)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Whoever asks is\ntold so.", [(1, "Whoever"), (2, "told")]),
+        ("It is\n    no error. So it is.", [(1, "It is no"), (2, "So it is.")]),
+        ("It is not there, it is no longer there, and it is nothing.", []),
+        ("A table beside a table; besides, a `told` field and ``heard()``.", [(1, "beside")]),
+        ("untold, overheard, told_at", []),
+    ],
+)
+def test_the_search_finds_them(text: str, words: list[tuple[int, str]]) -> None:
+    assert [(line, " ".join(word.split())) for line, word, _ in unused_words(text)] == words
+
+
+def test_docstrings_and_messages_are_searched() -> None:
+    source = '"""A module."""\nkey = "told"\nraise ValueError(f"worker {key} was told {key} told")\n# told\n'
+    assert [(line, text.strip()) for line, text in prose(source)] == [
+        (1, "A module."),
+        (3, "worker"),
+        (3, "was told"),
+        (3, "told"),
+    ]
