@@ -29,6 +29,11 @@ LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transfor
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of this project's own."""
+    parser.addoption("--pairs", type=int, default=None)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Several processes share the files so that only some of them start Spark."""
     from support.distribution import SparkApart
