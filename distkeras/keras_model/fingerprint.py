@@ -1,39 +1,43 @@
-"""What makes one model's traced loop as good as another's: all but what Keras numbers, and what is set from outside.
+"""What two models must share for one's traced loop to serve the other: everything, except numbers in layers' names.
 
-Each `keras.Sequential` of a session gets another name, and so do its layers, and what objects share is told by their
-addresses: by its configuration alone, no model is ever built twice.
+Keras numbers the names that it gives, so the same code makes "dense" once and "dense_7" another time. Such a number is
+left out of the comparison only where nothing can read it: not the optimizer's code, and not another part of the
+configuration. Words in names always count.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.recipe import Recipe
 
+if TYPE_CHECKING:
+    import keras
+
 #: Where a configuration names the layers that a tensor comes from.
 _REFERENCES = {"keras_history", "input_layers", "output_layers"}
+#: Attributes of a variable by which code can distinguish layers.
+_NAMES = {"name", "_name", "path", "_path"}
+_NUMBER = re.compile(r"_\d+$")
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Of a model and its compilation.
+def fingerprint(recipe: Recipe, config: Mapping[str, Any], optimizer: keras.optimizers.Optimizer) -> bytes | None:
+    """Return a digest of everything that is traced; None where a part is not Keras' own.
+
+    A learning rate that is a number is left out: it is the value of a variable of the optimizer.
 
     Args:
-        digest: of all that is traced.
-        learning_rate: what the optimizer's variable of that name begins with; None: a schedule, or another object's.
+        recipe: how the model is compiled.
+        config: of the model, as ``config.json`` in its archive has it.
+        optimizer: one that the recipe built.
     """
-
-    digest: bytes
-    learning_rate: float | None
-
-
-def fingerprint(recipe: Recipe, config: Mapping[str, Any]) -> Fingerprint | None:
-    """Of the model whose archive has ``config`` in its ``config.json``; None where a part is not Keras' own."""
     try:
         arguments = json.loads(json.dumps(dict(recipe.arguments), default=_config_of))
     except TypeError:
@@ -42,30 +46,36 @@ def fingerprint(recipe: Recipe, config: Mapping[str, Any]) -> Fingerprint | None
     parts = {name: value for name, value in config.items() if name != "compile_config"}
     if not _is_all_of_keras([parts, arguments]):
         return None
-    rate = None
-    optimizer = arguments.get("optimizer")
-    if isinstance(optimizer, dict):
-        settings = optimizer["config"]
-        settings.pop("name", None)
-        if isinstance(settings.get("learning_rate"), float):
-            rate = settings.pop("learning_rate")
-    text = json.dumps([recipe.backend, _Renaming(_has_one_output(parts)).of(parts), arguments], sort_keys=True)
-    return Fingerprint(hashlib.sha256(text.encode()).digest(), rate)
+    settings = arguments["optimizer"]["config"] if isinstance(arguments.get("optimizer"), dict) else {}
+    settings.pop("name", None)
+    if isinstance(settings.get("learning_rate"), float):
+        settings["learning_rate"] = None
+    renaming = _Renaming(layers=_has_one_output(parts) and not _reads_names(optimizer))
+    renamed = renaming.of(parts)
+    if renaming.names & {word for text in _texts([renamed, arguments]) for word in re.split(r"\W+", text)}:
+        renamed = _Renaming(layers=False).of(parts)
+    text = json.dumps([recipe.backend, _keras_settings(), renamed, arguments], sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
 
 
 class _Renaming:
     """Numbers layers and shared objects by their first mention.
 
     Args:
-        layers: number layers, too; where there are several outputs, metrics are named by them.
+        layers: whether to number layers, too; where there are several outputs, metrics are named after them.
     """
 
     def __init__(self, layers: bool) -> None:
         self._layers = layers
         self._numbers: dict[tuple[str, Any], int] = {}
 
+    @property
+    def names(self) -> set[str]:
+        """The layers' names whose numbers were replaced."""
+        return {value for kind, value in self._numbers if kind == "layer"}
+
     def of(self, config: Any) -> Any:
-        """``config`` with numbers in the place of names and addresses."""
+        """Return ``config`` with other numbers in names and in the place of addresses."""
         if isinstance(config, list):
             return [self.of(part) for part in config]
         if not isinstance(config, dict):
@@ -86,14 +96,14 @@ class _Renaming:
             return [self._renamed(part) for part in value]
         if isinstance(value, dict):
             return {key: self._renamed(part) for key, part in value.items()}
-        return self._number("layer", value) if isinstance(value, str) else value
+        return [_NUMBER.sub("", value), self._number("layer", value)] if isinstance(value, str) else value
 
     def _number(self, kind: str, value: Any) -> int:
         return self._numbers.setdefault((kind, value), len(self._numbers))
 
 
 def _is_layer(config: Any) -> bool:
-    """Whether that is the configuration of a layer, or of a model; other objects have names that say what they are."""
+    """Return whether that is the configuration of a layer or a model; other objects' names say what they are."""
     return isinstance(config, dict) and "name" in config and ("trainable" in config or "batch_shape" in config)
 
 
@@ -110,6 +120,75 @@ def _strings(value: Any) -> int:
     return int(isinstance(value, str)) if not isinstance(value, dict) else 2  # several, by name
 
 
+def _texts(config: Any, *, settings: bool = False) -> Iterator[str]:
+    """Yield every string in a configuration, and every key that is not the name of a setting."""
+    if isinstance(config, str):
+        yield config
+    elif isinstance(config, dict):
+        for key, value in config.items():
+            if key not in ("module", "class_name"):
+                if not settings and key not in ("config", "build_config"):
+                    yield str(key)
+                yield from _texts(value, settings=key == "config")
+    elif isinstance(config, list):
+        # A renamed name: its word alone says nothing of the layer.
+        if len(config) == 2 and isinstance(config[0], str) and isinstance(config[1], int):
+            return
+        for value in config:
+            yield from _texts(value)
+
+
+def _reads_names(optimizer: Any) -> bool:
+    """Return whether the code of an optimizer, below Keras' base classes, reads names of variables or layers."""
+    import keras
+
+    parts = [optimizer, *_inner(optimizer)]
+    classes = {kind for part in parts for kind in type(part).__mro__}
+    # What Keras' own base classes read is set by no configuration.
+    own = classes.difference(keras.optimizers.Optimizer.__mro__, (keras.optimizers.LossScaleOptimizer,))
+    return any(_NAMES.intersection(_words(code)) for kind in own for code in _code_of(kind))
+
+
+def _inner(optimizer: Any) -> Iterator[Any]:
+    """Yield optimizers within another."""
+    import keras
+
+    for value in vars(optimizer).values():
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+            yield from _inner(value)
+
+
+def _code_of(kind: type) -> Iterator[CodeType]:
+    for value in vars(kind).values():
+        for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func"))):
+            if inspect.isfunction(inspect.unwrap(function) if callable(function) else function):
+                yield inspect.unwrap(function).__code__
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Yield the attributes that a function and those within it read, and their texts, as `getattr` takes them."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words(constant)
+        elif isinstance(constant, str):
+            yield constant
+
+
+def _keras_settings() -> dict[str, str]:
+    """Return what ``keras.config`` says in this process: functions without arguments that change nothing."""
+    import keras
+
+    found = {}
+    for name, function in sorted(vars(keras.config).items()):
+        if inspect.isfunction(function) and not name.startswith(("enable_", "disable_", "set_")):
+            if not inspect.signature(function).parameters:
+                value = function()
+                found[name] = value if isinstance(value, str) else repr(getattr(value, "name", value))
+    return found
+
+
 def _config_of(value: Any) -> Any:
     if isinstance(value, PackedObject):
         return value.config
@@ -117,7 +196,7 @@ def _config_of(value: Any) -> Any:
 
 
 def _is_all_of_keras(config: Any) -> bool:
-    """Whether every class and function that ``config`` names is Keras' own."""
+    """Return whether every class and function that ``config`` names is Keras' own."""
     if isinstance(config, list):
         return all(map(_is_all_of_keras, config))
     if not isinstance(config, dict):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distkeras.keras_model.compiled_steps import CompiledSteps
-from distkeras.keras_model.initial_state import InitialState
 from distkeras.keras_model.inputs import model_inputs
-from distkeras.keras_model.variables import VariableVector, layer_states, moving_statistics, scalar, trainable_variables
+from distkeras.keras_model.variables import (
+    VariableVector,
+    copied,
+    layer_states,
+    moving_statistics,
+    scalar,
+    trainable_variables,
+)
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 if TYPE_CHECKING:
@@ -33,14 +39,17 @@ class KerasReplica:
 
     Args:
         model: built, and compiled with an optimizer.
-        resettable: remember how everything begins, for `reset`.
 
     Raises:
         ConfigurationError: the model is not built, not compiled, has nothing to train, or holds variables whose
             "gradient" is their next value (float8 scales), which no rule can add up.
     """
 
-    def __init__(self, model: keras.Model, *, resettable: bool = False) -> None:
+    def __init__(self, model: keras.Model) -> None:
+        self._use(model)
+
+    def _use(self, model: keras.Model) -> None:
+        """Begin with ``model``; nothing is traced."""
         import keras
 
         _check_ready(model)
@@ -53,11 +62,11 @@ class KerasReplica:
         self.moving_statistics = self._moving_statistics.layout
         self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
         self._training_steps = CompiledSteps(model)
+        self._gradient_steps: CompiledSteps | None = None
+        self._collecting: CollectingOptimizer | None = None  # made when it is first needed, for it costs a vector
         self._metric_names: tuple[str, ...] | None = None  # until `prepare`
-        self._initial: InitialState | None = None
-        if resettable:
-            self._initial = InitialState([*self._weights.variables, *self._moving_statistics.variables])
-            self._initial.remember([*model.variables, *layer_states(model), *model.optimizer.variables])
+        self._prepared_for: Any = None
+        self._next: keras.Model | None = None  # the model whose state is to be taken over by the first step
 
     @property
     def size(self) -> int:
@@ -67,7 +76,7 @@ class KerasReplica:
     @property
     def learning_rate(self) -> float:
         """The compiled optimizer's learning rate at its present iteration, schedules evaluated."""
-        return scalar(self.model.optimizer.learning_rate)
+        return scalar((self.model if self._next is None else self._next).optimizer.learning_rate)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -91,12 +100,15 @@ class KerasReplica:
             ConfigurationError: the loss or a metric does not fit the model's outputs and these labels, or a metric is
                 not a scalar.
         """
+        if self._next is not None:
+            self._begin_again(batch)
         if self._metric_names is not None:
             return
+        import keras
+
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         # A recurrent layer draws its dropout, and moves its state, in inference mode too.
-        before = InitialState()
-        before.remember(layer_states(self.model))
+        before = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in layer_states(self.model)]
         try:
             predicted = self.model(x, training=False)
             if getattr(self.model, "loss", None) is not None:
@@ -108,11 +120,13 @@ class KerasReplica:
                 f"x of shape {[a.shape for a in batch.x]}, y of shape {[a.shape for a in batch.y]}: {error}"
             ) from error
         self.model.reset_metrics()
-        before.restore()
+        for variable, value in before:
+            variable.assign(value)
         vectors = [name for name, value in logs.items() if np.ndim(value) != 0]
         if vectors:
             raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")
         self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 tells it last
+        self._prepared_for = _kind(batch)
 
     def load(self, vector: np.ndarray) -> None:
         """Sets the weights from a float32 vector of shape ``(size,)``; does not keep a reference to it."""
@@ -145,7 +159,6 @@ class KerasReplica:
         self.prepare(batches[0])
         if not self.model.optimizer.built:
             self.model.optimizer.build(self._weights.variables)
-            self._remember(self.model.optimizer.variables)
         if not self._compiles:
             return np.stack([self._train_on_batch(batch) for batch in batches])
         return self._training_steps.run(batches, self.metric_names)
@@ -171,13 +184,16 @@ class KerasReplica:
         Returns:
             float64 array of shape ``(len(metric_names),)``: loss and metrics at these weights.
         """
-        from distkeras.keras_model.gradient_collector import inner_optimizer
+        from distkeras.keras_model.gradient_collector import CollectingOptimizer, inner_optimizer
 
         self.prepare(batch)
-        collecting = self._collecting
+        if self._collecting is None:
+            self._collecting = CollectingOptimizer(self.model, self._weights.variables)
+            self._gradient_steps = CompiledSteps(self.model, self._collecting.installed)
+        collecting, steps = self._collecting, self._gradient_steps
         before = collecting.steps
-        if self._compiles:
-            row: np.ndarray = self._gradient_steps.run([batch], self.metric_names)[0]
+        if self._compiles and steps is not None:
+            row: np.ndarray = steps.run([batch], self.metric_names)[0]
         else:
             with collecting.installed():
                 row = self._train_on_batch(batch)
@@ -189,46 +205,68 @@ class KerasReplica:
         return row
 
     @property
-    def is_all_loaded(self) -> bool:
-        """Whether `load` and `load_moving_statistics` set all that a model's file holds."""
-        loaded = {id(variable) for vector in (self._weights, self._moving_statistics) for variable in vector.variables}
-        return loaded.issuperset(id(variable) for variable in self.model.weights)
+    def nbytes(self) -> int:
+        """Bytes of all variables: the model's and the optimizer's."""
+        found = [*self.model.variables, *self.model.optimizer.variables]
+        return sum(math.prod(variable.shape) * np.dtype(_plain(variable.dtype)).itemsize for variable in found)
 
-    def resettable(self, most_bytes: int) -> bool:
-        """Whether `reset` can make this replica a new one, and what it keeps for that is at most ``most_bytes``."""
-        initial = self._initial
-        known = [*self.model.variables, *self.model.optimizer.variables]
-        return initial is not None and initial.knows(known) and initial.nbytes <= most_bytes
+    def begin_again(self, model: keras.Model) -> bool:
+        """Take over the state of ``model``, newly built and compiled as this one was; what is traced stays.
 
-    def reset(self) -> None:
-        """As it was made, but for weights and moving statistics, which are to be loaded; what was traced stays."""
-        if self._initial is None:
-            raise LocalProtocolError("`reset` must be asked of a replica that is `resettable`.")
-        self._initial.restore()
+        Weights and moving statistics are to be loaded. The optimizer's state is made by the first step, from the
+        weights that are loaded by then, for it may depend on them.
+
+        Returns:
+            Whether it was possible; if not, this replica is not to be used any more.
+        """
+        if not copied(_states(model), _states(self.model)):
+            return False
         self.model.reset_metrics()
+        self._next = model
+        return True
 
-    def _remember(self, variables: Sequence[keras.Variable]) -> None:
-        if self._initial is not None:
-            self._initial.remember(variables)
-
-    @cached_property
-    def _collecting(self) -> CollectingOptimizer:
-        """Made when first needed, for it costs a vector."""
+    def _begin_again(self, batch: Batch) -> None:
+        """Take over the new optimizer's state; where that or the data are of another kind, the new model itself."""
         from distkeras.keras_model.gradient_collector import CollectingOptimizer
 
-        collecting = CollectingOptimizer(self.model, self._weights.variables)
-        self._remember(collecting.variables)
-        return collecting
-
-    @cached_property
-    def _gradient_steps(self) -> CompiledSteps:
-        return CompiledSteps(self.model, self._collecting.installed)
+        new, self._next = self._next, None
+        assert new is not None
+        own, optimizer = self.model.optimizer, new.optimizer
+        if own.built:
+            new.optimizer = type(optimizer).from_config(optimizer.get_config())  # it is built for one model only
+            optimizer.build(self._weights.variables)
+        possible = _kind(batch) == self._prepared_for and copied(optimizer.variables, own.variables)
+        if possible and self._collecting is not None:
+            collecting = CollectingOptimizer(self.model, self._weights.variables)
+            possible = copied(collecting.variables, self._collecting.variables)
+        if not possible:
+            weights, statistics = self.layout.empty(), self.moving_statistics.empty()
+            self.read(weights)
+            self.read_moving_statistics(statistics)
+            self._use(new)
+            self.load(weights)
+            self.load_moving_statistics(statistics)
 
     def _train_on_batch(self, batch: Batch) -> np.ndarray:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         self.model.reset_metrics()  # Keras 3.11 does not itself: metrics are of this step alone
         logs = self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
         return np.array([logs[name] for name in self.metric_names], np.float64)
+
+
+def _states(model: keras.Model) -> list[keras.Variable]:
+    """Return every variable of a model, without those of its metrics and its optimizer."""
+    return list({id(variable): variable for variable in [*model.variables, *layer_states(model)]}.values())
+
+
+def _kind(batch: Batch) -> Any:
+    """Return what metrics and losses are settled by: dtypes and shapes of a row, and whether rows are weighted."""
+    return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y)], batch.weight is None
+
+
+def _plain(dtype: str) -> str:
+    """Return a dtype of numpy that is as wide."""
+    return {"bfloat16": "float16", "bool": "int8"}.get(dtype, dtype if not dtype.startswith("float8") else "int8")
 
 
 def _check_ready(model: keras.Model) -> None:

@@ -68,6 +68,17 @@ class VariableVector:
             yield keras.ops.convert_to_numpy(variable) if handle is None else variable_memory(handle)
 
 
+def copied(source: Sequence[keras.Variable], target: Sequence[keras.Variable]) -> bool:
+    """Copy the values of variables into others one by one; return False, and copy none, unless they are of one kind."""
+    import keras
+
+    if [_kind(variable) for variable in source] != [_kind(variable) for variable in target]:
+        return False
+    for variable, other in zip(source, target, strict=True):
+        other.assign(np.array(keras.ops.convert_to_numpy(variable)))
+    return True
+
+
 def scalar(value: Any) -> float:
     """The number that a Keras variable or a tensor of shape ``()`` holds."""
     import keras
@@ -132,6 +143,10 @@ def _float32_handle(variable: keras.Variable) -> Any:
 
     plain = keras.backend.backend() == "tensorflow" and variable.dtype == "float32"
     return variable.value.handle if plain else None
+
+
+def _kind(variable: keras.Variable) -> Any:
+    return variable.name, tuple(variable.shape), variable.dtype, variable.trainable
 
 
 def _is_float(variable: keras.Variable) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
-from support.small_classifier import batches, weights
+from support.small_classifier import batches, mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive
+from distkeras.keras_model.fingerprint import fingerprint
 from distkeras.keras_model.recipe import Recipe, compiled_recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
@@ -65,6 +69,7 @@ OPTIMIZERS = {
     "adam on a schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "a copy of the weights": lambda: keras.optimizers.ScheduleFreeAdamW(0.1),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=2),
 }
 
@@ -209,14 +214,14 @@ def test_what_is_shared_counts() -> None:
         assert second is not first
 
 
-def test_weights_that_no_center_brings_must_be_the_same() -> None:
+def test_weights_that_no_center_brings_are_the_models_own() -> None:
     model, cache = network(), ReplicaCache()
     with cache.lent(*packed(model)) as first:
         pass
     frozen = model.layers[-2]
     frozen.set_weights([weight + 1 for weight in frozen.get_weights()])
     with cache.lent(*packed(model)) as second:
-        assert second is not first
+        assert second is first
         np.testing.assert_array_equal(second.model.layers[-2].get_weights()[0], frozen.get_weights()[0])
 
 
@@ -259,7 +264,102 @@ def test_what_is_the_users_own_is_built_anew(kind: str) -> None:
         assert second is not first
 
 
-def test_what_needs_much_memory_for_its_first_values_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_begins_as_the_weights_begins_as_those_that_are_loaded() -> None:
+    recipe, file = packed(network(keras.optimizers.ScheduleFreeAdamW(0.1)))
+    data, cache, draw = batches(5), ReplicaCache(), np.random.default_rng(0)
+    with cache.lent(recipe, file) as first:
+        trained(first, draw.normal(size=first.size).astype(np.float32), data)
+    start = draw.normal(size=first.size).astype(np.float32)
+    with cache.lent(recipe, file) as second:
+        assert second is first
+        found = trained(second, start, data)
+    new = trained(KerasReplica(recipe.build(file)), start, data)
+    for one, other in zip(found, new, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def named(optimizer: Any, *names: str, **options: Any) -> keras.Model:
+    inner = [layers.Dense(6, name=name, **options) for name in names]
+    model = keras.Sequential([keras.Input((6,)), *inner, layers.Dense(3, "softmax")])
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+def test_names_count_where_an_optimizer_reads_them() -> None:
+    cache, muon = ReplicaCache(), lambda: keras.optimizers.Muon(0.1, exclude_layers=["block_1"])
+    with cache.lent(*packed(named(muon(), "block_1", "block_2"))) as first:
+        pass
+    with cache.lent(*packed(named(muon(), "block_2", "block_1"))) as second:
+        assert second is not first
+
+
+def test_names_count_where_a_setting_mentions_them() -> None:
+    model = named("sgd", "block_1", "block_2")
+    recipe, file = packed(model)
+    with zipfile.ZipFile(BytesIO(file)) as opened:
+        text = opened.read("config.json").decode()
+    swapped = text.replace("block_1", "block_0").replace("block_2", "block_1").replace("block_0", "block_2")
+
+    def digest(text: str, settings: dict[str, Any]) -> bytes | None:
+        config = json.loads(text)
+        config["config"]["layers"][1]["config"].update(settings)
+        return fingerprint(recipe, config, model.optimizer)
+
+    assert digest(text, {}) == digest(swapped, {})
+    for settings in ({"policies": {"block_1": "float16"}}, {"other": "network/block_1/kernel"}):
+        assert digest(text, settings) != digest(swapped, settings)
+
+
+def test_words_in_names_count_and_numbers_do_not() -> None:
+    cache = ReplicaCache()
+    with cache.lent(*packed(named("sgd", "block_1", "block_2"))) as first:
+        pass
+    with cache.lent(*packed(named("sgd", "block_3", "block_4"))) as second:
+        assert second is first
+    with cache.lent(*packed(named("sgd", "block_1", "part_2"))) as third:
+        assert third is not first
+
+
+def test_labels_of_another_shape_settle_the_metrics_again() -> None:
+    """What "accuracy" means depends on the labels."""
+    recipe, file = packed(network(loss="mse"))
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    one_hot, numbers = np.eye(3, dtype=np.float32)[np.arange(8) % 3], np.float32(np.arange(8) % 3)[:, None]
+    cache = ReplicaCache()
+    with cache.lent(recipe, file) as first:
+        start = np.random.default_rng(0).normal(size=first.size).astype(np.float32)
+        trained(first, start, [mini((x,), (one_hot,))])
+    with cache.lent(recipe, file) as second:
+        found = trained(second, start, [mini((x,), (numbers,))])
+    new = trained(KerasReplica(recipe.build(file)), start, [mini((x,), (numbers,))])
+    for one, other in zip(found, new, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_keras_itself_is_set_to_counts() -> None:
+    cache, before = ReplicaCache(), keras.config.epsilon()
+    with cache.lent(*packed(network())) as first:
+        pass
+    try:
+        keras.config.set_epsilon(1e-3)
+        with cache.lent(*packed(network())) as second:
+            assert second is not first
+    finally:
+        keras.config.set_epsilon(before)
+
+
+def test_unseeded_dropout_is_drawn_for_each_job() -> None:
+    model = keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    recipe, file = packed(model)
+    cache, seeds = ReplicaCache(), []
+    for _ in range(2):
+        with cache.lent(recipe, file) as replica:
+            seeds.append(np.array(replica.model.layers[0].seed_generator.state))
+    assert (seeds[0] != seeds[1]).any()
+
+
+def test_a_large_replica_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.keras_model.replica_cache._MOST_BYTES", 0)
     recipe, file = packed(network())
     cache = ReplicaCache()
