@@ -120,13 +120,11 @@ def _mode_of(request: StartRequest, uri: str, attempt: int) -> StartMode:
         OwnershipLostError: nothing there is this job's any more, or was when the one before ended.
     """
     standing = SnapshotDirectory(uri, token=request.token).standing()
-    if standing.saved:
-        return StartMode(epoch=standing.epoch, after=standing.epoch)
     if attempt and standing.others and not standing.epoch:
         raise OwnershipLostError(
             f"a server that is started again must find its job's claim in {uri!r}. Received: those of others alone"
         )
-    return replace(request.mode, epoch=standing.epoch, after=standing.epoch)
+    return request.mode.again(standing.epoch, standing.epoch)
 
 
 def _serve_until_over(server: ParameterServer) -> None:

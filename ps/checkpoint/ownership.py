@@ -86,9 +86,13 @@ class Ownership:
     def standing(self, names: Iterable[Name]) -> Standing:
         """What this job has in the directory, of which ``names`` are all files."""
         found = list(names)
-        own = [name for name in found if name.claim.token == self._token]
+        own = [name for name in found if self.is_own(name)]
         epoch = max((name.claim.epoch for name in own), default=0)
         return Standing(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(found))
+
+    def is_own(self, name: Name) -> bool:
+        """Return whether a file was written in this job, by this server or another one of it."""
+        return name.claim.token == self._token
 
     def withdraw(self) -> None:
         """Removes the claim; one that cannot be removed stays."""
@@ -100,7 +104,7 @@ class Ownership:
         Raises:
             OwnershipLostError: one has.
         """
-        others = [name for name in names if name.claim.token != self._token]
+        others = [name for name in names if not self.is_own(name)]
         self._require_highest(Claim(epoch, self._token), others)
 
     def require(self, names: Iterable[Name]) -> None:

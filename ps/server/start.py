@@ -45,6 +45,19 @@ class StartRequest:
     job: Mapping[str, Any] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
+    def again(self, epoch: int, after: int, port: int | None = None) -> StartRequest:
+        """Return the request for a server that takes the place of this request's one.
+
+        Every later request of a job is made here, so that it differs from the first one in what is named here alone.
+
+        Args:
+            epoch: of the job's claims to its checkpoint.
+            after: incarnation of the server before.
+            port: where the server must listen; None: where this request says.
+        """
+        settings = self.settings if port is None else dataclasses.replace(self.settings, port=port)
+        return dataclasses.replace(self, settings=settings, mode=self.mode.again(epoch, after))
+
     def to_json(self) -> str:
         """One line, which `from_json` takes back."""
         return json.dumps(
@@ -165,7 +178,10 @@ def build_server(
         if saved is not None:
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
-            exact = snapshots.restore(center, saved, same_attempts=mode.same_attempts, epochs=mode.epochs)
+            own = snapshots.own(saved)
+            exact = snapshots.restore(
+                center, saved, same_attempts=own or mode.same_attempts, epochs=None if own else mode.epochs
+            )
             resumed = ResumePoint(
                 center.clock,
                 incarnation,
