@@ -130,13 +130,22 @@ class SnapshotDirectory:
         """
         return self._with_log(self._newest(_snapshots(self._patiently(self._names))))
 
-    def take_over(self, *, fresh: bool = False, epoch: int = 0, after: int = 0) -> Saved | None:
+    def take_over(
+        self,
+        *,
+        fresh: bool = False,
+        epoch: int = 0,
+        after: int = 0,
+        attempt: int | None = None,
+        place: Mapping[str, Any] | None = None,
+    ) -> Saved | None:
         """Claims the directory, and finds the latest snapshot in it, as `latest` does.
 
         Args:
             fresh: the job has begun without one: with no ``epoch`` there must be none, else only its own count.
             epoch: of this job's claims, as far as its driver knows; 0: there was none.
             after: incarnation of this job's server before.
+            attempt, place: see `Ownership.write`.
 
         Raises:
             ConfigurationError: there are some, although there must be none.
@@ -151,7 +160,7 @@ class SnapshotDirectory:
             if not names:
                 report(log, "snapshot", "the files of %r are gone: the job begins anew", self._store.uri)
         newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
-        self._patiently(lambda: self._ownership.write(names, epoch, after), patience)
+        self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
         except DistkerasError:
