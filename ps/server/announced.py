@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds from one question to an owner that lives to the next.
 _AGAIN = 1.0
+#: Claims of a job's first server that another job's may come before.
+_STARTS = 3
 #: Seconds that an owner may take from the driver's goodbye to its end: it takes a last snapshot.
 _END_SAVING = 120.0
 #: Seconds after which a server to which nothing happens looks at the clock.
@@ -210,12 +212,14 @@ def serve_announced(
         DeadlineError: the server was asked nothing for too long.
     """
     standby = Standby(request, given_up, world)
-    again = attempt > 0
+    again, starts = attempt > 0, 0
     while standby.until_needed():
         try:
             built, came_up = _build(request, attempt, again, world)
         except OwnershipLostError as error:
-            if standby.rival() is not None:  # it was faster
+            starts += 1
+            # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
+            if standby.rival() is not None or (not again and starts < _STARTS):
                 continue
             return StartReport(error=str(error), code=ERRORS.index(type(error)))
         except ConfigurationError as error:  # no other attempt would do better

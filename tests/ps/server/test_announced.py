@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,8 @@ from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.world.files import Files, LocalFiles
+from distkeras.ps.world.world import World
 
 KEY = bytes(range(32))
 SIZE = 5
@@ -36,14 +38,34 @@ VALUES = [float(number + 1) for number in range(12)]
 CENTER = b"".join(encode(publication(np.zeros(SIZE, np.float32), model=b"the model")))
 
 
-def request(folder: Path, *, fresh: bool = True, token: str = "0000000a", **deadlines: float) -> StartRequest:
+def request(
+    folder: Path, *, fresh: bool = True, token: str = "0000000a", epochs: int = 1, **deadlines: float
+) -> StartRequest:
     settings = ServerSettings(
         make("downpour", window=1),
         workers=1,
         deadlines=replace(PATIENT, **deadlines),
         checkpoint=Checkpoint(str(folder), every=1),
     )
-    return StartRequest(settings, KEY, None, StartMode(fresh=fresh, same_attempts=False, epochs=1), {}, token)
+    return StartRequest(settings, KEY, None, StartMode(fresh=fresh, same_attempts=False, epochs=epochs), {}, token)
+
+
+class Meddled(World):
+    """The system's own, in which something happens once, just before a claim is written."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = [happens]
+
+    def files(self, uri: str) -> Files:
+        world = self
+
+        class Claimed(LocalFiles):
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                if name.startswith("owner-") and world._happens:
+                    world._happens.pop()()
+                super().write(name, pieces)
+
+        return Claimed(Path(uri))
 
 
 class Attempt(threading.Thread):
@@ -73,8 +95,9 @@ class Attempt(threading.Thread):
 class Worker(threading.Thread):
     """The job's worker; its step number ``held`` waits for `go`."""
 
-    def __init__(self, folder: Path, held: int = -1) -> None:
+    def __init__(self, folder: Path, held: int = -1, epochs: int = 1) -> None:
         super().__init__(daemon=True)
+        self._epochs = epochs
         self._folder, self._held, self._steps = folder, held, 0
         self.reached, self.go = threading.Event(), threading.Event()
         self.error: Exception | None = None
@@ -91,6 +114,7 @@ class Worker(threading.Thread):
                 attempt=0,
                 size=SIZE,
                 eta=1.0,
+                epochs=self._epochs,
                 gradient=self._gradient,
                 deadlines=PATIENT,
             )
@@ -122,12 +146,12 @@ def driver(folder: Path) -> Iterator[DriverClient]:
         client.close()
 
 
-def check_exact(folder: Path) -> list[int]:
+def check_exact(folder: Path, epochs: int = 1) -> list[int]:
     """Check that each mini-batch counts once; return the incarnations that have commits."""
     with driver(folder) as client:
         commits = client.drain().commits.view(COMMIT)
-        assert commits["first_batch"].tolist() == list(range(len(VALUES)))
-        assert client.center().center.tolist() == [-float(len(VALUES))] * SIZE
+        assert commits["first_batch"].tolist() == epochs * list(range(len(VALUES)))
+        assert client.center().center.tolist() == [-float(epochs * len(VALUES))] * SIZE
     return sorted(set(commits["incarnation"].tolist()))
 
 
@@ -237,6 +261,42 @@ def test_a_newer_driver_takes_the_job_from_an_attempt_and_from_one_that_waits(
     assert present(other.returned()).code == ERRORS.index(OwnershipLostError)
     goodbye(tmp_path)
     assert newer.returned() is None
+
+
+def test_a_job_with_more_epochs_keeps_them_where_its_first_attempt_dies(tmp_path: Path) -> None:
+    """Before it has saved anything: what the next one finds is the shorter job's."""
+    place = tmp_path / "place"
+    first = Attempt(request(place), 0)
+    until(lambda: incarnation(place))
+    Worker(place).ended()
+    goodbye(place)
+    assert first.returned() is None
+    longer = request(place, fresh=False, token="0000000b", epochs=2)
+    with AnnouncedServer(tmp_path / "longer", longer, CENTER) as server:
+        until(lambda: list(place.glob("snapshot-*-0000000b-*.dks")))
+        server.kill()
+    for path in place.glob("snapshot-*-0000000b-*.dks"):
+        path.unlink()
+    again = Attempt(longer, 1)
+    until(lambda: incarnation(place) == 3)
+    Worker(place, epochs=2).ended()
+    assert check_exact(place, epochs=2) == [1, 3]
+    goodbye(place)
+    assert again.returned() is None
+
+
+def test_a_first_attempt_claims_again_where_another_job_has_claimed_at_the_same_moment(tmp_path: Path) -> None:
+    """That one's driver may be gone: so it is for a server next to its driver."""
+    world = Meddled(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
+    found: list[StartReport | None] = []
+    asked = request(tmp_path, fresh=False)
+    thread = threading.Thread(target=lambda: found.append(serve_announced(asked, CENTER, world=world)), daemon=True)
+    thread.start()
+    until(lambda: incarnation(tmp_path) or found)
+    assert not found
+    goodbye(tmp_path)
+    thread.join(patience(30))
+    assert found == [None]
 
 
 class TestStandby:
