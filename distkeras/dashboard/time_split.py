@@ -44,7 +44,7 @@ class TimeSplitter:
         """Of the next rows of the commit log, in its order."""
         workers, times = commits["worker"], commits["timestamp"]
         # What is fenced off, or comes from before a restart, is no neighbor of what follows it.
-        attempts = commits["attempt"] * 4096 + commits["incarnation"]
+        attempts = commits["attempt"] * (1 << 32) + commits["incarnation"]
         rounds = commits["clock"] - commits["staleness"]
         order = np.argsort(workers, kind="stable")
         before = np.full(len(commits), -1)

@@ -16,6 +16,7 @@ from distkeras.data.columns import map_in_arrow
 from distkeras.data.ordering import require_rows
 from distkeras.job.relay import RelayClient, Search, search
 from distkeras.job.server_task import LOGGED, OUTPUT, REPORT, ServerTask
+from distkeras.job.supervisor import RestartLimit
 from distkeras.ps.checkpoint.announcement import AnnouncedAddress
 from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, DistkerasError, ServerLostError
 from distkeras.ps.events import Events, handle, record_from_json
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 NEWS_SECONDS = 5.0
 #: Seconds from one look at two Spark jobs to the next.
 _LOOK = 0.2
+#: Seconds from one look for a server that was started again to the next.
+_AGAIN = 2.0
 #: Seconds for a canceled job to end, and for the server to end with a last snapshot.
 _CANCEL, _END_SAVING = 60.0, 120.0
 #: Executors that are asked whether they find the server, at most.
@@ -59,17 +62,27 @@ class ClusterServer:
         self.address = AnnouncedAddress("", 0, task.request.key, pinned, settings.checkpoint.uri)
         self.resumed: ResumePoint | None = None
         self.news_seconds = NEWS_SECONDS
-        self._driver = self.connect()
+        #: Whether a request is under way that is worth a restart of the server.
+        self._insists = False
+        self._driver = RelayClient(self._session, self.address, self._deadlines, self._look_while_asking)
         self._end_reason: str | None = None
         self._told_end = 0.0
         self._action: SparkAction | None = None
+        #: When the server was last known to live, and when it was last started.
+        self._heard_at = self._started_at = time.monotonic()
+        #: A task that looks whether the server answers, when it was sent, and whether a new server is to be found.
+        self._search: SparkAction | None = None
+        self._searched_at, self._restarting = 0.0, False
+        self._limit = RestartLimit()
+        #: How often the server was started again because it stood still.
+        self.restarts = 0
 
     def __enter__(self) -> ClusterServer:
         try:
             report = self._start()
             if report.resumed is not None and report.resumed.row_sum is not None and not self._task.rows_checked:
                 require_rows(self._df, report.resumed.row_sum)
-                self._task = replace(self._task, rows_checked=True)
+                self._task = replace(self._task, rows_checked=True, start=self._task.start + 1)
                 report = self._start()
             self.resumed = report.resumed
             self._require_reached()
@@ -98,18 +111,17 @@ class ClusterServer:
         Raises:
             DistkerasError: it does not come up: its own error, or that it is not found in time.
         """
-        one, task = self._session.range(0, 1, 1, 1), self._task
-        self._action = SparkAction(self._session, map_in_arrow(one, task.run, OUTPUT).collect, "distkeras-server")
+        self._run_task()
         # One task alone: several could take the very slot that the server needs, and wait for it.
-        patience = self._deadlines.publish + self._deadlines.standstill  # Spark may have to find another executor
-        found = search(self._session, Search(self.address, self._deadlines, patience), 1)
+        patience = self._patience_at_start
+        found = self._search_for(patience)
         try:
             if not self._either_ends(found):
                 raise DeadlineError(
                     f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, and a task that finds it"
                 )
             if self._server.ended():
-                return self._take_in(self._server)
+                return self._require_served(self._take_in(self._server))
             row = found.rows()[0]
         finally:
             found.cancel(_CANCEL)
@@ -119,6 +131,30 @@ class ClusterServer:
                 f"the one that looks for it. Received: on host {row['host']}, {row['error']}"
             )
         return StartReport.from_json(json.loads(row["place"])["report"])
+
+    def _run_task(self) -> None:
+        one, task = self._session.range(0, 1, 1, 1), self._task
+        self._action = SparkAction(self._session, map_in_arrow(one, task.run, OUTPUT).collect, "distkeras-server")
+        self._heard_at = self._started_at = time.monotonic()
+
+    @property
+    def _patience_at_start(self) -> float:
+        """Seconds until a server that was started must be found: Spark may have to find another executor."""
+        return self._deadlines.publish + self._deadlines.standstill
+
+    def _search_for(self, seconds: float) -> SparkAction:
+        return search(self._session, Search(self.address, self._deadlines, seconds), 1)
+
+    @staticmethod
+    def _require_served(report: StartReport | None) -> StartReport:
+        """Return what a server's task has put out that ended while it was to start.
+
+        Raises:
+            ServerLostError: it says that there is nothing to serve, or says nothing.
+        """
+        if report is None or report.ended:
+            raise ServerLostError("the parameter server must run until it is told to end. Received: its end")
+        return report
 
     def _either_ends(self, found: SparkAction) -> bool:
         deadline = time.monotonic() + self._deadlines.rows
@@ -149,8 +185,8 @@ class ClusterServer:
         finally:
             found.cancel(_CANCEL)
 
-    def _take_in(self, action: SparkAction) -> StartReport:
-        """What the server's task has put out; its report where it asks for the rows to be looked at.
+    def _take_in(self, action: SparkAction) -> StartReport | None:
+        """What the server's task has put out: its report, where it has not served, or not itself; else None.
 
         Raises:
             DistkerasError: why it did not come up.
@@ -174,7 +210,7 @@ class ClusterServer:
                 if report.error:
                     raise ERRORS[report.code](f"the parameter server must start. Received: {report.error}")
                 return report
-        return StartReport()
+        return None
 
     # ---- what a job needs of it
 
@@ -192,17 +228,20 @@ class ClusterServer:
         return not self._server.ended()
 
     def heard(self) -> None:
-        """Spark alone says whether it lives."""
+        """The server has answered; from any thread."""
+        self._heard_at = time.monotonic()
 
     def watch(self) -> None:
-        """Whether its task runs, or is to be run again.
+        """Start a server again that stands still; to be called now and then. Spark itself runs a dead one again.
 
         Raises:
             DistkerasError: it has failed as often as Spark lets it.
+            ServerLostError: it stands still again and again without getting on.
         """
         if not self.alive():
-            self._take_in(self._server)
+            self._require_served(self._take_in(self._server))
             raise ServerLostError("the parameter server must run until it is told to end. Received: its end")
+        self._look_after()
         if self._end_reason is not None and time.monotonic() - self._told_end >= self.news_seconds:
             self._tell_end(self._end_reason)  # it may be another one
 
@@ -212,16 +251,23 @@ class ClusterServer:
         Raises:
             DistkerasError: what the server answered; or that it is not back in time, or not to come back.
         """
-        deadline = time.monotonic() + self._deadlines.standstill + self._deadlines.reconnect
+        began = time.monotonic()
         while True:
             try:
-                return call(self._driver)
+                self._insists = True
+                answer = call(self._driver)
             except DistkerasError as error:
                 if not self._driver.lost(error):
                     raise
                 self.watch()
-                if time.monotonic() > deadline:
+                since = time.monotonic() - max(began, self._started_at)
+                if since > self._patience_at_start + self._deadlines.reconnect and self._search is None:
                     raise
+            else:
+                self.heard()
+                return answer
+            finally:
+                self._insists = False
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
         """``call``, once."""
@@ -246,7 +292,87 @@ class ClusterServer:
             if not self._driver.lost(error):
                 raise
 
+    # ---- a server that stands still
+
+    def _look_while_asking(self) -> None:
+        """Look after the server while a request is under way; end the request where its slot may be needed for that.
+
+        Raises:
+            ServerLostError: see `_look_after`; or nothing has been heard from the server for too long.
+        """
+        if not self._insists:
+            return
+        under_way = self._search is not None
+        self._look_after()
+        if self._search is not None and not under_way:
+            silence = time.monotonic() - self._heard_at
+            raise ServerLostError(f"the server must answer within {silence:.0f} s. Received: nothing")
+
+    def _look_after(self) -> None:
+        """Send a task to a server that has been silent for too long, and start the server again if it does not answer.
+
+        Nothing here waits: without a free slot for that task nothing is known of the server, and nothing is done.
+
+        Raises:
+            ServerLostError: too many servers in a row have stood still without getting on.
+        """
+        now = time.monotonic()
+        silence = now - self._heard_at
+        if self._search is None:
+            # After a restart in short tasks: a long one could take the very slot that the server needs.
+            due = now - self._searched_at >= _AGAIN if self._restarting else silence >= self._deadlines.standstill
+            if due:
+                self._searched_at = now
+                self._search = self._search_for(self._deadlines.handshake)
+            return
+        if not self._search.ended():
+            return
+        found, self._search = self._search, None
+        try:
+            (row,) = found.rows()
+        except Exception as error:  # noqa: BLE001 - Spark's: nothing is known of the server
+            log.warning("a task that looks for the parameter server has failed: %s", headline(str(error)))
+            return
+        place = json.loads(row["place"]) if row["place"] else None
+        if place is not None and not row["error"]:
+            self.heard()
+            if self._restarting:
+                self._restarting = False
+                self._count_restart(StartReport.from_json(place["report"]))
+            return
+        patience = self._deadlines.standstill
+        if self._restarting or place is None:  # it is on its way, as far as is known
+            patience = self._patience_at_start
+        answered = self._heard_at > self._searched_at  # over another connection, meanwhile
+        if not answered and silence >= patience:
+            self._replace(row["incarnation"], row["error"])
+
+    def _replace(self, incarnation: int, error: str) -> None:
+        """Start the server again, from its checkpoint; what has stood still finds a higher claim when it wakes.
+
+        Args:
+            incarnation: servers up to this one are given up.
+            error: why.
+        """
+        if self._restarting and not self._limit.failed():
+            raise ServerLostError(f"the parameter server must come back after it stood still. Received: {error}")
+        self._events.report(log, "standstill", "the parameter server stands still, and is started again: %s", error)
+        self._server.cancel(_CANCEL)
+        given_up = max(self._task.given_up, incarnation)
+        self._task = replace(self._task, start=self._task.start + 1, given_up=given_up)
+        self._run_task()
+        self.restarts += 1
+        self._restarting, self._searched_at = True, time.monotonic()
+
+    def _count_restart(self, report: StartReport) -> None:
+        clock = 0 if report.resumed is None else report.resumed.clock
+        text = "the parameter server had stood still; it is back with commit %d of a snapshot"
+        self._events.report(log, "restart", text, clock)
+        self._limit.back(clock)
+
     def _cancel(self) -> None:
         self._driver.close()
+        if self._search is not None:
+            self._search.cancel(_CANCEL)
         if self._action is not None:
             self._action.cancel(_CANCEL)

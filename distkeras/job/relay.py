@@ -6,8 +6,10 @@ breaks: none of the driver's does harm then.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,17 +18,19 @@ import pyarrow as pa
 
 from distkeras.cluster.actions import SparkAction
 from distkeras.data.columns import map_in_arrow
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find, owner_of
 from distkeras.ps.errors import (
     AuthenticationError,
     DeadlineError,
     DistkerasError,
     RemoteProtocolError,
     ServerLostError,
+    SnapshotError,
 )
 from distkeras.ps.protocol.error_codes import error_of, fault_of
 from distkeras.ps.protocol.framing import decode, encode
 from distkeras.ps.protocol.messages import Fault, Message
+from distkeras.ps.server.start import StartReport
 from distkeras.ps.tracebacks import headline
 from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.transport.client import Client
@@ -40,10 +44,12 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 #: Seconds between two tries to reach the server, at most.
 _LONGEST_PAUSE = 2.0
+#: Seconds from one look at what else happens to the next, while a job runs.
+_LOOK = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
 _PIECES = "lost boolean, part int, data binary"
-_FOUND = "host string, place string, error string"
+_FOUND = "host string, incarnation long, place string, error string"
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _R = TypeVar("_R")
 
@@ -67,7 +73,8 @@ class Errand:
         address: the server's.
         deadlines: of every wait.
         request: its frame.
-        timeout: seconds for the answer, and, before that, to reach the server.
+        timeout: seconds for the answer; to reach the server it has as many, and `Deadlines.reconnect` at most: it
+            keeps a slot while it tries.
     """
 
     address: AnnouncedAddress
@@ -94,7 +101,7 @@ class Errand:
             return client.exchange(message, self.timeout)
 
         try:
-            return False, _patiently(once, self.timeout)
+            return False, _patiently(once, min(self.timeout, self.deadlines.reconnect))
         except _UNREACHED as error:
             return True, fault_of(error)
         finally:
@@ -103,7 +110,7 @@ class Errand:
 
 @dataclass(frozen=True)
 class Search:
-    """Looks for the server from an executor.
+    """Looks for the server from an executor, and says which one it has found, also where that one does not answer.
 
     Args:
         address: the server's.
@@ -116,24 +123,38 @@ class Search:
     timeout: float
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``: what it has announced, or why it is not found, and on which host that is."""
+        """The function for ``mapInArrow``: what it has announced, or why it is not found, and on which host that is.
+
+        ``incarnation`` is at least that of the server that owns the checkpoint, 0 where that is not known.
+        """
         _read_to_end(records)
-        place, error = "", ""
+        incarnation, place, error = 0, "", ""
         try:
-            place = json.dumps(_patiently(self._once, self.timeout))
+            incarnation, found = _patiently(self._once, self.timeout)
+            place = json.dumps(found)
         except _UNREACHED as failure:
             error = failure.message
-        columns = [pa.array([text], pa.string()) for text in (socket.gethostname(), place, error)]
-        yield pa.RecordBatch.from_arrays(columns, ["host", "place", "error"])
+            with contextlib.suppress(SnapshotError):
+                owner = owner_of(self.address.uri)
+                incarnation = 0 if owner is None else owner.claim.incarnation
+                place = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
+        values = ([socket.gethostname()], [incarnation], [place], [error])
+        kinds = (pa.string(), pa.int64(), pa.string(), pa.string())
+        arrays = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, ["host", "incarnation", "place", "error"])
 
-    def _once(self) -> dict[str, Any]:
+    def _once(self) -> tuple[int, dict[str, Any]]:
         place = find(self.address.uri)
         client = DriverClient(self.address, self.deadlines)
         try:
             client.ping()
+        except DistkerasError as error:
+            if client.lost(error) or client.channel is None:
+                raise
+            # it has answered: why the job has failed
         finally:
             client.close()
-        return place
+        return StartReport.from_json(place["report"]).incarnation, place
 
 
 def _read_to_end(records: Iterator[pa.RecordBatch]) -> None:
@@ -154,10 +175,18 @@ class RelayClient(DriverClient):
         session: where they run.
         address: the server's.
         deadlines: of every wait; a free slot is waited for as long as for a ``reply``.
+        meanwhile: called now and then while a request is under way; what it raises ends the request.
     """
 
-    def __init__(self, session: SparkSession, address: AnnouncedAddress, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        address: AnnouncedAddress,
+        deadlines: Deadlines,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(address, deadlines, met=True)
+        self._meanwhile = meanwhile
         self._session = session
         self._announced = address
         self._action: SparkAction | None = None
@@ -183,8 +212,11 @@ class RelayClient(DriverClient):
         action = self._action = SparkAction(self._session, collect, "distkeras-relay")
         patience = 2 * errand.timeout + self.deadlines.reply
         try:
-            if not action.ended(patience):
-                raise DeadlineError(f"waited {patience:g} s for a slot for a task that asks the server")
+            deadline = time.monotonic() + patience
+            while not action.ended(_LOOK):
+                if time.monotonic() > deadline:
+                    raise DeadlineError(f"waited {patience:g} s for a slot for a task that asks the server")
+                self._meanwhile()
             rows = action.rows()
         except DistkerasError:
             raise

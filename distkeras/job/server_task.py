@@ -12,30 +12,21 @@ import dataclasses
 import logging
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from distkeras.ps.checkpoint.checkpointer import StartMode
-from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, OwnershipLostError, ServerLostError
-from distkeras.ps.events import JsonFormatter, report
-from distkeras.ps.protocol.framing import decode
-from distkeras.ps.protocol.messages import Ack
-from distkeras.ps.server.server import ParameterServer
-from distkeras.ps.server.start import StartReport, StartRequest, build_server
-from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.world.processes import LOOK
-
-log = logging.getLogger(__name__)
+from distkeras.ps.events import JsonFormatter
+from distkeras.ps.server.announced import serve_announced
+from distkeras.ps.server.start import StartReport, StartRequest
 
 #: The task's output: what was logged (a line of JSON), or a `StartReport`.
 OUTPUT = "kind string, text string"
 LOGGED, REPORT = "logged", "report"
+#: Attempts at the server's task of which Spark's numbers are told apart, for each start by the driver.
+ATTEMPTS_OF_A_START = 64
 #: Lines of the log that are kept.
 _LINES_MAX = 10_000
 #: An address that nobody has, for documentation: the way there leads over the interface that others are reached by.
@@ -51,11 +42,15 @@ class ServerTask:
             executor.
         publication: the frame of the driver's `Publish`.
         rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
+        start: how often the driver has started the server before.
+        given_up: the driver has given the servers up to this incarnation up: they are not waited for.
     """
 
     request: StartRequest = dataclasses.field(repr=False)
     publication: bytes = dataclasses.field(repr=False)
     rows_checked: bool = False
+    start: int = 0
+    given_up: int = 0
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for ``mapInArrow``."""
@@ -72,76 +67,19 @@ class ServerTask:
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 
     def serve(self, attempt: int) -> StartReport | None:
-        """Serves to the end; what there is to say instead where there is nothing to serve.
+        """Serve to the end: see `serve_announced`.
 
         Args:
-            attempt: how often Spark has run the task before.
-
-        Raises:
-            ServerLostError: Spark is to run the task again.
-            SnapshotError, OSError: likewise.
-            DeadlineError: nobody has asked anything for too long.
+            attempt: Spark's number of this attempt at the task, from 0 on.
         """
         settings = replace(self.request.settings, host=self.request.settings.host or own_address())
-        assert settings.checkpoint is not None
-        request = replace(self.request, settings=settings)
-        try:
-            request = replace(request, mode=_mode_of(request, settings.checkpoint.uri, attempt))
-            server, came_up = build_server(request)
-        except (ConfigurationError, OwnershipLostError) as error:  # no other attempt would do better
-            return StartReport(error=str(error), code=ERRORS.index(type(error)))
-        resumed = came_up.resumed
-        if resumed is not None and resumed.row_sum is not None and not self.rows_checked:
-            with server:
-                return came_up
-        if attempt:
-            text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
-            report(log, "restart", text, 0 if resumed is None else resumed.clock, settings.host, attempt)
-        with server:
-            self._publish(server)
-            server.announce({"host": server.address[0], "port": server.address[1], "report": came_up.to_json()})
-            _serve_until_over(server)
-        return None
-
-    def _publish(self, server: ParameterServer) -> None:
-        certificate = self.request.certificate
-        address = Address(*server.address, self.request.key, "" if certificate is None else certificate.certificate)
-        driver = DriverClient(address, self.request.settings.deadlines, met=True)
-        try:
-            driver.request(decode(self.publication), Ack)
-        finally:
-            driver.close()
-
-
-def _mode_of(request: StartRequest, uri: str, attempt: int) -> StartMode:
-    """How a server begins that Spark may have run before.
-
-    Raises:
-        OwnershipLostError: nothing there is this job's any more, or was when the one before ended.
-    """
-    standing = SnapshotDirectory(uri, token=request.token).standing()
-    if standing.saved:
-        return StartMode(epoch=standing.epoch, after=standing.epoch)
-    if attempt and standing.others and not standing.epoch:
-        raise OwnershipLostError(
-            f"a server that is started again must find its job's claim in {uri!r}. Received: those of others alone"
+        return serve_announced(
+            replace(self.request, settings=settings),
+            self.publication,
+            attempt=self.start * ATTEMPTS_OF_A_START + attempt,
+            given_up=self.given_up,
+            rows_checked=self.rows_checked,
         )
-    return replace(request.mode, epoch=standing.epoch, after=standing.epoch)
-
-
-def _serve_until_over(server: ParameterServer) -> None:
-    """Returns when the driver has said goodbye; a driver that is gone takes this task along, by Spark's hand."""
-    asked = time.monotonic()
-    while not server.over:
-        if server.spoilt:
-            raise ServerLostError(
-                "the server must have its center whole, and its snapshots must count. Received: it does not"
-            )
-        if server.sessions:
-            asked = time.monotonic()
-        elif time.monotonic() - asked > server.deadlines.silence:
-            raise DeadlineError(f"waited {server.deadlines.silence:g} s for anybody to ask the server")
-        time.sleep(LOOK)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,33 @@ _EXIT_SECONDS = 2.0
 _R = TypeVar("_R")
 
 
+class RestartLimit:
+    """Counts the restarts of a server that brought no newer snapshot: after too many in a row it is given up."""
+
+    def __init__(self) -> None:
+        self._clock, self._futile = -1, 0
+
+    def failed(self) -> bool:
+        """Count a server that did not come up; return whether another one may be tried."""
+        if self._futile + 1 >= _MAX_FUTILE_RESTARTS:
+            return False
+        self._futile += 1
+        return True
+
+    def back(self, clock: int) -> None:
+        """Count a server that is back with commit number ``clock`` of a snapshot.
+
+        Raises:
+            ServerLostError: the last ones have all come back with the same one.
+        """
+        self._futile = 0 if clock > self._clock else self._futile + 1
+        self._clock = clock
+        if self._futile >= _MAX_FUTILE_RESTARTS:
+            raise ServerLostError(
+                f"the server must live long enough to get on. Received: {self._futile} ends in a row at clock {clock}"
+            )
+
+
 class Supervisor:
     """Asks the server for the driver, and starts it again when it is dead, where it has a checkpoint.
 
@@ -53,7 +80,7 @@ class Supervisor:
         #: Seconds that a server which lives may keep silent.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
         self._heard_at = world.monotonic()
-        self._restored_clock, self._futile_restarts = -1, 0
+        self._limit = RestartLimit()
         #: How often the server was started again.
         self.restarts = 0
 
@@ -206,22 +233,15 @@ class Supervisor:
         try:
             self._process.restart()
         except (ServerLostError, OSError):  # it died again, could not read, or the system has no room for a process
-            if self._process.settings.checkpoint is None or self._futile_restarts + 1 >= _MAX_FUTILE_RESTARTS:
+            if self._process.settings.checkpoint is None or not self._limit.failed():
                 raise
-            self._futile_restarts += 1
             return False
         resumed = self._process.resumed
         clock = 0 if resumed is None else resumed.clock
-        self._futile_restarts = 0 if clock > self._restored_clock else self._futile_restarts + 1
-        self._restored_clock = clock
         self.restarts += 1
         text = "the parameter server had ended (exit %s); it is back with commit %d of a snapshot"
         self._events.report(log, "restart", text, code, clock)
-        if self._futile_restarts >= _MAX_FUTILE_RESTARTS:
-            raise ServerLostError(
-                "the server must live long enough to get on. "
-                f"Received: {self._futile_restarts} ends in a row at clock {clock}"
-            )
+        self._limit.back(clock)
         reason = self._end_reason
         try:
             self._call_reconnecting(self._publish)

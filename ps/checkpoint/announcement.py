@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distkeras.ps.checkpoint.names import Name, parsed
+from distkeras.ps.checkpoint.names import Claim, Name, parsed
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ServerLostError, SnapshotError
 from distkeras.ps.transport.client import Address
@@ -44,6 +44,43 @@ class AnnouncedAddress(Address):
         return str(place["host"]), int(place["port"])
 
 
+@dataclass(frozen=True)
+class Owner:
+    """The owner of a checkpoint's directory, as far as its files tell.
+
+    Args:
+        claim: the highest one there.
+        address: host and port at which it can be asked whether it lives; None: it has not said.
+        announced: see `SnapshotDirectory.announce`; None: nothing yet.
+    """
+
+    claim: Claim
+    address: tuple[str, int] | None = None
+    announced: dict[str, Any] | None = None
+
+
+def owner_of(uri: str, world: World = REAL) -> Owner | None:
+    """Return the owner of a checkpoint's directory; None where no server has claimed it.
+
+    Raises:
+        SnapshotError: the directory cannot be read.
+    """
+    store = Store(uri, world)
+    claim, announced = _highest(store)
+    if claim is None:
+        return None
+    address = store.load(str(Name("owner", claim)))[0].get("address")
+    place = store.load(str(Name("server", claim)))[0] if announced else None
+    return Owner(claim, address and (str(address[0]), int(address[1])), place)
+
+
+def _highest(store: Store) -> tuple[Claim | None, bool]:
+    """Return the highest claim, and whether its server has announced itself."""
+    names = [name for name in map(parsed, store.names()) if name is not None]
+    claim = max((name.claim for name in names if name.kind == "owner"), default=None)
+    return claim, claim is not None and Name("server", claim) in names
+
+
 def find(uri: str, world: World = REAL) -> dict[str, Any]:
     """What the owner of a checkpoint's directory has announced: see `SnapshotDirectory.announce`.
 
@@ -53,12 +90,11 @@ def find(uri: str, world: World = REAL) -> dict[str, Any]:
     wanted = f"a server must be announced in {uri!r}"
     try:
         store = Store(uri, world)
-        names = [name for name in map(parsed, store.names()) if name is not None]
-        owner = max((name.claim for name in names if name.kind == "owner"), default=None)
-        if owner is None:
+        claim, announced = _highest(store)
+        if claim is None:
             raise ServerLostError(f"{wanted}. Received: no server's claim there")
-        if Name("server", owner) not in names:
-            raise ServerLostError(f"{wanted}. Received: one that is not up yet, with claim {owner}")
-        return store.load(str(Name("server", owner)))[0]
+        if not announced:
+            raise ServerLostError(f"{wanted}. Received: one that is not up yet, with claim {claim}")
+        return store.load(str(Name("server", claim)))[0]
     except SnapshotError as error:
         raise ServerLostError(f"{wanted}. Received: {error.message}") from error

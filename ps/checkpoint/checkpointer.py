@@ -6,7 +6,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_file import BLOCK_COMMITS, LogRows, joined
@@ -74,12 +74,18 @@ def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume
 class StartMode:
     """How a server begins where an earlier one may have left snapshots.
 
+    `again` makes the mode of a server that takes the place of one. It keeps what the job was started with, because
+    the snapshot that is found may still be the one of the job before: the first server may have died before it saved
+    anything, or its own snapshots are damaged. Whose snapshot it is decides what applies (see `build_server`).
+
     Args:
-        fresh: there must be none.
+        fresh: the job begins: there must be no snapshots. Those of other jobs that appear later are ignored.
         epoch: of the job's claims to the checkpoint; 0: it has none yet.
         after: incarnation of the server before, as far as its driver knows: it may not have come to save anything.
-        same_attempts: the tasks of the server before still run, and hold their leases; else anybody may take them.
-        epochs: of the job: partitions that had ended have more data to come if it was raised. None: as it was.
+        same_attempts: the tasks of the job before still run, and hold their leases; else any task may take them. In
+            a snapshot of this job they always do.
+        epochs: of the job: partitions that had ended in the job before have more data to come if it was raised. None:
+            as it was. In a snapshot of this job a partition that has ended has no more data.
     """
 
     fresh: bool = False
@@ -87,6 +93,15 @@ class StartMode:
     after: int = 0
     same_attempts: bool = True
     epochs: int | None = None
+
+    def again(self, epoch: int, after: int) -> StartMode:
+        """Return the mode of the next server of this job.
+
+        Args:
+            epoch: of the job's claims.
+            after: incarnation of the server before.
+        """
+        return replace(self, epoch=epoch, after=after)
 
 
 class Checkpointer:

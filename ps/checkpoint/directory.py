@@ -130,13 +130,22 @@ class SnapshotDirectory:
         """
         return self._with_log(self._newest(_snapshots(self._patiently(self._names))))
 
-    def take_over(self, *, fresh: bool = False, epoch: int = 0, after: int = 0) -> Saved | None:
+    def take_over(
+        self,
+        *,
+        fresh: bool = False,
+        epoch: int = 0,
+        after: int = 0,
+        attempt: int | None = None,
+        place: Mapping[str, Any] | None = None,
+    ) -> Saved | None:
         """Claims the directory, and finds the latest snapshot in it, as `latest` does.
 
         Args:
-            fresh: there must be none.
+            fresh: the job has begun without one: with no ``epoch`` there must be none, else only its own count.
             epoch: of this job's claims, as far as its driver knows; 0: there was none.
             after: incarnation of this job's server before.
+            attempt, place: see `Ownership.write`.
 
         Raises:
             ConfigurationError: there are some, although there must be none.
@@ -145,23 +154,26 @@ class SnapshotDirectory:
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE if fresh else _PATIENCE_TO_RESUME
         names = self._patiently(self._names, patience)
-        found = _snapshots(names)
+        found = self._eligible(names, fresh, epoch)
         if epoch:
             self._ownership.require_own(names, epoch)
             if not names:
                 report(log, "snapshot", "the files of %r are gone: the job begins anew", self._store.uri)
-        self._require_empty(found, fresh)
         newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
-        self._patiently(lambda: self._ownership.write(names, epoch, after), patience)
+        self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
         except DistkerasError:
             self._ownership.withdraw()  # nobody serves under it: it must not stand in another one's way
             raise
-        if _snapshots(names) != found:
-            self._require_empty(_snapshots(names), fresh)
-            newest = self._newest(_snapshots(names))
+        eligible = self._eligible(names, fresh, epoch)
+        if eligible != found:
+            newest = self._newest(eligible)
         return self._with_log(newest)
+
+    def own(self, saved: Saved) -> bool:
+        """Return whether ``saved`` was taken in this job, not in one that it goes on with."""
+        return self._ownership.is_own(_name_of(saved.name))
 
     @property
     def claim(self) -> Claim:
@@ -200,12 +212,23 @@ class SnapshotDirectory:
         center.log, center.metrics = saved.log, saved.metrics
         return exact
 
-    def _require_empty(self, snapshots: list[Name], fresh: bool) -> None:
-        if fresh and snapshots:
+    def _eligible(self, names: list[Name], fresh: bool, epoch: int) -> list[Name]:
+        """Return the snapshots that a server may go on from, oldest first: see `take_over`.
+
+        Raises:
+            ConfigurationError: there are some, although there must be none.
+        """
+        snapshots = _snapshots(names)
+        if not fresh:
+            return snapshots
+        if epoch:  # an older job's server may have written one since: it does not belong to this job
+            return [name for name in snapshots if self._ownership.is_own(name)]
+        if snapshots:
             raise ConfigurationError(
                 "`checkpoint` must be an empty directory, or the job in it must be resumed. "
                 f"Received: {self._store.uri!r} with {snapshots[-1]}"
             )
+        return []
 
     def _newest(self, snapshots: list[Name]) -> _Newest | None:
         damage: DamagedError | None = None

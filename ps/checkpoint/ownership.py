@@ -20,14 +20,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distkeras.ps.checkpoint.names import Claim, Name
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import LocalProtocolError, OwnershipLostError, SnapshotError
 from distkeras.ps.world.world import REAL, World
+
+#: Attempts of one job's server whose claims can never be equal, even where they are made at the same moment.
+ATTEMPTS = 1024
 
 
 class Standing(NamedTuple):
@@ -62,33 +65,51 @@ class Ownership:
             raise LocalProtocolError("a checkpoint directory must be claimed first. Received: a question for the claim")
         return self._claim
 
-    def write(self, names: Iterable[Name], epoch: int = 0, after: int = 0) -> None:
+    def write(
+        self,
+        names: Iterable[Name],
+        epoch: int = 0,
+        after: int = 0,
+        attempt: int | None = None,
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
         """Claims the directory.
 
         Args:
             names: all files there.
             epoch: of the job's claims so far; 0: it has none.
             after: incarnation of the job's server before.
+            attempt: which attempt at being the job's server this is, where several may live at a time; None: there is
+                one at a time.
+            place: goes into the claim's file: where this server can be asked whether it lives.
 
         Raises:
             SnapshotError: it cannot be written.
         """
         claims = {name.claim for name in names}
+        lowest = 0
         if epoch:
             starts = (claim.start for claim in claims if (claim.epoch, claim.token) == (epoch, self._token))
-            claim = Claim(epoch, self._token, 1 + max([after - epoch, *starts]))
+            lowest = 1 + max([after - epoch, *starts])
         else:
-            claim = Claim(1 + max((claim.incarnation for claim in claims), default=0), self._token)
-        header = {"host": socket.gethostname(), "pid": os.getpid(), "time": self._world.time()}
+            epoch = 1 + max((claim.incarnation for claim in claims), default=0)
+        # Two attempts that claim at the same moment know nothing of each other: their claims must differ all the same.
+        start = lowest if attempt is None else lowest + (attempt - lowest) % ATTEMPTS
+        claim = Claim(epoch, self._token, start)
+        header = {"host": socket.gethostname(), "pid": os.getpid(), "time": self._world.time(), **(place or {})}
         self._store.save(str(Name("owner", claim)), header, {})
         self._claim = claim
 
     def standing(self, names: Iterable[Name]) -> Standing:
         """What this job has in the directory, of which ``names`` are all files."""
         found = list(names)
-        own = [name for name in found if name.claim.token == self._token]
+        own = [name for name in found if self.is_own(name)]
         epoch = max((name.claim.epoch for name in own), default=0)
         return Standing(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(found))
+
+    def is_own(self, name: Name) -> bool:
+        """Return whether a file was written in this job, by this server or another one of it."""
+        return name.claim.token == self._token
 
     def withdraw(self) -> None:
         """Removes the claim; one that cannot be removed stays."""
@@ -100,7 +121,7 @@ class Ownership:
         Raises:
             OwnershipLostError: one has.
         """
-        others = [name for name in names if name.claim.token != self._token]
+        others = [name for name in names if not self.is_own(name)]
         self._require_highest(Claim(epoch, self._token), others)
 
     def require(self, names: Iterable[Name]) -> None:

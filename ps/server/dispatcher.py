@@ -344,8 +344,10 @@ class Dispatcher:
         return self._ack()
 
     def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
-        self.changed.over = True
-        return self._ack()
+        with self.changed:
+            self.changed.over = True
+            self.changed.notify_all()
+            return self._ack()
 
     # ---- what the answers share; the lock is held unless said otherwise
 

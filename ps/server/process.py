@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +97,8 @@ class ServerProcess:
         self._address: Address | None = None
         #: Of the server that runs, or ran last, and of the job's claims to the checkpoint; 0 before the first.
         self._incarnation = self._epoch = 0
+        #: Where the first server listened, and each later one must; 0 before the first.
+        self._port = 0
         #: Where the center stands that a snapshot was found of; None: a new one.
         self.resumed: ResumePoint | None = None
 
@@ -117,8 +118,7 @@ class ServerProcess:
             except _STARTED_AGAIN:
                 if not attempts_left:
                     raise
-        # From now on at the same address.
-        self._request = replace(self._request, settings=replace(self.settings, port=report.port))
+        self._port = report.port
         certificate = self._request.certificate
         pinned = "" if certificate is None else certificate.certificate
         self._address = Address(report.host, report.port, self._request.key, pinned)
@@ -160,7 +160,7 @@ class ServerProcess:
         deadline = self._world.monotonic() + _START
         while True:
             try:
-                self._launch(replace(self._request, mode=StartMode(epoch=self._epoch, after=self._incarnation)))
+                self._launch(self._request.again(self._epoch, self._incarnation, self._port))
                 return
             except _PortTakenError:
                 # The system may have lent the port to somebody's call for a moment.

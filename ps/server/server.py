@@ -21,7 +21,7 @@ from distkeras.ps.server.peer_vectors import PeerVectors
 from distkeras.ps.server.session import Session
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel
-from distkeras.ps.world.streams import Stream
+from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import REAL, World
 
 
@@ -39,6 +39,7 @@ class ParameterServer:
         snapshots: where the center is saved; None: the job ends with this process.
         restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
         world: time, threads and connections.
+        listener: a port that is bound already; None: this binds the one of ``settings``.
 
     Raises:
         OSError: the port cannot be bound.
@@ -54,6 +55,7 @@ class ParameterServer:
         snapshots: SnapshotDirectory | None = None,
         restored: tuple[Center, Saved] | None = None,
         world: World = REAL,
+        listener: Listener | None = None,
     ) -> None:
         self._key = key
         self._world = world
@@ -68,7 +70,7 @@ class ParameterServer:
         )
         self._lock = world.lock()
         self._sessions: dict[Session, None] = {}  # in the order of their arrival
-        self._listener = world.listen(settings.host, settings.port)
+        self._listener = listener or world.listen(settings.host, settings.port)
         self.address = self._listener.address
         self._acceptor = world.thread(self._accept, "ps-accept")
 
@@ -95,6 +97,11 @@ class ParameterServer:
         return self.dispatcher.changed.spoilt is not None
 
     @property
+    def superseded(self) -> bool:
+        """Whether another server of the same job owns the checkpoint now."""
+        return self._snapshots is not None and self._snapshots.lost_to_own_job
+
+    @property
     def over(self) -> bool:
         """Whether the driver has said goodbye."""
         return self.dispatcher.changed.over
@@ -104,6 +111,11 @@ class ParameterServer:
         """Those that have not ended, the oldest first."""
         with self._lock:
             return list(self._sessions)
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Return when something has changed, such as `over` and `spoilt`, and after ``seconds`` at the latest."""
+        with self.dispatcher.changed:
+            self.dispatcher.changed.wait(seconds)
 
     def announce(self, place: Mapping[str, Any]) -> None:
         """Writes down in the checkpoint's directory where this server is: see `SnapshotDirectory.announce`.

@@ -19,6 +19,7 @@ from distkeras.ps.server.published_center import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, server_context
+from distkeras.ps.world.streams import Listener
 from distkeras.ps.world.world import REAL, World
 
 #: How often a server that reads its snapshots says that it is at it, in seconds.
@@ -44,6 +45,19 @@ class StartRequest:
     mode: StartMode = field(default_factory=StartMode)
     job: Mapping[str, Any] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
+
+    def again(self, epoch: int, after: int, port: int | None = None) -> StartRequest:
+        """Return the request for a server that takes the place of this request's one.
+
+        Every later request of a job is made here, so that it differs from the first one in what is named here alone.
+
+        Args:
+            epoch: of the job's claims to its checkpoint.
+            after: incarnation of the server before.
+            port: where the server must listen; None: where this request says.
+        """
+        settings = self.settings if port is None else dataclasses.replace(self.settings, port=port)
+        return dataclasses.replace(self, settings=settings, mode=self.mode.again(epoch, after))
 
     def to_json(self) -> str:
         """One line, which `from_json` takes back."""
@@ -113,6 +127,7 @@ class StartReport:
         incarnation: of the server.
         epoch: of the job's claims to its checkpoint; 0: it has none.
         loading: it is still reading what it goes on from, and tells only that it is at it.
+        ended: there is nothing to serve: another server of the same job has served it to its end.
     """
 
     host: str = ""
@@ -124,6 +139,7 @@ class StartReport:
     incarnation: int = 0
     epoch: int = 0
     loading: bool = False
+    ended: bool = False
 
     def to_json(self) -> str:
         """One line, which `from_json` takes back."""
@@ -137,7 +153,12 @@ class StartReport:
 
 
 def build_server(
-    request: StartRequest, world: World = REAL, heard: Callable[[], object] = lambda: None
+    request: StartRequest,
+    world: World = REAL,
+    heard: Callable[[], object] = lambda: None,
+    *,
+    listener: Listener | None = None,
+    attempt: int | None = None,
 ) -> tuple[ParameterServer, StartReport]:
     """A server that has its port, and its center where there is a snapshot of it; it does not serve yet.
 
@@ -145,6 +166,8 @@ def build_server(
         request: what is to be served.
         world: where.
         heard: called after each piece of a snapshot that was read.
+        listener: its port, where that is bound already: the claim to the checkpoint names it.
+        attempt: see `Ownership.write`.
 
     Raises:
         ConfigurationError: a setting that cannot work, or snapshots of another job.
@@ -159,13 +182,17 @@ def build_server(
     if settings.checkpoint is not None:
         job = {"rule": rule_json(settings.rule), **request.job}
         snapshots = SnapshotDirectory(settings.checkpoint.uri, job, request.token, world, heard)
-        saved = snapshots.take_over(fresh=mode.fresh, epoch=mode.epoch, after=mode.after)
+        place = None if listener is None else {"address": list(listener.address)}
+        saved = snapshots.take_over(fresh=mode.fresh, epoch=mode.epoch, after=mode.after, attempt=attempt, place=place)
         epoch = snapshots.claim.epoch
         incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.incarnation)
         if saved is not None:
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
-            exact = snapshots.restore(center, saved, same_attempts=mode.same_attempts, epochs=mode.epochs)
+            own = snapshots.own(saved)
+            exact = snapshots.restore(
+                center, saved, same_attempts=own or mode.same_attempts, epochs=None if own else mode.epochs
+            )
             resumed = ResumePoint(
                 center.clock,
                 incarnation,
@@ -183,6 +210,7 @@ def build_server(
         snapshots=snapshots,
         restored=restored,
         world=world,
+        listener=listener,
     )
     return server, StartReport(*server.address, resumed, incarnation=incarnation, epoch=epoch)
 

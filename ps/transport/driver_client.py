@@ -70,9 +70,9 @@ class DriverClient(Client):
         """
         return self.request(Observe(clock, patience), Status, patience + self.deadlines.frame)
 
-    def ping(self) -> None:
-        """Has the server answer at once, whatever it has to say."""
-        self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
+    def ping(self) -> Status:
+        """Return the server's status, for which it waits for nothing."""
+        return self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
 
     def center(self) -> CenterReply:
         """The center as it is now."""

@@ -238,6 +238,14 @@ CHECKPOINT = (
         _OF_SNAPSHOT,
     ),
     Mutant(
+        "a restart forgets the epochs that the start asked for",
+        "ps/checkpoint/checkpointer.py",
+        "return replace(self, epoch=epoch, after=after)",
+        "return StartMode(epoch=epoch, after=after)",
+        "a job that was resumed with more epochs ends with a LedgerError",
+        ("tests/ps/server/test_restart.py",),
+    ),
+    Mutant(
         "a disk that is full stops the records",
         "ps/center/commit_log.py",
         "                self._most_commits, self._most_bytes = len(self._commits) + _MEMORY_COMMITS, "

@@ -9,6 +9,7 @@ _SUPERSEDED, _JOINING = ("tests/ps/server/test_superseded.py",), ("tests/ps/serv
 _SERVER = ("tests/ps/server/test_server.py",)
 _RESTART = "tests/ps/server/test_restart.py"
 _START = ("tests/ps/server/test_start.py",)
+ANNOUNCED, _ANNOUNCED = "ps/server/announced.py", ("tests/ps/server/test_announced.py",)
 _ADMISSION = ("tests/ps/server/test_admission.py",)
 
 SERVER = (
@@ -243,5 +244,29 @@ SERVER = (
         "",
         "its claim may stand in the way of another driver's server",
         _START,
+    ),
+    Mutant(
+        "an attempt takes over from one that lives",
+        ANNOUNCED,
+        "    while standby.until_needed():",
+        "    while True:",
+        "a second attempt by speculation takes the job back to a snapshot, and after four of them it ends",
+        _ANNOUNCED,
+    ),
+    Mutant(
+        "a server that was given up is waited for",
+        ANNOUNCED,
+        " or owner.claim.incarnation <= self._given_up:",
+        ":",
+        "one that stands still is replaced twice as late as promised",
+        _ANNOUNCED,
+    ),
+    Mutant(
+        "attempts that claim at the same moment have the same claim",
+        "ps/checkpoint/ownership.py",
+        "start = lowest if attempt is None else lowest + (attempt - lowest) % ATTEMPTS",
+        "start = lowest",
+        "two servers write the same files, and workers take one for the other",
+        ("tests/ps/checkpoint/test_ownership.py",),
     ),
 )

@@ -15,7 +15,6 @@ from support.patience import PATIENT, patience, until
 from support.toy_model import toy_client
 
 from distkeras.job.server_task import REPORT, ServerTask
-from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
@@ -141,35 +140,6 @@ def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
     told = task(tmp_path, fresh=False, token="0000000b").serve(1)
     assert told is not None
     assert told.code == ERRORS.index(OwnershipLostError)
-
-
-def test_a_server_in_its_place_goes_on_and_workers_find_it(tmp_path: Path) -> None:
-    """As where Spark has lost sight of an executor that lives: the older one gives up, and ends nobody's job."""
-    older = Running(task(tmp_path))
-    until(lambda: incarnation(tmp_path) == 1)
-    reached, go = threading.Event(), threading.Event()
-
-    def gradient(*given: Any) -> np.ndarray:
-        reached.set()
-        assert go.wait(patience(60))
-        return np.ones(SIZE, np.float32)
-
-    thread = worker(tmp_path, gradient)
-    assert reached.wait(patience(60))
-    newer = Running(task(tmp_path))
-    until(lambda: incarnation(tmp_path) == 2)
-    go.set()
-    thread.join(patience(60))
-    assert not thread.is_alive()
-    assert older.rows() == []
-    assert isinstance(older.error, ServerLostError)
-    with driver(tmp_path) as client:
-        commits = client.drain().commits.view(COMMIT)
-        assert commits["first_batch"].tolist() == list(range(len(VALUES)))
-        assert set(commits["incarnation"].tolist()) == {2}
-        client.goodbye()
-    newer.rows()
-    assert newer.error is None
 
 
 def test_what_no_other_attempt_would_do_better_is_told(tmp_path: Path) -> None:

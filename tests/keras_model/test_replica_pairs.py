@@ -1,6 +1,6 @@
 """Drawn pairs of jobs that differ in one thing: after the first, the second trains as if it were alone, to the bit.
 
-The first comes again after the second, as a worker of one job may find the replica of another. ``--pairs N`` draws more.
+The first comes again after the second, as a worker may find the replica of another one. ``--pairs N`` draws more.
 """
 
 from __future__ import annotations

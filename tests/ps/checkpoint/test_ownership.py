@@ -12,6 +12,9 @@ from support.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
 from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.checkpoint.names import Claim, Name, parsed
+from distkeras.ps.checkpoint.ownership import Ownership
+from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import OwnershipLostError
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import Files, LocalFiles
@@ -55,6 +58,24 @@ def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
     saved = SnapshotDirectory(str(tmp_path), token="0000000b", world=Meddled(go_on)).take_over()
     assert saved is not None
     assert saved.state.header["clock"] == len(saved.log) == 1
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_attempts_that_claim_at_the_same_moment_have_different_claims(tmp_path: Path, epoch: int) -> None:
+    """Each has listed the files before the other one has written its claim."""
+    store = Store(str(tmp_path))
+    before = [Name("owner", Claim(1, "0000000a"))] if epoch else []
+    attempts = [Ownership(store, "0000000a") for _ in range(3)]
+    for number, attempt in enumerate(attempts, 5):
+        attempt.write(before, epoch, epoch, number)
+    claims = [attempt.claim for attempt in attempts]
+    assert len({claim.incarnation for claim in claims}) == 3
+    names = [name for name in map(parsed, store.names()) if name is not None]
+    for attempt in attempts[:-1]:
+        with pytest.raises(OwnershipLostError):
+            attempt.require(names)
+        assert attempt.lost_to_own_job
+    attempts[-1].require(names)
 
 
 def test_a_server_that_is_started_again_does_not_get_ahead_of_another_job(tmp_path: Path) -> None:

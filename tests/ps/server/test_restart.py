@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +83,20 @@ class Job:
     def publish_with(driver: DriverClient) -> None:
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
 
-    def start(self, worker: int, *, attempt: int = 0, gradient: Callable[..., Any] | None = None) -> threading.Thread:
+    def start(
+        self,
+        worker: int,
+        *,
+        attempt: int = 0,
+        gradient: Callable[..., Any] | None = None,
+        values: Sequence[float] = VALUES,
+    ) -> threading.Thread:
         def run() -> None:
             try:
                 client, welcome, begin = toy_client(
                     self.process.address,
                     self.rule,
-                    VALUES,
+                    values,
                     worker=worker,
                     attempt=attempt,
                     size=SIZE,
@@ -221,6 +228,26 @@ def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path: Path
         assert set(job.commits()["incarnation"]) == {2}
 
 
+def test_a_job_that_has_begun_ignores_what_an_older_server_saves_late(tmp_path: Path) -> None:
+    """The older server has written before it finds the higher claim; the newer one dies before its first snapshot."""
+    place = tmp_path / "place"
+    with Job(tmp_path / "older", job={"batch_size": 4}) as older:
+        at_snapshot(tmp_path / "older")
+        older.kill()
+        with Job(place, job={"batch_size": 8}) as job:
+            job.kill()
+            for path in place.glob("snapshot-*.dks"):
+                path.unlink()
+            late = next(iter((tmp_path / "older").glob("snapshot-*.dks")))
+            late.rename(place / late.name)
+            job.revive()
+            assert job.process.resumed is None
+            for worker in range(2):
+                job.start(worker)
+            job.join()
+            check_exact(job)
+
+
 def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
     gate = threading.Event()
     with Job(tmp_path, every=5) as job:
@@ -344,6 +371,42 @@ class TestResume:
             job.join()
             check_exact(job, epochs=2)
 
+    def test_a_restart_trains_the_epochs_that_the_start_asked_for(self, tmp_path: Path) -> None:
+        """The server of the longer job dies before it has saved anything: what is found is the shorter job's."""
+        with Job(tmp_path, every=1) as job:
+            for worker in range(2):
+                job.start(worker, attempt=100 + worker)
+            job.join()
+        shorter = set(tmp_path.glob("snapshot-*.dks"))
+        with Job(tmp_path, resume=True, epochs=2) as job:
+            at_snapshot(tmp_path, beside=shorter)
+            job.kill()
+            for path in set(tmp_path.glob("snapshot-*.dks")) - shorter:
+                path.unlink()
+            job.revive()
+            for worker in range(2):
+                job.start(worker, attempt=worker)
+            job.join()
+            check_exact(job, epochs=2)
+
+    def test_a_partition_without_rows_stays_ended_when_the_server_comes_back(self, tmp_path: Path) -> None:
+        """Its task has returned: with partitions that are opened again, a round would wait for it for ever."""
+        with Job(tmp_path, make("ssgd"), eta=0.1) as job:
+            job.start(1, values=[])
+            job.start(0)
+            job.join()
+        with Job(tmp_path, make("ssgd"), eta=0.1, resume=True, epochs=2) as job:
+            gate = threading.Event()
+            empty = job.start(1, values=[])
+            job.start(0, gradient=gated(gate, 5))
+            empty.join(patience(30))
+            assert not empty.is_alive()
+            job.kill()
+            job.revive()
+            gate.set()
+            job.join()
+            assert ranges(job.commits(), 0) == [(epoch, batch) for epoch in range(2) for batch in range(len(VALUES))]
+
     def test_snapshots_of_another_job_are_refused(self, tmp_path: Path) -> None:
         self.interrupted(tmp_path, job={"batch_size": 4})
         with pytest.raises(ConfigurationError, match="must be an empty directory"):
@@ -379,9 +442,9 @@ class TestTwoDrivers:
                 check_exact(newer)
 
 
-def at_snapshot(folder: Path) -> None:
-    """Waits for the first snapshot."""
-    until(lambda: list(folder.glob("snapshot-*.dks")))
+def at_snapshot(folder: Path, beside: Collection[Path] = ()) -> None:
+    """Waits for the first snapshot that is not one of ``beside``."""
+    until(lambda: set(folder.glob("snapshot-*.dks")) - set(beside))
 
 
 def test_a_commit_that_is_applied_in_part_is_forgotten(tmp_path: Path) -> None:

@@ -1,0 +1,329 @@
+"""A server that may have several attempts at a time, announces where it is, and gives way without harm.
+
+A cluster runs the server as a task: again where it dies, and a second time next to a slow one (Spark calls that
+speculation). So an attempt may find that another one of the same job is there. It waits while that one lives, takes
+over once that one is gone, and ends well once that one has ended well. An attempt that has lost the checkpoint to
+another one waits in the same way: it does not fail while another one serves.
+
+Whether the owner of the checkpoint lives is asked at the address that its claim names. The port is bound before the
+claim is written, so from then on:
+
+* where nothing listens there, or something else does, or the host cannot be reached, the owner is gone;
+* where connections are taken and not answered, it stands still, or still reads its snapshot. It is given
+  `Deadlines.standstill` seconds, and `Deadlines.publish` more as long as it has not announced itself;
+* where it answers with the job's key, it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+from dataclasses import replace
+
+from distkeras.ps.checkpoint.announcement import Owner, owner_of
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.names import Claim
+from distkeras.ps.errors import (
+    ERRORS,
+    ConfigurationError,
+    DeadlineError,
+    DistkerasError,
+    LocalProtocolError,
+    OwnershipLostError,
+    ServerLostError,
+    SnapshotError,
+)
+from distkeras.ps.events import report
+from distkeras.ps.protocol.framing import decode
+from distkeras.ps.protocol.messages import Ack
+from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.server.start import StartReport, StartRequest, build_server
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.world.world import REAL, World
+
+log = logging.getLogger(__name__)
+
+#: Seconds from one question to an owner that lives to the next.
+_AGAIN = 1.0
+#: Claims of a job's first server that another job's may come before.
+_STARTS = 3
+#: Seconds that an owner may take from the driver's goodbye to its end: it takes a last snapshot.
+_END_SAVING = 120.0
+#: Seconds after which a server to which nothing happens looks at the clock.
+_LOOK = 1.0
+#: What an announcement says of its server: nothing while it serves.
+_STATE, _ENDING, _ENDED = "state", "ending", "ended"
+
+
+class _Sign(enum.Enum):
+    """What an owner was found to be."""
+
+    LIVES = enum.auto()
+    SILENT = enum.auto()
+    GONE = enum.auto()
+
+
+class Standby:
+    """Waits while another server of the same job owns the checkpoint and lives.
+
+    Args:
+        request: of the job's server.
+        given_up: servers up to this incarnation count as gone without being asked: the driver has given them up.
+        world: time, connections and files.
+    """
+
+    def __init__(self, request: StartRequest, given_up: int = 0, world: World = REAL) -> None:
+        self._uri = _uri_of(request)
+        self._request, self._given_up, self._world = request, given_up, world
+        own = request.settings.deadlines
+        self._deadlines = replace(own, connect=min(own.connect, own.handshake))
+        #: The owner that was read last, and when it last gave a sign of life.
+        self._claim: Claim | None = None
+        self._heard_at = world.monotonic()
+        #: Clock, partitions joined and partitions finished, as the owner said last, and since when it says so.
+        self._standing: tuple[int, int, int] | None = None
+        self._moved_at = world.monotonic()
+
+    def rival(self) -> Owner | None:
+        """Return the checkpoint's owner where that is a server of this job, and not one that was given up; else None.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        owner = owner_of(self._uri, self._world)
+        if owner is None or owner.claim.token != self._request.token or owner.claim.incarnation <= self._given_up:
+            return None
+        return owner
+
+    def until_needed(self) -> bool:
+        """Return True once no server of this job lives, and False once one of them has served the job to its end.
+
+        Raises:
+            DeadlineError: the job has not moved for `Deadlines.silence` seconds.
+            SnapshotError: the directory could not be read for `Deadlines.standstill` seconds.
+        """
+        while True:
+            owner = self._read()
+            if owner is None:
+                return True
+            if _state_of(owner) is None:
+                sign = self._follow(owner)
+                if sign is _Sign.GONE and self._unchanged(owner):
+                    return True
+                silence = self._world.monotonic() - self._heard_at
+                patience = self._deadlines.standstill + (self._deadlines.publish if owner.announced is None else 0.0)
+                if sign is _Sign.SILENT and silence >= patience:
+                    text = "the server with claim %s has not answered for %.0f s, and is replaced"
+                    report(log, "standstill", text, owner.claim, silence)
+                    return True
+            elif _state_of(owner) == _ENDED or self._world.monotonic() - self._heard_at >= _END_SAVING:
+                return False
+            self._world.sleep(_AGAIN)
+
+    def _read(self) -> Owner | None:
+        """Return what `rival` does, where that can be read soon enough."""
+        began = self._world.monotonic()
+        while True:
+            try:
+                owner = self.rival()
+                break
+            except SnapshotError:  # its files may just have made room for another owner's
+                if self._world.monotonic() - began >= self._deadlines.standstill:
+                    raise
+                self._world.sleep(_AGAIN)
+        if owner is not None and owner.claim != self._claim:
+            log.info("the server with claim %s serves this job; this one waits while that one lives", owner.claim)
+            self._claim, self._standing = owner.claim, None
+            self._heard_at = self._moved_at = self._world.monotonic()
+        return owner
+
+    def _unchanged(self, owner: Owner) -> bool:
+        """Return whether a server that is gone has not said before that it ends, and none has taken its place."""
+        latest = self._read()
+        return latest is not None and latest.claim == owner.claim and _state_of(latest) is None
+
+    def _follow(self, owner: Owner) -> _Sign:
+        """Ask ``owner`` until it does not answer; return what it was found to be then.
+
+        Raises:
+            DeadlineError: the job has not moved for `Deadlines.silence` seconds.
+        """
+        while True:
+            sign = self._ask(owner)
+            if sign is not _Sign.LIVES:
+                return sign
+            self._heard_at = self._world.monotonic()
+            if self._heard_at - self._moved_at >= self._deadlines.silence:
+                raise DeadlineError(f"waited {self._deadlines.silence:g} s for the job to move, as a server's standby")
+            self._world.sleep(_AGAIN)
+
+    def _ask(self, owner: Owner) -> _Sign:
+        if owner.address is None:
+            return _Sign.GONE
+        certificate = self._request.certificate
+        pinned = "" if certificate is None else certificate.certificate
+        client = DriverClient(Address(*owner.address, self._request.key, pinned), self._deadlines, self._world)
+        try:
+            for _ in range(2):  # a connection may be cut
+                try:
+                    status = client.ping()
+                except DistkerasError as error:
+                    if client.channel is not None:  # it has answered: why the job has failed
+                        return _Sign.LIVES
+                    if client.stands_still(error) or isinstance(error, DeadlineError):
+                        return _Sign.SILENT
+                else:
+                    standing = (status.clock, status.joined, status.finished)
+                    if standing != self._standing:
+                        self._standing, self._moved_at = standing, self._world.monotonic()
+                    return _Sign.LIVES
+            return _Sign.GONE
+        finally:
+            client.close()
+
+
+def serve_announced(
+    request: StartRequest,
+    publication: bytes,
+    *,
+    attempt: int = 0,
+    given_up: int = 0,
+    rows_checked: bool = False,
+    world: World = REAL,
+) -> StartReport | None:
+    """Serve a job to its end, as one of several attempts, of which one serves at a time.
+
+    Args:
+        request: what is to be served; its checkpoint lies where all attempts reach it.
+        publication: the frame of the driver's `Publish`.
+        attempt: the number of this attempt: no two that live at the same time have the same one.
+        given_up: see `Standby`.
+        rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
+        world: time, connections, threads and files.
+
+    Returns:
+        None: this attempt has served to the end. A report with an ``error``: the job cannot be served; with
+        ``resumed``: the rows have to be checked first; with ``ended``: another attempt has served to the end.
+
+    Raises:
+        ServerLostError, SnapshotError, OSError: another attempt may do better.
+        DeadlineError: the server was asked nothing for too long.
+    """
+    standby = Standby(request, given_up, world)
+    again, starts = attempt > 0, 0
+    while standby.until_needed():
+        try:
+            built, came_up = _build(request, attempt, again, world)
+        except OwnershipLostError as error:
+            starts += 1
+            # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
+            if standby.rival() is not None or (not again and starts < _STARTS):
+                continue
+            return StartReport(error=str(error), code=ERRORS.index(type(error)))
+        except ConfigurationError as error:  # no other attempt would do better
+            return StartReport(error=str(error), code=ERRORS.index(type(error)))
+        resumed = came_up.resumed
+        if resumed is not None and resumed.row_sum is not None and not rows_checked:
+            with built:
+                return came_up
+        if again:
+            text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
+            report(log, "restart", text, 0 if resumed is None else resumed.clock, built.address[0], attempt)
+        if _serve(built, came_up, request, publication, world):
+            return None
+        again = True  # it has lost the checkpoint to another attempt, and waits for the end of that one
+    return StartReport(ended=True)
+
+
+def _build(request: StartRequest, attempt: int, again: bool, world: World) -> tuple[ParameterServer, StartReport]:
+    """Return a server that has claimed the checkpoint, with its report; see `build_server` for what it raises.
+
+    Raises:
+        OwnershipLostError: nothing there is this job's any more, or was when the one before ended.
+    """
+    uri = _uri_of(request)
+    standing = SnapshotDirectory(uri, token=request.token, world=world).standing()
+    if again and standing.others and not standing.epoch:
+        raise OwnershipLostError(
+            f"a server that is started again must find its job's claim in {uri!r}. Received: those of others alone"
+        )
+    listener = world.listen(request.settings.host, request.settings.port)
+    try:
+        next_request = request.again(standing.epoch, standing.epoch)
+        return build_server(next_request, world, listener=listener, attempt=attempt)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _serve(
+    server: ParameterServer, came_up: StartReport, request: StartRequest, publication: bytes, world: World
+) -> bool:
+    """Serve until the driver has said goodbye; return False where another attempt has the checkpoint now.
+
+    Raises:
+        ServerLostError: the center is applied in part.
+        DeadlineError: the server was asked nothing for too long.
+    """
+    host, port = server.address
+    place = {"host": host, "port": port, "report": came_up.to_json()}
+    with server:
+        _publish(server, request, publication, world)
+        server.announce(place)
+        _serve_until_over(server, world)
+        if server.superseded:
+            return False
+        # First, so that an attempt that waits does not take the closed port for this server's death.
+        _announce_end(server, place | {_STATE: _ENDING})
+    if server.superseded:
+        return False
+    _announce_end(server, place | {_STATE: _ENDED})
+    return True
+
+
+def _publish(server: ParameterServer, request: StartRequest, publication: bytes, world: World) -> None:
+    certificate = request.certificate
+    address = Address(*server.address, request.key, "" if certificate is None else certificate.certificate)
+    driver = DriverClient(address, request.settings.deadlines, world, met=True)
+    try:
+        driver.request(decode(publication), Ack)
+    finally:
+        driver.close()
+
+
+def _serve_until_over(server: ParameterServer, world: World) -> None:
+    """Return when the driver has said goodbye, or another attempt has the checkpoint.
+
+    A driver that is gone takes this task along, by Spark's hand.
+
+    Raises:
+        ServerLostError: the center is applied in part.
+        DeadlineError: the server was asked nothing for too long.
+    """
+    asked = world.monotonic()
+    while not server.over and not server.superseded:
+        if server.spoilt:
+            raise ServerLostError("the server must have its center whole. Received: it does not")
+        if server.sessions:
+            asked = world.monotonic()
+        elif world.monotonic() - asked > server.deadlines.silence:
+            raise DeadlineError(f"waited {server.deadlines.silence:g} s for a request to the server")
+        server.wait_for_news(_LOOK)
+
+
+def _announce_end(server: ParameterServer, place: dict[str, object]) -> None:
+    with contextlib.suppress(SnapshotError):  # the driver has all it needs; it cancels what waits
+        server.announce(place)
+
+
+def _state_of(owner: Owner) -> str | None:
+    """Return what an owner has announced of its end."""
+    return None if owner.announced is None else owner.announced.get(_STATE)
+
+
+def _uri_of(request: StartRequest) -> str:
+    if request.settings.checkpoint is None:
+        raise LocalProtocolError("a server that announces itself needs a checkpoint to do it in. Received: none")
+    return request.settings.checkpoint.uri

@@ -1,0 +1,361 @@
+"""Several attempts at one job's server: one serves, the others wait while it lives."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.announced_server import AnnouncedServer
+from support.patience import PATIENT, brief, patience, until
+from support.present import present
+from support.toy_model import toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress, owner_of
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.errors import ERRORS, DeadlineError, OwnershipLostError
+from distkeras.ps.protocol.framing import encode
+from distkeras.ps.rules import make
+from distkeras.ps.server.announced import Standby, serve_announced
+from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.world.files import Files, LocalFiles
+from distkeras.ps.world.world import World
+
+KEY = bytes(range(32))
+SIZE = 5
+VALUES = [float(number + 1) for number in range(12)]
+CENTER = b"".join(encode(publication(np.zeros(SIZE, np.float32), model=b"the model")))
+
+
+def request(
+    folder: Path, *, fresh: bool = True, token: str = "0000000a", epochs: int = 1, **deadlines: float
+) -> StartRequest:
+    settings = ServerSettings(
+        make("downpour", window=1),
+        workers=1,
+        deadlines=replace(PATIENT, **deadlines),
+        checkpoint=Checkpoint(str(folder), every=1),
+    )
+    return StartRequest(settings, KEY, None, StartMode(fresh=fresh, same_attempts=False, epochs=epochs), {}, token)
+
+
+class Meddled(World):
+    """The system's own, in which something happens once, just before a claim is written."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = [happens]
+
+    def files(self, uri: str) -> Files:
+        world = self
+
+        class Claimed(LocalFiles):
+            def write(self, name: str, pieces: Iterable[Any]) -> None:
+                if name.startswith("owner-") and world._happens:
+                    world._happens.pop()()
+                super().write(name, pieces)
+
+        return Claimed(Path(uri))
+
+
+class Attempt(threading.Thread):
+    """One that runs in this process."""
+
+    def __init__(self, asked: StartRequest, number: int) -> None:
+        super().__init__(daemon=True)
+        self._asked, self._number = asked, number
+        self._report: StartReport | None = None
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._report = serve_announced(self._asked, CENTER, attempt=self._number)
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            self._error = error
+
+    def returned(self) -> StartReport | None:
+        self.join(patience(60))
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._report
+
+
+class Worker(threading.Thread):
+    """The job's worker; its step number ``held`` waits for `go`."""
+
+    def __init__(self, folder: Path, held: int = -1, epochs: int = 1) -> None:
+        super().__init__(daemon=True)
+        self._epochs = epochs
+        self._folder, self._held, self._steps = folder, held, 0
+        self.reached, self.go = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            address = AnnouncedAddress("", 0, KEY, uri=str(self._folder))
+            client, welcome, begin = toy_client(
+                address,
+                make("downpour", window=1),
+                VALUES,
+                worker=0,
+                attempt=0,
+                size=SIZE,
+                eta=1.0,
+                epochs=self._epochs,
+                gradient=self._gradient,
+                deadlines=PATIENT,
+            )
+            run_worker(client, welcome, begin)
+            client.close()
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+
+    def _gradient(self, theta: np.ndarray, value: Any) -> np.ndarray:
+        if self._steps == self._held:
+            self.reached.set()
+            assert self.go.wait(patience(60))
+        self._steps += 1
+        return np.ones(SIZE, np.float32)
+
+    def ended(self) -> None:
+        self.go.set()
+        self.join(patience(60))
+        assert not self.is_alive()
+        assert self.error is None
+
+
+@contextmanager
+def driver(folder: Path) -> Iterator[DriverClient]:
+    client = DriverClient(AnnouncedAddress("", 0, KEY, uri=str(folder)), PATIENT)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def check_exact(folder: Path, epochs: int = 1) -> list[int]:
+    """Check that each mini-batch counts once; return the incarnations that have commits."""
+    with driver(folder) as client:
+        commits = client.drain().commits.view(COMMIT)
+        assert commits["first_batch"].tolist() == epochs * list(range(len(VALUES)))
+        assert client.center().center.tolist() == [-float(epochs * len(VALUES))] * SIZE
+    return sorted(set(commits["incarnation"].tolist()))
+
+
+def goodbye(folder: Path) -> None:
+    with driver(folder) as client:
+        client.goodbye()
+
+
+def incarnation(folder: Path) -> int:
+    """Of the owner that is announced; 0: none is."""
+    owner = owner_of(str(folder))
+    return 0 if owner is None or owner.announced is None else owner.claim.incarnation
+
+
+def waits(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
+    """Return what says whether an attempt of this process waits."""
+    caplog.set_level("INFO", "distkeras.ps.server.announced")
+    return lambda: "waits while that one lives" in caplog.text
+
+
+def test_an_attempt_waits_while_another_one_serves_and_ends_well_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = waits(caplog)
+    owner = Attempt(request(tmp_path), 0)
+    until(lambda: incarnation(tmp_path))
+    worker = Worker(tmp_path, held=3)
+    assert worker.reached.wait(patience(30))
+    other = Attempt(request(tmp_path), 1)
+    until(waiting)
+    worker.ended()
+    assert check_exact(tmp_path) == [1]
+    goodbye(tmp_path)
+    assert owner.returned() is None
+    assert present(other.returned()).ended
+    assert len(list(tmp_path.glob("owner-*"))) == 1
+
+
+def test_an_attempt_takes_over_from_one_that_is_gone(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with ExitStack() as stack:
+        owner = stack.enter_context(AnnouncedServer(tmp_path / "owner", request(place), CENTER))
+        until(lambda: incarnation(place))
+        worker = Worker(place, held=5)
+        assert worker.reached.wait(patience(30))
+        other = Attempt(request(place, standstill=patience(300)), 1)
+        owner.kill()
+        until(lambda: incarnation(place) == 2)
+        worker.ended()
+        assert check_exact(place)[-1] == 2
+        goodbye(place)
+        assert other.returned() is None
+
+
+def test_one_that_stands_still_is_replaced_and_gives_way_when_it_wakes(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    impatient = request(place, standstill=brief(1), handshake=brief(0.5))
+    with AnnouncedServer(tmp_path / "owner", request(place), CENTER) as owner:
+        until(lambda: incarnation(place))
+        worker = Worker(place, held=5)
+        assert worker.reached.wait(patience(30))
+        owner.stop()
+        other = Attempt(impatient, 1)
+        until(lambda: incarnation(place) == 2)
+        owner.go_on()
+        worker.ended()
+        assert check_exact(place)[-1] == 2
+        goodbye(place)
+        assert other.returned() is None
+        assert present(owner.returned()).ended
+
+
+def test_one_that_the_driver_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    patient = request(place, standstill=patience(300))
+    with AnnouncedServer(tmp_path / "owner", patient, CENTER) as owner:
+        until(lambda: incarnation(place))
+        owner.stop()
+        with AnnouncedServer(tmp_path / "next", patient, CENTER, attempt=64, given_up=1) as other:
+            until(lambda: incarnation(place) == 65)
+            worker = Worker(place)
+            worker.ended()
+            assert check_exact(place) == [65]
+            goodbye(place)
+            assert other.returned() is None
+
+
+def test_a_newer_driver_takes_the_job_from_an_attempt_and_from_one_that_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = waits(caplog)
+    owner = Attempt(request(tmp_path), 0)
+    until(lambda: incarnation(tmp_path) == 1)
+    with driver(tmp_path) as older:
+        older.ping()
+        worker = Worker(tmp_path, held=5)
+        assert worker.reached.wait(patience(30))
+        other = Attempt(request(tmp_path), 1)
+        until(waiting)
+        newer = Attempt(request(tmp_path, fresh=False, token="0000000b"), 0)
+        until(lambda: incarnation(tmp_path) == 2)
+        worker.go.set()
+        with pytest.raises(OwnershipLostError):
+            until(lambda: older.observe(1000, 0.1) is None)
+        older.goodbye()
+    assert owner.returned() is None
+    assert present(other.returned()).code == ERRORS.index(OwnershipLostError)
+    goodbye(tmp_path)
+    assert newer.returned() is None
+
+
+def test_a_job_with_more_epochs_keeps_them_where_its_first_attempt_dies(tmp_path: Path) -> None:
+    """Before it has saved anything: what the next one finds is the shorter job's."""
+    place = tmp_path / "place"
+    first = Attempt(request(place), 0)
+    until(lambda: incarnation(place))
+    Worker(place).ended()
+    goodbye(place)
+    assert first.returned() is None
+    longer = request(place, fresh=False, token="0000000b", epochs=2)
+    with AnnouncedServer(tmp_path / "longer", longer, CENTER) as server:
+        until(lambda: list(place.glob("snapshot-*-0000000b-*.dks")))
+        server.kill()
+    for path in place.glob("snapshot-*-0000000b-*.dks"):
+        path.unlink()
+    again = Attempt(longer, 1)
+    until(lambda: incarnation(place) == 3)
+    Worker(place, epochs=2).ended()
+    assert check_exact(place, epochs=2) == [1, 3]
+    goodbye(place)
+    assert again.returned() is None
+
+
+def test_a_first_attempt_claims_again_where_another_job_has_claimed_at_the_same_moment(tmp_path: Path) -> None:
+    """That one's driver may be gone: so it is for a server next to its driver."""
+    world = Meddled(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
+    found: list[StartReport | None] = []
+    asked = request(tmp_path, fresh=False)
+    thread = threading.Thread(target=lambda: found.append(serve_announced(asked, CENTER, world=world)), daemon=True)
+    thread.start()
+    until(lambda: incarnation(tmp_path) or found)
+    assert not found
+    goodbye(tmp_path)
+    thread.join(patience(30))
+    assert found == [None]
+
+
+class TestStandby:
+    """What is made of an owner's files and of its port, by owners that a test plays."""
+
+    @contextmanager
+    def owner(self, folder: Path, *, listens: bool, **announced: Any) -> Iterator[SnapshotDirectory]:
+        with socket.create_server(("127.0.0.1", 0)) as port:
+            address = list(port.getsockname())
+            if not listens:
+                port.close()
+            snapshots = SnapshotDirectory(str(folder), token="0000000a")
+            snapshots.take_over(attempt=0, place={"address": address})
+            if announced:
+                snapshots.announce({"host": address[0], "port": address[1], **announced})
+            yield snapshots
+
+    def test_one_that_ends_is_waited_for_and_its_closed_port_is_no_death(self, tmp_path: Path) -> None:
+        with self.owner(tmp_path, listens=False, state="ending") as owner:
+            found: list[bool] = []
+            thread = threading.Thread(
+                target=lambda: found.append(Standby(request(tmp_path)).until_needed()), daemon=True
+            )
+            thread.start()
+            thread.join(brief(0.5))
+            assert thread.is_alive()
+            owner.announce({"host": "127.0.0.1", "port": 1, "state": "ended"})
+            thread.join(patience(30))
+            assert found == [False]
+
+    def test_one_that_died_before_it_had_announced_itself_is_gone(self, tmp_path: Path) -> None:
+        with self.owner(tmp_path, listens=False):
+            assert Standby(request(tmp_path, standstill=patience(300))).until_needed()
+
+    def test_one_that_still_reads_is_given_more_time(self, tmp_path: Path) -> None:
+        with self.owner(tmp_path, listens=True):
+            standby = Standby(request(tmp_path, handshake=brief(0.2), standstill=brief(0.2), publish=patience(300)))
+            thread = threading.Thread(target=standby.until_needed, daemon=True)
+            thread.start()
+            thread.join(brief(1.5))
+            assert thread.is_alive()
+
+    def test_a_stranger_at_its_port_is_not_it(self, tmp_path: Path) -> None:
+        settings = request(tmp_path / "other", token="0000000c")
+        stranger = Attempt(replace(settings, key=bytes(32)), 0)
+        until(lambda: incarnation(tmp_path / "other"))
+        place = present(present(owner_of(str(tmp_path / "other"))).address)
+        snapshots = SnapshotDirectory(str(tmp_path / "own"), token="0000000a")
+        snapshots.take_over(attempt=0, place={"address": list(place)})
+        assert Standby(request(tmp_path / "own", standstill=patience(300))).until_needed()
+        client = DriverClient(AnnouncedAddress("", 0, bytes(32), uri=str(tmp_path / "other")), PATIENT)
+        client.goodbye()
+        client.close()
+        assert stranger.returned() is None
+
+    def test_a_job_that_does_not_move_is_not_waited_for_for_ever(self, tmp_path: Path) -> None:
+        owner = Attempt(request(tmp_path), 0)
+        until(lambda: incarnation(tmp_path))
+        with pytest.raises(DeadlineError, match="for the job to move"):
+            Standby(request(tmp_path, silence=brief(0.5))).until_needed()
+        goodbye(tmp_path)
+        assert owner.returned() is None

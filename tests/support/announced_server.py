@@ -1,0 +1,87 @@
+"""A server that announces itself, as a process of its own: one of several attempts at a job's server.
+
+``python announced_server.py REQUEST PUBLICATION ATTEMPT GIVEN_UP`` serves what the two files hold. What the server
+returns is its last line: a `StartReport`, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from distkeras.ps.server.announced import serve_announced
+from distkeras.ps.server.start import StartReport, StartRequest
+from support.patience import patience, until
+
+
+class AnnouncedServer:
+    """One attempt, which runs until it ends by itself or is killed.
+
+    Args:
+        folder: for its files.
+        request, publication, attempt, given_up: see `serve_announced`.
+    """
+
+    def __init__(
+        self, folder: Path, request: StartRequest, publication: bytes, attempt: int = 0, given_up: int = 0
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "request").write_text(request.to_json())
+        (folder / "publication").write_bytes(publication)
+        arguments = [str(folder / "request"), str(folder / "publication"), str(attempt), str(given_up)]
+        support = str(Path(__file__).parents[1])
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *arguments],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])},
+            text=True,
+        )
+
+    def __enter__(self) -> AnnouncedServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def kill(self) -> None:
+        """Return when the process is gone."""
+        self.process.kill()
+        self.process.wait(patience(30))
+
+    def stop(self) -> None:
+        """Return when the process stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED)
+
+    def go_on(self) -> None:
+        """End what `stop` began."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def returned(self) -> StartReport | None:
+        """Return what the server did, once it has ended well."""
+        out, _ = self.process.communicate(timeout=patience(60))
+        assert self.process.returncode == 0
+        line = out.strip()
+        return StartReport.from_json(line) if line else None
+
+
+def main() -> None:
+    """Serve."""
+    request, publication, attempt, given_up = sys.argv[1:]
+    report = serve_announced(
+        StartRequest.from_json(Path(request).read_text()),
+        Path(publication).read_bytes(),
+        attempt=int(attempt),
+        given_up=int(given_up),
+    )
+    sys.stdout.write("" if report is None else report.to_json())
+
+
+if __name__ == "__main__":
+    main()

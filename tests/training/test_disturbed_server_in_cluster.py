@@ -1,0 +1,142 @@
+"""The server as a task on executors of two hosts: Spark runs a second attempt of it; it stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.patience import brief, patience
+from support.standalone import daemon, said
+
+DRIVER = """
+import json, logging, os, signal, sys, threading, time
+from dataclasses import replace
+from pathlib import Path
+import keras
+from pyspark.sql import SparkSession
+from support.cluster_job import _server_of
+from support.patience import PATIENT
+from support.spark_jobs import *
+from distkeras import Checkpoint, Trainer
+
+master, directory, kind, standstill = sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+logging.basicConfig(level=logging.INFO)
+rows, epochs = 24, 3
+builder = (
+    SparkSession.builder.master(master)
+    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    .config("spark.executor.memory", "512m").config("spark.executor.cores", "3").config("spark.cores.max", "6")
+    .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+)
+if kind == "speculation":
+    builder = (
+        builder.config("spark.speculation", "true").config("spark.speculation.interval", "100ms")
+        .config("spark.speculation.task.duration.threshold", "1s")
+    )
+spark = builder.getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+counting_rows(spark, rows).repartition(2).write.parquet(str(directory / "rows"))
+twice, over = {}, threading.Event()
+
+
+def count_second_attempts():
+    tracker = spark.sparkContext.statusTracker()
+    while not over.wait(0.2):
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None and info.numTasks == 1 and info.numActiveTasks > 1:
+                twice[stage] = twice.get(stage, 0) + 1
+
+
+folder = str(directory / "checkpoint")
+stop = once_at_step(directory / "marker", 4, lambda: _server_of(folder).suspend())
+
+
+def act(step):
+    if kind == "speculation":
+        time.sleep(1.0)
+    else:
+        stop(step)
+
+
+counter = threading.Thread(target=count_second_attempts)
+counter.start()
+trainer = Trainer(
+    counting_model(rows, step_callback_layer(act)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
+    num_workers=2, batch_size=2, num_epoch=epochs, server="cluster",
+    deadlines=replace(PATIENT, handshake=standstill / 2, standstill=standstill),
+)
+try:
+    model = trainer.train(spark.read.parquet(str(directory / "rows")), checkpoint=Checkpoint(folder, every=1))
+finally:
+    over.set()
+counter.join()
+history = trainer.history.toPandas()
+sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
+print(json.dumps({
+    "counts": sorted(set(counts(model))), "exact": committed(trainer) == expected_ranges(sizes, epochs, 2),
+    "incarnations": sorted(set(trainer.ledger.toPandas().incarnation.tolist())),
+    "kinds": sorted({row["kind"] for row in trainer.events.collect()}),
+    "seconds_with_two": max(twice.values(), default=0) * 0.2,
+}))
+spark.stop()
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address"),
+]
+
+
+def outcome(folder: Path, kind: str, standstill: float) -> dict[str, Any]:
+    """Of a job on executors of two hosts, which here are two loopback addresses."""
+    support = str(Path(__file__).parents[1])
+    script = folder / "driver.py"
+    script.write_text(DRIVER)
+    paths = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
+    with contextlib.ExitStack() as stack:
+        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        stack.enter_context(daemon(folder / "master", "org.apache.spark.deploy.master.Master", *own))
+        url = said(folder / "master", "Starting Spark master at ")
+        for host in ("127.0.0.1", "127.0.0.2"):
+            options = ("--host", host, "--cores", "3", "--memory", "1g", "--webui-port", "0", url)
+            stack.enter_context(daemon(folder / host, "org.apache.spark.deploy.worker.Worker", *options))
+            said(folder / host, "Successfully registered with master ")
+        done = subprocess.run(
+            [sys.executable, str(script), url, str(folder), kind, str(standstill)],
+            env=os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=patience(240),
+        )
+    assert done.returncode == 0, done.stderr[-8000:]
+    (found,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert found["counts"] == [3.0]
+    assert found["exact"]
+    return dict(found)
+
+
+@pytest.fixture(autouse=True)
+def executors_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def test_a_second_attempt_by_speculation_harms_nobody(tmp_path: Path) -> None:
+    found = outcome(tmp_path, "speculation", patience(60))
+    assert found["seconds_with_two"] > 2, "Spark has not speculated"
+    assert found["incarnations"] == [1]
+
+
+def test_one_that_stands_still_is_started_again_and_every_mini_batch_counts_once(tmp_path: Path) -> None:
+    found = outcome(tmp_path, "standstill", brief(4))
+    assert "standstill" in found["kinds"]
+    assert len(found["incarnations"]) > 1
