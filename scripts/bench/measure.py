@@ -39,6 +39,7 @@ class Case:
         note: what else the row says; a callable is asked after the last round.
         missing: what this machine lacks to measure it; empty: nothing.
         echo: of an exchange: one timed run of a server that only sends back what it received.
+        once: a run takes minutes and holds its own repetitions: a single round is taken, which has no spread.
     """
 
     section: str
@@ -53,6 +54,7 @@ class Case:
     note: str | Callable[[], str] = ""
     missing: str = ""
     echo: Run | None = None
+    once: bool = False
 
 
 #: Builds what a case needs (servers, processes, Spark), yields it or several that share it, and tears it down.
@@ -113,7 +115,7 @@ def measure(case: Case, runs: int = ROUNDS) -> Row:
     """
     sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive, "echo": case.echo}
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
-    runs = runs if present else 0
+    runs = (1 if case.once else runs) if present else 0
     rates: dict[str, list[float]] = {name: [] for name, _ in present}
     for turn in range(runs * case.turns):
         start = turn % len(present)
@@ -161,6 +163,8 @@ def _ratio(ours: list[float], theirs: list[float] | None) -> tuple[float | None,
     if theirs is None:
         return None, None
     low, median, high = np.percentile(np.divide(ours, theirs), (25, 50, 75))
+    if len(ours) == 1:
+        return float(median), None
     spread = float((high - low) / median)
     return (None if spread > MEANINGLESS else float(median)), spread
 

@@ -111,11 +111,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _ratio(ratio: float | None, spread: float | None, target: float | None) -> str:
-    if spread is None:
-        return "–"
     if ratio is None:
-        return "refused"
-    text = f"{_number(ratio)} ± {spread / 2:.0%}"
+        return "–" if spread is None else "refused"
+    text = _number(ratio) if spread is None else f"{_number(ratio)} ± {spread / 2:.0%}"
     return f"**{text}**, short" if target is not None and ratio < target else text
 
 

@@ -1,0 +1,99 @@
+"""Goodput: how much of its throughput a training keeps while workers and servers are killed, suspended and cut off.
+
+Ours trains M with two workers, AGN and a checkpoint; the reference is the same job undisturbed. Plain Keras trains M in
+one process that starts again from its last checkpoint. Each figure is one run of some minutes (`goodput_job`): faults
+are rare events, and short rounds would hold none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Case, Factory
+from bench.start import write_data
+
+SECTION = "goodput"
+#: Faults an hour and group of workers.
+RATES = (60, 125)
+SECONDS, QUICK_SECONDS = 240, 45
+#: Published shares: 82 % at a failure a minute (torchft), 85 to 88 % at 69 to 85 an hour; samples were not counted.
+TARGET = 0.85
+_PROGRAM = Path(__file__).with_name("goodput_job.py")
+_SEED = 1
+#: Where a program of its own finds `bench`, and the project if it is not installed.
+_PATHS = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
+    return [partial(_goodput, QUICK_SECONDS if quick else SECONDS)]
+
+
+@contextmanager
+def _goodput(seconds: int) -> Iterator[list[Case]]:
+    with tempfile.TemporaryDirectory(prefix="distkeras-bench-") as name:
+        write_data(Path(name))
+
+        @cache
+        def result(kind: str, faults: int) -> dict[str, Any]:
+            return run(kind, Path(name), seconds, faults)
+
+        def rate(kind: str, faults: int) -> float:
+            return float(result(kind, faults)["rate"])
+
+        yield [
+            Case(
+                SECTION,
+                f"{faults} faults an hour, M, 2 workers, AGN, window 3, batches of 128",
+                "samples/s",
+                partial(rate, "ours", faults),
+                partial(rate, "ours", 0),
+                target_limit=TARGET,
+                note=partial(_note, result, faults),
+                once=True,
+            )
+            for faults in RATES
+        ]
+
+
+def _note(result: Any, faults: int) -> str:
+    ours, keras = result("ours", faults), result("keras", faults)
+    share = keras["rate"] / result("keras", 0)["rate"]
+    return (
+        f"limit: the same job undisturbed; {ours['struck']} faults struck, mini-batches lost {ours['lost']}, "
+        f"doubled {ours['doubled']}; from a kill to the successor's first step {ours['successor median']:.1f} s "
+        f"(at most {ours['successor max']:.1f} s); plain Keras with a checkpoint every 200 steps keeps {share:.2f}, "
+        f"trains {keras['again']} samples again, {keras['struck']} kills, {keras['successor median']:.1f} s "
+        f"(at most {keras['successor max']:.1f} s)"
+    )
+
+
+def run(kind: str, folder: Path, seconds: float, faults: int) -> dict[str, Any]:
+    """Return what one training under faults says of itself.
+
+    Raises:
+        RuntimeError: it failed; with what it wrote last.
+    """
+    done = subprocess.run(
+        [sys.executable, _PROGRAM, kind, folder, str(seconds), str(faults), str(_SEED)],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(_PATHS)},
+        capture_output=True,
+        text=True,
+        timeout=seconds + 600,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{kind} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if found.get("lost") or found.get("doubled"):
+        raise RuntimeError(f"every mini-batch must count once. Received: {found}")
+    return found
