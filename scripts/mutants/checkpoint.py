@@ -79,8 +79,8 @@ CHECKPOINT = (
     Mutant(
         "a claim is not higher than those before it",
         OWNERSHIP,
-        "Claim(1 + max((claim.incarnation",
-        "Claim(max((claim.incarnation",
+        "epoch = 1 + max((claim.incarnation",
+        "epoch = max((claim.incarnation",
         "a server that was replaced finds its claim as high as the new one's",
         _TESTS,
     ),
@@ -104,7 +104,7 @@ CHECKPOINT = (
     Mutant(
         "snapshots that come while a directory is claimed are overlooked",
         DIRECTORY,
-        "        if _snapshots(names) != found:\n",
+        "        if eligible != found:\n",
         "        if False:\n",
         "what the server before acknowledged last is lost",
         _OWNERSHIP,
@@ -120,8 +120,8 @@ CHECKPOINT = (
     Mutant(
         "a fresh job among old snapshots",
         DIRECTORY,
-        "        if fresh and snapshots:",
-        "        if fresh and not snapshots:",
+        "        if snapshots:\n            raise ConfigurationError(",
+        "        if not snapshots:\n            raise ConfigurationError(",
         "a new job mixes its snapshots with an old one's",
         _TESTS,
     ),

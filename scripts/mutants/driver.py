@@ -87,8 +87,8 @@ DRIVER = (
     Mutant(
         "a server that dies again and again is started for ever",
         SUPERVISOR,
-        "        if self._futile_restarts >= _MAX_FUTILE_RESTARTS:\n",
-        "        if self._futile_restarts > 10**6:\n",
+        "        if self._futile >= _MAX_FUTILE_RESTARTS:\n",
+        "        if self._futile > 10**6:\n",
         "a job that cannot get on does not end",
         ("tests/scripts/test_simulate_faults.py::test_a_server_that_dies_again_and_again_is_given_up",),
     ),

@@ -158,7 +158,7 @@ def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
     """Whatever its job has lost meanwhile."""
     write = Ownership.write
 
-    def again(self: Ownership, names: Iterable[Name], epoch: int = 0, after: int = 0) -> None:
+    def again(self: Ownership, names: Iterable[Name], epoch: int = 0, after: int = 0, *where: Any) -> None:
         write(self, [*names, Name("owner", Claim(after, ""))])
 
     return [(Ownership, "write", again)]
