@@ -1,8 +1,9 @@
 """Trains on executors of three hosts while everything happens that may happen to them.
 
-Hit are Python workers, executors, the parameter server and drivers (killed, and two at once on one checkpoint);
-connections and whole hosts are cut off; the disk of the snapshots is full, their store slow or failing half-way; and
-strangers come to the port. Tasks that last get second attempts, by Spark's speculation.
+Hit are Python workers, executors, the parameter server (next to its driver, or a task in the cluster, which Spark gives
+a second attempt too) and drivers (killed, and two at once on one checkpoint); connections and whole hosts are cut off;
+the disk of the snapshots is full, their store slow or failing half-way; and strangers come to the port. Tasks that last
+get second attempts, by Spark's speculation.
 
 Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
 that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
@@ -42,6 +43,7 @@ from chaos.jobs import (
     counting_job,
     deadlines,
     image_job,
+    in_cluster,
     with_batches_counted,
 )
 from chaos.plan import KINDS, PlannedFault, plan
@@ -293,9 +295,11 @@ def _train(
         spark = cluster.session()
         say(f"Spark {spark.version} is up")
         try:
+            counting = counting_job(scratch, rows=size.counted_rows, epochs=size.counted_epochs)
             specs = [
                 image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
-                counting_job(scratch, rows=size.counted_rows, epochs=size.counted_epochs),
+                in_cluster(counting),
+                counting,
             ]
             disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
         finally:

@@ -208,3 +208,8 @@ def counting_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
         )
 
     return JobSpec("counting (downpour)", path, rows, epochs, 4, "downpour", {}, build, judge)
+
+
+def in_cluster(spec: JobSpec) -> JobSpec:
+    """Return the same job with its server as a task in the cluster."""
+    return replace(spec, name=f"{spec.name}, its server in the cluster", options={**spec.options, "server": "cluster"})

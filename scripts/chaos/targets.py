@@ -65,17 +65,24 @@ def executors() -> list[psutil.Process]:
 
 
 def workers() -> list[psutil.Process]:
-    """Python workers: the forks of Spark's daemons. Those that talk to a server, where there are any."""
-    forks = _children(
-        lambda process, words: "pyspark.daemon" in words and "pyspark.daemon" in (process.parent() or process).cmdline()
-    )
-    ports = {port for server in servers() for port in listening(server)}
+    """Return the Python workers that train; those that are connected to a server, where there are any."""
+    found = servers()
+    ports = {port for server in found for port in listening(server)}
+    forks = [fork for fork in _forks() if fork not in found]
     return [fork for fork in forks if connections(fork, ports)] or forks
 
 
 def servers() -> list[psutil.Process]:
-    """Parameter servers."""
-    return _children(lambda process, words: "distkeras.ps" in words)
+    """Return the parameter servers: processes of their own, and among the Python workers those that listen."""
+    own = _children(lambda process, words: "distkeras.ps" in words)
+    return [*own, *(fork for fork in _forks() if listening(fork))]
+
+
+def _forks() -> list[psutil.Process]:
+    """Return Spark's Python workers, which its daemons have forked."""
+    return _children(
+        lambda process, words: "pyspark.daemon" in words and "pyspark.daemon" in (process.parent() or process).cmdline()
+    )
 
 
 def listening(process: psutil.Process) -> list[int]:

@@ -265,8 +265,8 @@ CHECKPOINT = (
     Mutant(
         "other workers begin with the epoch of the one ahead",
         SNAPSHOT,
-        """ or header["ends_early"]]""",
-        "]",
+        """ or header["ends_early"])""",
+        ")",
         "rows of a job that a callback had ended are never trained on",
         ("tests/ps/checkpoint/test_other_workers.py",),
     ),
@@ -281,9 +281,17 @@ CHECKPOINT = (
     Mutant(
         "rows that nobody has read count as compared",
         SNAPSHOT,
-        """each["epoch"] < 1 or """,
+        """lease["epoch"] < 1 or """,
         "",
         "a resumed job ends with a LedgerError, though the rows are the same",
+        ("tests/ps/checkpoint/test_row_sums.py",),
+    ),
+    Mutant(
+        "an empty partition makes the sum of the rows unknown",
+        SNAPSHOT,
+        '    with_rows = [lease for lease in header["leases"].values() if _has_rows(lease, header)]\n',
+        '    with_rows = list(header["leases"].values())\n',
+        "a job that is resumed with another number of workers trains on other rows",
         ("tests/ps/checkpoint/test_row_sums.py",),
     ),
 )
