@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from distkeras.job.supervisor import Supervisor
-from distkeras.ps import rules
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DistkerasError, WorkerError
@@ -17,7 +16,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from simulate_faults.plan import Layout, Plan
-from simulate_faults.scheduler import Process, Task
+from simulate_faults.scheduler import Finding, Process, Task
 from simulate_faults.watch import Watch
 from simulate_faults.worker import run_attempt
 from simulate_faults.world import Surroundings, VirtualWorld
@@ -74,7 +73,9 @@ class Executors:
 
         def main() -> None:
             try:
-                run_attempt(self._plan, self._layout, self._watch, world, self._address, worker, attempt)
+                run_attempt(
+                    self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt
+                )
             except DistkerasError:
                 self._scheduler.kill(process, 1)
             else:
@@ -126,8 +127,9 @@ class Driver:
         self._plan, self._watch, self._surroundings = plan, watch, surroundings
         self.process = process
         self._resume = resume
-        self.layout = plan.layout(int(resume))
+        self.layout, self.epochs = plan.layout(int(resume)), plan.epochs_of(int(resume))
         surroundings.layouts[process] = self.layout
+        watch.epochs[process] = self.epochs
         self._clock = -1
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
@@ -150,17 +152,19 @@ class Driver:
     def _train(self) -> None:
         plan, world = self._plan, self._world
         settings = ServerSettings(
-            rules.make(plan.rule, **plan.hyper_parameters),
+            plan.make_rule(),
             workers=len(self.layout.batches),
             staleness_bound=plan.bound,
+            measure_gap=plan.gap,
             max_skipped=plan.skipped,
+            authenticate_vectors=plan.whole,
             learning_rate=plan.learning_rate,
             host=self.process.host,
             deadlines=plan.deadlines,
             checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
         )
         process = ServerProcess(
-            settings, resume=self._resume, job={"rows": 1}, epochs=plan.epochs, tls=plan.tls, world=world
+            settings, resume=self._resume, job={"rows": 1}, epochs=self.epochs, tls=plan.tls, world=world
         )
         with process, Supervisor(process, self._publish, world=world) as supervisor:
             executors = self.executors = Executors(
@@ -183,7 +187,8 @@ class Driver:
             self.center, self.commits = supervisor.ask(_collect)
 
     def _publish(self, driver: DriverClient) -> None:
-        driver.publish(np.zeros(self._watch.size, np.float32), model=b"the model")
+        start, statistics = np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
+        driver.publish(start, statistics, model=b"the model")
 
     def _observe(
         self, observer: DriverClient, supervisor: Supervisor, executors: Executors, failed: list[DistkerasError]
@@ -192,6 +197,8 @@ class Driver:
         while not executors.ended:
             try:
                 self._clock = observer.observe(self._clock, _POLL).clock
+                if self._plan.lists:
+                    self._check_table(observer.list_workers())
             except DistkerasError as error:
                 if observer.lost(error) or not supervisor.alive():
                     self._clock = -1
@@ -202,6 +209,11 @@ class Driver:
                 return
             supervisor.heard()
             self._world.sleep(_STATUS)
+
+    def _check_table(self, table: np.ndarray) -> None:
+        """Who is told to be silent has joined."""
+        if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches))):
+            raise Finding("table", f"partitions must be those of the job. Received: {table.tolist()}")
 
 
 def _collect(driver: DriverClient) -> tuple[np.ndarray, np.ndarray]:

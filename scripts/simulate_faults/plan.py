@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from distkeras.ps import rules
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.compression import FORMATS, require_format
+from distkeras.ps.rules import Rule
+from distkeras.ps.settings import require_share
 from distkeras.ps.transport.deadlines import Deadlines
 
 #: Kinds of faults, with the range of what they are drawn with: seconds, or a share of a write.
@@ -133,6 +139,13 @@ class Plan:
         bound: iterations that a worker may be ahead of the slowest; None: no bound.
         enough: the clock at which the driver ends the job early; 0: it does not.
         resized: mini-batches of each partition where another driver goes on; empty: as before.
+        raised: epochs by which the job of another driver is longer than that of the first one.
+        statistics: elements of the moving statistics.
+        rounding: mini-batches move their elements by different amounts, which a coarse wire format rounds.
+        share: of a worker's time for communication, by which it chooses its window; None: the window is the rule's.
+        gap: the server measures the gap of each commit.
+        whole: tags cover the long vectors, too.
+        lists: the driver asks for the table of workers now and then.
         stray: whether somebody has put a file of his own beside the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -144,7 +157,7 @@ class Plan:
     batches: tuple[int, ...] = (4, 4)
     rule: str = "downpour"
     hyper_parameters: dict[str, Any] = field(default_factory=dict)
-    learning_rate: float | None = None
+    learning_rate: float | dict[str, Any] | None = None
     overlap: bool = False
     wire_format: str = "float32"
     tls: bool = False
@@ -161,6 +174,13 @@ class Plan:
     bound: int | None = None
     enough: int = 0
     resized: tuple[int, ...] = ()
+    raised: int = 0
+    statistics: int = 0
+    rounding: bool = False
+    share: float | None = None
+    gap: bool = False
+    whole: bool = False
+    lists: bool = False
     stray: bool = False
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
@@ -168,6 +188,19 @@ class Plan:
     def layout(self, life: int) -> Layout:
         """How the data is dealt out by the driver of a number, 0 the first one."""
         return Layout(1, self.resized) if life and self.resized else Layout(0, self.batches)
+
+    def epochs_of(self, life: int) -> int:
+        """The epochs of the job that the driver of a number trains."""
+        return self.epochs + (self.raised if life else 0)
+
+    @property
+    def most_epochs(self) -> int:
+        """The epochs of the longest job."""
+        return self.epochs + self.raised
+
+    def make_rule(self) -> Rule:
+        """The update rule."""
+        return rules.make(self.rule, **self.hyper_parameters)
 
     @property
     def sums(self) -> bool:
@@ -208,7 +241,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     resized = _dealt(chance, batches) if every and not damage and chance.random() < 0.25 else ()
     paced = paced and not resized
     tls = chance.random() < 0.02  # its records' sizes are left to chance: nothing may depend on them
-    return Plan(
+    plan = Plan(
         seed=seed,
         workers=workers,
         epochs=epochs,
@@ -234,6 +267,72 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         resized=resized,
         stray=chance.random() < 0.1,
         faults=faults,
+    )
+    return _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
+
+
+def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
+    """``plan`` with another rule, sometimes, and with the options that go with its rule.
+
+    They have a stream of chance of their own: an option that is added to it leaves jobs and faults as they were.
+    """
+    if chance.random() < _OTHER_RULES:
+        plan = _with_other_rule(plan, chance)
+    rule = plan.make_rule()
+    drawn: dict[str, Any] = {}
+    if plan.wire_format == "float32" and chance.random() < 0.15:
+        drawn["wire_format"] = chance.choice([name for name in FORMATS if _goes(lambda: require_format(name, rule))])  # noqa: B023 - called at once
+    coarse = drawn.get("wire_format", plan.wire_format) != FORMATS[0]
+    drawn["rounding"] = chance.random() < (0.8 if coarse else 0.1)
+    if not plan.long and _goes(lambda: require_share(rule, 0.2)) and chance.random() < 0.15:
+        drawn["share"] = chance.choice((0.05, 0.2, 0.5))
+    if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
+        drawn["learning_rate"] = {"schedule": "step", "rate": plan.learning_rate, "boundaries": (3, 9), "factor": 0.5}
+    drawn["statistics"] = chance.choice((0, 0, 1, 2))
+    for name in ("gap", "whole", "lists"):
+        drawn[name] = chance.random() < 0.2
+    if plan.every and not damage and chance.random() < 0.2:
+        drawn["raised"] = chance.choice((1, 2))
+        faults = list(plan.faults)
+        for kind in ("kill driver", "kill server"):
+            if chance.random() < 0.6:
+                low, high = KINDS[kind]
+                amount = low + (high - low) * chance.random() ** 2
+                faults.append(Fault(kind, 10 + int(70 * chance.random()), amount=amount))
+        drawn["faults"] = _survivable(faults, standstills=True)
+    return replace(plan, **drawn)
+
+
+def _goes(require: Callable[[], object]) -> bool:
+    """Whether ``require`` raises no `ConfigurationError`."""
+    try:
+        require()
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
+    """``plan`` with a rule that has no formula here: what is restored must still be what was saved."""
+    drawn = {rule for rule, *_ in _RULES}
+    name = chance.choice([name for name in rules.all_rules() if name not in drawn])
+    hyper_parameters: dict[str, Any] = {}
+    family, default = rules.all_rules()[name].info.family, rules.make(name)
+    if family in ("delta", "elastic"):
+        hyper_parameters["window"] = chance.choice((1, 2, 3))
+    if family == "elastic":
+        hyper_parameters["rho"] = 0.1
+    traits = default.traits
+    held_back = traits.synchronous or traits.fixed_workers
+    return replace(
+        plan,
+        rule=name,
+        hyper_parameters=hyper_parameters,
+        learning_rate=0.5 if traits.gradient else None,
+        overlap=traits.overlaps and chance.random() < 0.3,
+        wire_format=FORMATS[0],
+        long=0.0 if held_back else plan.long,
+        bound=None if traits.synchronous or traits.pull_first else plan.bound,
     )
 
 
@@ -304,6 +403,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+#: How many of the jobs have a rule that is none of the following.
+_OTHER_RULES = 0.2
 #: Rules whose workers may be held back.
 _PACED = ("downpour", "asgd", "dana_zero")
 _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
