@@ -64,6 +64,7 @@ class Striker:
             "rival": self._start_rival,
             "stop and rival": self._stop_and_rival,
             "kill server twice": lambda fault: self._kill_again(fault.amount),
+            "kill next server": lambda fault: self._kill_next(fault.amount),
             "kill driver twice": self._kill_drivers,
             "stop at start": lambda fault: self._stop_next(fault.amount),
             "impostor": lambda fault: self._pretend(fault.amount),
@@ -113,8 +114,11 @@ class Striker:
             self._scheduler.kill(self._surroundings.servers[-1].process)
 
     def _kill_again(self, seconds: float) -> None:
-        self._surroundings.awaiting.append((seconds, self._scheduler.kill))
+        self._kill_next(seconds)
         self._kill_server()
+
+    def _kill_next(self, seconds: float) -> None:
+        self._surroundings.awaiting.append((seconds, self._scheduler.kill))
 
     def _kill_drivers(self, fault: Fault) -> None:
         self._kill_driver(0.5)

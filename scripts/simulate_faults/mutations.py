@@ -18,7 +18,7 @@ from distkeras.ps.server.lifeline import GOODBYE
 from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
-from simulate_faults import disk_mutations  # noqa: F401 - they are among `MUTATIONS`, too
+from simulate_faults import disk_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
 from simulate_faults.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulate_faults.world import VirtualChild
 

@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "kill driver": (0.0, 8.0),
     "second driver": (0.0, 8.0),
     "kill server twice": (0.0, 3.0),
+    "kill next server": (0.0, 6.0),
     "kill driver twice": (0.0, 8.0),
     "stop at start": (1.0, 200.0),
     "impostor": (0.5, 20.0),
@@ -56,6 +57,7 @@ DEATHS = {
     "crash in disk": 1,
     "kill driver": 1,
     "kill server twice": 2,
+    "kill next server": 1,
     "kill driver twice": 2,
     "stop at start": 1,
     "impostor": 1,
@@ -294,11 +296,12 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
     if plan.every and not damage and chance.random() < 0.2:
         drawn["raised"] = chance.choice((1, 2))
         faults = list(plan.faults)
-        for kind in ("kill driver", "kill server"):
+        at = 10 + int(50 * chance.random())
+        for kind in ("kill driver", "kill next server"):
             if chance.random() < 0.6:
                 low, high = KINDS[kind]
-                amount = low + (high - low) * chance.random() ** 2
-                faults.append(Fault(kind, 10 + int(70 * chance.random()), amount=amount))
+                faults.append(Fault(kind, at, amount=low + (high - low) * chance.random() ** 2))
+                at -= 1
         drawn["faults"] = _survivable(faults, standstills=True)
     return replace(plan, **drawn)
 
@@ -373,6 +376,8 @@ _TOGETHER = (
     ("disk slow", "kill driver twice"),
     ("disk slow", "second driver", "kill driver"),
     ("stop at start", "rival"),
+    ("kill next server", "kill driver"),
+    ("kill next server", "kill server"),
 )
 
 

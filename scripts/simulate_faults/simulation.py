@@ -88,7 +88,12 @@ class _Run:
         scheduler.yielding = plan.yielding
         self.network = network = Network(scheduler, self._on_send)
         network.latency, network.capacity, network.fragmenting = plan.latency, plan.capacity, plan.fragmenting
-        self.disk = Disk(scheduler, lambda: self.striker.on_disk())
+        self.disk = Disk(
+            scheduler,
+            lambda: self.striker.on_disk(),
+            lambda name: self.watch.wrote(name),
+            lambda name, writer: self.watch.check_removal(name, writer),
+        )
         self.disk.seconds = plan.disk
         if plan.stray:
             self.disk.put("job/backup of snapshot.dks", b"his own")

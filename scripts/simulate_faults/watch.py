@@ -11,6 +11,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness
+from distkeras.ps.checkpoint.names import Claim, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
 from simulate_faults.plan import Layout, Plan
@@ -85,6 +86,8 @@ class Watch:
         self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
         #: Where centers stood, by how many rows their ledgers had, and the last of them.
         self._stood: dict[tuple[int, bytes], list[Standing]] = {}
+        #: The claims of servers to the checkpoint.
+        self._claims: dict[Process, Claim] = {}
         #: By how much each mini-batch moves its element.
         elements = np.arange(self.size)
         self.amounts = (1.0 - 0.13 * (elements % 5) * plan.rounding).astype(np.float32)
@@ -253,6 +256,20 @@ class Watch:
                 f"partition {worker} must be sent {views[-1].tolist()}, the center at clock {reply.clock}. "
                 f"Received: {center.tolist()}",
             )
+
+    def wrote(self, text: str) -> None:
+        """The present process has written a file of the checkpoint's."""
+        name = parsed(text.removesuffix(".part"))
+        if name is not None and name.kind == "owner":
+            self._claims[self._surroundings.scheduler.current.process] = name.claim
+
+    def check_removal(self, text: str, writer: Process | None) -> None:
+        """No server removes, or writes over, what another one of a higher claim has written."""
+        process = self._surroundings.scheduler.current.process
+        name, own = parsed(text.removesuffix(".part").removesuffix(".dks")), self._claims.get(process)
+        if name is None or own is None or writer is None or writer is process or name.claim < own:
+            return
+        raise Finding("removed", f"{process.name} has claim {own} and must leave {text!r} alone. Received: its end")
 
     def _forget(self, center: Center) -> None:
         """What the snapshot before a damaged one does not have may be lost."""
