@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "kill driver": (0.0, 8.0),
     "second driver": (0.0, 8.0),
     "kill server twice": (0.0, 3.0),
-    "kill next server": (0.0, 6.0),
+    "kill next server": (0.4, 4.0),
     "kill driver twice": (0.0, 8.0),
     "stop at start": (1.0, 200.0),
     "impostor": (0.5, 20.0),
@@ -295,8 +295,10 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
         drawn[name] = chance.random() < 0.2
     if plan.every and not damage and chance.random() < 0.2:
         drawn["raised"] = chance.choice((1, 2))
+        if not plan.resized and chance.random() < 0.6:  # one partition ends long before the others
+            drawn["batches"] = (min(1, plan.batches[0]), *plan.batches[1:])
         faults = list(plan.faults)
-        at = 10 + int(50 * chance.random())
+        at = 10 + int(150 * chance.random())
         for kind in ("kill driver", "kill next server"):
             if chance.random() < 0.6:
                 low, high = KINDS[kind]
