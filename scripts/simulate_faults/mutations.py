@@ -228,3 +228,9 @@ def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
             return self.pull()
 
     return [(WorkerClient, "commit", goes_on)]
+
+
+@mutation
+def _questions_do_not_wait_for_the_center() -> list[Patch]:
+    """A server that was just started again answers a driver's other connections with an error."""
+    return [(Dispatcher, "_require_center", lambda self, peer: self._host.require())]

@@ -107,6 +107,9 @@ class _Run:
         self._patience = 300.0 + 3 * plan.deadlines.lease
         if plan.long:  # a window of long steps, and once more where a server's end makes it vain
             self._patience += 18 * plan.deadlines.lease
+        stops = sum(fault.kind in ("stop server", "stop at start") for fault in plan.faults)
+        # One that stops while its driver publishes is given a reply's time, and then killed; so is the next one.
+        self._patience += max(0, stops - 1) * (plan.deadlines.reply + plan.deadlines.standstill + 10.0)
         self.drivers: list[Driver] = []
         self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
         self.striker = Striker(self.surroundings, self.drivers, self._expect_driver)

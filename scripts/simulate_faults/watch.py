@@ -207,7 +207,7 @@ class Watch:
         for (number, worker), trained in {} if self.ends_early else self.let_go.items():  # else there is data left
             if number == layout.number and layout.batches[worker]:
                 lease = center.leases.get(worker)
-                if lease is None or not (lease.finished or trained <= lease.epoch < epochs):
+                if lease is None or not (lease.finished or (trained < epochs and trained <= lease.epoch)):
                     raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
         self._check_center(center)
         self._require_restored(center, life)
