@@ -167,24 +167,42 @@ class Driver:
             settings, resume=self._resume, job={"rows": 1}, epochs=self.epochs, tls=plan.tls, world=world
         )
         with process, Supervisor(process, self._publish, world=world) as supervisor:
-            executors = self.executors = Executors(
-                plan, self.layout, self._watch, self._surroundings, self.process, process.address
-            )
-            executors.start_all()
-            observer = DriverClient(process.address, plan.deadlines, world, met=True)
-            failed: list[DistkerasError] = []
-            world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
-            enough = plan.enough or math.inf
-            while not executors.ended:
-                self._surroundings.scheduler.wait(executors.news, _LOOK)
-                failed += [] if executors.failure is None else [executors.failure]
-                if failed:
-                    raise failed[0]
-                supervisor.watch()
-                if self._clock >= enough:
-                    supervisor.end_early("enough")
-                    self._watch.ends_early, enough = True, math.inf
+            try:
+                self._await_tasks(process, supervisor)
+            except DistkerasError:
+                self._salvage(supervisor)
+                raise
             self.center, self.commits = supervisor.ask(_collect)
+
+    def _await_tasks(self, process: ServerProcess, supervisor: Supervisor) -> None:
+        plan, world = self._plan, self._world
+        executors = self.executors = Executors(
+            plan, self.layout, self._watch, self._surroundings, self.process, process.address
+        )
+        executors.start_all()
+        observer = DriverClient(process.address, plan.deadlines, world, met=True)
+        failed: list[DistkerasError] = []
+        world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
+        enough = plan.enough or math.inf
+        while not executors.ended:
+            self._surroundings.scheduler.wait(executors.news, _LOOK)
+            failed += [] if executors.failure is None else [executors.failure]
+            if failed:
+                raise failed[0]
+            supervisor.watch()
+            if self._clock >= enough:
+                supervisor.end_early("enough")
+                self._watch.ends_early, enough = True, math.inf
+
+    def _salvage(self, supervisor: Supervisor) -> None:
+        """As a job that fails collects what it has learned."""
+        if not supervisor.alive():
+            return
+        try:
+            supervisor.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
+            supervisor.try_to_ask(_collect)
+        except DistkerasError as error:
+            supervisor.abandon(error)
 
     def _publish(self, driver: DriverClient) -> None:
         start, statistics = np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)

@@ -289,7 +289,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
     if not plan.long and _goes(lambda: require_share(rule, 0.2)) and chance.random() < 0.15:
         drawn["share"] = chance.choice((0.05, 0.2, 0.5))
     if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
-        drawn["learning_rate"] = {"schedule": "step", "rate": plan.learning_rate, "boundaries": (3, 9), "factor": 0.5}
+        drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}
     drawn["statistics"] = chance.choice((0, 0, 1, 2))
     for name in ("gap", "whole", "lists"):
         drawn[name] = chance.random() < 0.2
@@ -423,6 +423,14 @@ _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
     ("aeasgd", {"window": 2, "rho": 0.25}, None),
     ("dana_zero", {}, 1.0),
     ("zealous_downpour", {"window": 3, "explore": True}, None),
+)
+
+
+#: Of the server's learning rate, beside a constant one.
+_SCHEDULES: tuple[dict[str, Any], ...] = (
+    {"schedule": "step", "boundaries": (3, 9), "factor": 0.5},
+    {"schedule": "warm_up", "length": 6, "divisor": 4.0, "boundaries": (9,), "factor": 0.5},
+    {"schedule": "cosine", "length": 20, "least": 0.01},
 )
 
 

@@ -238,9 +238,6 @@ class _Run:
             return
         raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
 
-    def _look_at(self, process: Process) -> None:
-        self.watch.step(process)
-
     def _require_progress(self) -> None:
         if not self._expected and not any(driver.process.alive for driver in self.drivers):
             return  # the job is over; a server that stands still has yet to find that out

@@ -147,9 +147,10 @@ class Watch:
         if process.alive and child.server is not None:
             center = child.server.center
             if center is not None:
-                self._look_at(child, center)
+                self.look_at(child, center)
 
-    def _look_at(self, child: VirtualChild, center: Center) -> None:
+    def look_at(self, child: VirtualChild, center: Center) -> None:
+        """Whether all that must hold of a center does."""
         life = self._lives.get(child.pid)
         if life is None:
             self._watch_server(child, center)
