@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 
 import numpy as np
 
+from distkeras.job.hold import Hold
 from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import DistkerasError, WorkerError
+from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start import ResumePoint, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import make_certificate
+from simulate_faults.cluster import VirtualClusterServer
 from simulate_faults.plan import Layout, Plan
 from simulate_faults.scheduler import Finding, Process, Task
 from simulate_faults.watch import Watch
@@ -150,37 +156,28 @@ class Driver:
                 self.executors.end()
 
     def _train(self) -> None:
-        plan, world = self._plan, self._world
-        settings = ServerSettings(
-            plan.make_rule(),
-            workers=len(self.layout.batches),
-            staleness_bound=plan.bound,
-            measure_gap=plan.gap,
-            max_skipped=plan.skipped,
-            authenticate_vectors=plan.whole,
-            learning_rate=plan.learning_rate,
-            host=self.process.host,
-            deadlines=plan.deadlines,
-            checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
-        )
-        process = ServerProcess(
-            settings, resume=self._resume, job={"rows": 1}, epochs=self.epochs, tls=plan.tls, world=world
-        )
-        with process, Supervisor(process, self._publish, world=world) as supervisor:
+        with contextlib.ExitStack() as stack:
+            supervisor: Hold
+            if self._plan.cluster:
+                supervisor = stack.enter_context(self._cluster_server())
+            else:
+                process = stack.enter_context(self._server_process())
+                supervisor = stack.enter_context(Supervisor(process, self._publish, world=self._world))
+            self._require_row_sum(supervisor.resumed)
             try:
-                self._await_tasks(process, supervisor)
+                self._await_tasks(supervisor)
             except DistkerasError:
                 self._salvage(supervisor)
                 raise
             self.center, self.commits = supervisor.ask(_collect)
 
-    def _await_tasks(self, process: ServerProcess, supervisor: Supervisor) -> None:
+    def _await_tasks(self, supervisor: Hold) -> None:
         plan, world = self._plan, self._world
         executors = self.executors = Executors(
-            plan, self.layout, self._watch, self._surroundings, self.process, process.address
+            plan, self.layout, self._watch, self._surroundings, self.process, supervisor.address
         )
         executors.start_all()
-        observer = DriverClient(process.address, plan.deadlines, world, met=True)
+        observer = supervisor.connect()
         failed: list[DistkerasError] = []
         world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
         enough = plan.enough or math.inf
@@ -194,7 +191,7 @@ class Driver:
                 supervisor.end_early("enough")
                 self._watch.ends_early, enough = True, math.inf
 
-    def _salvage(self, supervisor: Supervisor) -> None:
+    def _salvage(self, supervisor: Hold) -> None:
         """As a job that fails collects what it has learned."""
         if not supervisor.alive():
             return
@@ -204,12 +201,58 @@ class Driver:
         except DistkerasError as error:
             supervisor.abandon(error)
 
+    def _settings(self) -> ServerSettings:
+        plan = self._plan
+        return ServerSettings(
+            plan.make_rule(),
+            workers=len(self.layout.batches),
+            staleness_bound=plan.bound,
+            measure_gap=plan.gap,
+            max_skipped=plan.skipped,
+            authenticate_vectors=plan.whole,
+            learning_rate=plan.learning_rate,
+            host=self.process.host,
+            deadlines=plan.deadlines,
+            checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
+        )
+
+    def _server_process(self) -> ServerProcess:
+        return ServerProcess(
+            self._settings(),
+            resume=self._resume,
+            job={"rows": 1},
+            epochs=self.epochs,
+            tls=self._plan.tls,
+            world=self._world,
+        )
+
+    def _cluster_server(self) -> VirtualClusterServer:
+        request = StartRequest(
+            self._settings(),
+            self._world.token(KEY_BYTES),
+            certificate=make_certificate() if self._plan.tls else None,
+            mode=StartMode(fresh=not self._resume, same_attempts=False, epochs=self.epochs),
+            job={"rows": 1},
+            token=self._world.token(4).hex(),
+        )
+        return VirtualClusterServer(
+            request, publication(*self._start(), b"the model"), self._surroundings, self._world, self.layout.row_sum()
+        )
+
+    def _require_row_sum(self, resumed: ResumePoint | None) -> None:
+        """Where other partitions go on, what the server knows of all rows is true."""
+        if resumed is not None and resumed.row_sum not in (None, self.layout.row_sum()):
+            raise Finding("rows", f"the rows' sum must be {self.layout.row_sum()}. Received: {resumed.row_sum}")
+
+    def _start(self) -> tuple[np.ndarray, np.ndarray]:
+        """Center and moving statistics."""
+        return np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
+
     def _publish(self, driver: DriverClient) -> None:
-        start, statistics = np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
-        driver.publish(start, statistics, model=b"the model")
+        driver.publish(*self._start(), model=b"the model")
 
     def _observe(
-        self, observer: DriverClient, supervisor: Supervisor, executors: Executors, failed: list[DistkerasError]
+        self, observer: DriverClient, supervisor: Hold, executors: Executors, failed: list[DistkerasError]
     ) -> None:
         """As the thread of a job that waits for the server's news."""
         while not executors.ended:
@@ -226,7 +269,7 @@ class Driver:
                 self._surroundings.scheduler.wake_all(executors.news)
                 return
             supervisor.heard()
-            self._world.sleep(_STATUS)
+            self._world.sleep(max(_STATUS, supervisor.news_seconds))
 
     def _check_table(self, table: np.ndarray) -> None:
         """Who is told to be silent has joined."""

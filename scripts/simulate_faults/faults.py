@@ -70,6 +70,7 @@ class Striker:
             "impostor": lambda fault: self._pretend(fault.amount),
             "snapshot rot": self._rot,
             "log rot": self._rot,
+            "speculate": lambda _: self._speculate(),
             "nan": lambda fault: self._surroundings.poisoned.append(fault.place),
         }
         #: Kinds of files that somebody has damaged.
@@ -112,6 +113,11 @@ class Striker:
     def _kill_server(self) -> None:
         if self._surroundings.servers:
             self._scheduler.kill(self._surroundings.servers[-1].process)
+
+    def _speculate(self) -> None:
+        action = self._surroundings.actions.get(self._drivers[-1].process)
+        if action is not None:
+            action.speculate()
 
     def _kill_again(self, seconds: float) -> None:
         self._kill_next(seconds)

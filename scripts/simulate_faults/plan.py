@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from distkeras.ps import rules
+from distkeras.ps.checkpoint.row_sums import checksum_of, sum_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule
@@ -48,6 +49,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "snapshot rot": (0.0, 1.0),
     "log rot": (0.0, 1.0),
     "nan": (0.0, 0.0),
+    "speculate": (0.0, 0.0),
 }
 #: Kinds that end a server, with how many.
 DEATHS = {
@@ -124,6 +126,21 @@ class Layout(NamedTuple):
         return epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
 
 
+    def checksum(self, worker: int, batch: int) -> int:
+        """Of the rows of a partition up to a mini-batch: what a server keeps of them."""
+        firsts = sum(self.batches[:worker])
+        numbers = range(firsts, firsts + batch + 1)
+        return checksum_of(sum(_WEIGHT * (number + 1) for number in numbers), numbers.stop)
+
+    def row_sum(self) -> int:
+        """Of all rows, however they are dealt out."""
+        return sum_of([checksum_of(sum(_WEIGHT * (number + 1) for number in range(sum(self.batches))), 0)])
+
+
+#: Of the hash of a mini-batch's rows: its number, from 1 on, times this.
+_WEIGHT = 1_000_003
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run.
@@ -147,6 +164,7 @@ class Plan:
         share: of a worker's time for communication, by which it chooses its window; None: the window is the rule's.
         gap: the server measures the gap of each commit.
         whole: tags cover the long vectors, too.
+        cluster: the server is a task in the cluster, and not the driver's process.
         lists: the driver asks for the table of workers now and then.
         stray: whether somebody has put a file of his own beside the snapshots.
         deadlines: of every wait.
@@ -183,6 +201,7 @@ class Plan:
     gap: bool = False
     whole: bool = False
     lists: bool = False
+    cluster: bool = False
     stray: bool = False
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
@@ -226,7 +245,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     formats = ("float32",) * 4 + (("bfloat16", "int8") if rule == "downpour" else ())
     every = 0 if chance.random() < 0.12 else chance.choice((1, 2, 3, 5, 100))
     long = chance.choice((0.0, 0.0, 0.0, 0.1, 0.3))
-    possible = [kind for kind in kinds if every or kind not in NEED_CHECKPOINT]
+    possible = [kind for kind in kinds if (every or kind not in NEED_CHECKPOINT) and kind != "speculate"]
     enabled = tuple(chance.sample(possible, min(len(possible), chance.choice((1, 2, 2, 3, 4, 8)))))
     focus = f"w{int(chance.random() * workers)}" if chance.random() < 0.5 else ""
     count = chance.choice((0, 1, 2, 3, 4, 6, 8)) if enabled else 0
@@ -305,7 +324,19 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
                 faults.append(Fault(kind, at, amount=low + (high - low) * chance.random() ** 2))
                 at -= 1
         drawn["faults"] = _survivable(faults, standstills=True)
-    return replace(plan, **drawn)
+    plan = replace(plan, **drawn)
+    return _in_cluster(plan, chance) if plan.every and not damage and chance.random() < _CLUSTER else plan
+
+
+def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
+    """``plan`` with a server in the cluster, of which a second attempt may be run next to the first one."""
+    faults = [
+        replace(fault, amount=min(fault.amount, 12.0)) if fault.kind in ("stop server", "stop at start") else fault
+        for fault in plan.faults
+    ]
+    for _ in range(chance.choice((0, 1, 1, 2))):
+        faults.append(Fault("speculate", 1 + int(80 * chance.random())))
+    return replace(plan, cluster=True, faults=tuple(faults))
 
 
 def _goes(require: Callable[[], object]) -> bool:
@@ -410,6 +441,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+#: How many of the jobs with a checkpoint have their server in the cluster.
+_CLUSTER = 0.15
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.2
 #: Rules whose workers may be held back.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from distkeras.ps.errors import (
     WorkerError,
 )
 from distkeras.ps.server.start import StartReport, StartRequest, serve
+from simulate_faults import cluster
 from simulate_faults.disk import Disk
 from simulate_faults.driver import Driver
 from simulate_faults.faults import Striker
@@ -59,8 +62,10 @@ def simulate(plan: Plan, *, story: bool = False) -> Outcome:
     logging.disable(logging.CRITICAL)
     run = _Run(plan, story=story)
     finding: Finding | None = None
+    patched = mock.patch.multiple(cluster.MODULE, **cluster.patches(run.scheduler)) if plan.cluster else nullcontext()
     try:
-        run.scheduler.run(Process("job", "nowhere"), run.main)
+        with patched:
+            run.scheduler.run(Process("job", "nowhere"), run.main)
     except Finding as found:
         finding = found
     finally:

@@ -38,6 +38,7 @@ class _Life:
     """A server's center as it was looked at last."""
 
     center: Center
+    child: Any
     standings: dict[int, _Standing]
     #: Of its ledger.
     rows: int
@@ -65,7 +66,7 @@ class Watch:
 
     def __init__(self, plan: Plan, surroundings: Surroundings, tell: Callable[[str], None]) -> None:
         self._plan, self._surroundings, self._tell = plan, surroundings, tell
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[Center, _Life] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
         #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let go, of a job of
@@ -114,11 +115,10 @@ class Watch:
     def _owner(self) -> Center | None:
         """That of the server with the highest claim; None where that is not known: two may claim at one moment."""
         highest = max((life.center.incarnation for life in self._lives.values()), default=0)
-        found = {pid: life.center for pid, life in self._lives.items() if life.center.incarnation == highest}
+        found = [life for life in self._lives.values() if life.center.incarnation == highest]
         if len(found) > 1:
-            alive = {child.pid for child in self._surroundings.servers if child.process.alive}
-            found = {pid: center for pid, center in found.items() if pid in alive}
-        return next(iter(found.values())) if len(found) == 1 else None
+            found = [life for life in found if life.child.process.alive]
+        return found[0].center if len(found) == 1 else None
 
     def _require_has(self, center: Center, who: tuple[int, int]) -> None:
         layout, worker = who
@@ -151,10 +151,10 @@ class Watch:
 
     def look_at(self, child: VirtualChild, center: Center) -> None:
         """Whether all that must hold of a center does."""
-        life = self._lives.get(child.pid)
+        life = self._lives.get(center)
         if life is None:
             self._watch_server(child, center)
-            life = self._lives[child.pid]
+            life = self._lives[center]
         rows, now = center.clock + center.log.skipped, self._surroundings.scheduler.now
         finished = sum([lease.finished for lease in center.leases.values()])
         if rows != life.rows or finished != life.finished:
@@ -183,8 +183,9 @@ class Watch:
         driver, layout = child.driver, self._surroundings.layouts[child.driver]
         exact = center.began == (0, 0) or any(lease.sequence for lease in center.leases.values())
         count = len(center.log)
-        life = self._lives[child.pid] = _Life(
+        life = self._lives[center] = _Life(
             center,
+            child,
             standings,
             rows=center.clock + center.log.skipped,
             finished=sum([lease.finished for lease in center.leases.values()]),

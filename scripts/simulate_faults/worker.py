@@ -233,7 +233,7 @@ def run_attempt(
         return work(
             rule,
             replica,
-            _batches(epochs, layout.batches[worker], welcome),
+            _batches(epochs, layout, worker, welcome),
             lambda: client.payload(rule.traits.parts),
             moving_statistics=plan.statistics,
             overlap=settings.overlap,
@@ -257,12 +257,14 @@ def run_attempt(
         client.close()
 
 
-def _batches(epochs: int, count: int, welcome: Welcome) -> Iterator[VirtualBatch]:
-    """The mini-batches of a partition that has so many an epoch, from where it stands."""
+def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:
+    """The mini-batches of a partition, from where it stands."""
+    count = layout.batches[worker]
     for epoch in range(epochs):
         for index in range(count):
             if (epoch, index) >= (welcome.epoch, welcome.batch):
-                yield VirtualBatch(index, epoch, index == count - 1)
+                read = index if not epoch else count - 1  # from the second epoch on, all rows are known
+                yield VirtualBatch(index, epoch, index == count - 1, checksum=layout.checksum(worker, read))
 
 
 def _step(plan: Plan, world: VirtualWorld, worker: int) -> float:
