@@ -78,6 +78,8 @@ class Striker:
 
     def strike(self, fault: Fault, stream: VirtualStream) -> float | None:
         """Strikes, at a write to ``stream``; returns the share of the write that arrives, if it is cut."""
+        if stream.process is stream.peer.process and fault.kind in (*self._on_stream, "cut"):
+            return None  # what a process says to itself reaches it
         if fault.kind == "cut":
             return fault.amount
         if fault.kind in self._on_stream:

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 
 from distkeras.ps.errors import (
+    DeadlineError,
     DistkerasError,
     NonFiniteError,
     OwnershipLostError,
@@ -161,17 +162,26 @@ class _Run:
 
         def live() -> None:
             driver.run()
-            if (
-                isinstance(driver.error, SnapshotError)
-                and driver.executors is None
-                and len(self.drivers) < _MOST_DRIVERS
-            ):
-                self._expect_driver(30.0)  # it found no room to begin, and said so
+            if self._may_begin_again(driver):
+                self._expect_driver(30.0)
                 driver.error = None
                 self.scheduler.kill(process, 1)
             self.scheduler.kill(process, 0)
 
         self.scheduler.start(process, live, "main")
+
+    def _may_begin_again(self, driver: Driver) -> bool:
+        """Whether a driver found no room to begin, and said so: nothing was done yet.
+
+        In the cluster that may be for other reasons, too: its first servers died before they could claim anything, or
+        came up too late.
+        """
+        if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
+            return False
+        alone = not any(other.process.alive for other in self.drivers if other is not driver)
+        late = (OwnershipLostError, DeadlineError, ServerLostError)
+        in_vain = self.plan.cluster and alone and bool(self.injected) and isinstance(driver.error, late)
+        return in_vain or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:
         """A cluster manager starts another one."""
@@ -230,7 +240,9 @@ class _Run:
 
     def _require_excuse(self, error: DistkerasError, others: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
-        if others and isinstance(error, (OwnershipLostError, WorkerError)):  # the latter where tasks tell it first
+        # The latter where tasks tell it first; in the cluster a driver that comes too late finds the other one's server.
+        lost = (OwnershipLostError, WorkerError, *((DeadlineError, ServerLostError) if self.plan.cluster else ()))
+        if others and isinstance(error, lost):
             return
         kinds = {fault.kind for fault in self.injected}
         excused = (
