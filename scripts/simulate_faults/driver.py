@@ -189,7 +189,8 @@ class Driver:
             supervisor.watch()
             if self._clock >= enough:
                 supervisor.end_early("enough")
-                self._watch.ends_early, enough = True, math.inf
+                self._watch.end_early(self.process)
+                enough = math.inf
 
     def _salvage(self, supervisor: Hold) -> None:
         """As a job that fails collects what it has learned."""

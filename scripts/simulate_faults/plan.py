@@ -311,7 +311,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
         drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}
     drawn["statistics"] = chance.choice((0, 0, 1, 2))
     for name in ("gap", "whole", "lists"):
-        drawn[name] = chance.random() < 0.2
+        drawn[name] = chance.random() < 0.1
     if plan.every and not damage and chance.random() < 0.2:
         drawn["raised"] = chance.choice((1, 2))
         if not plan.resized and chance.random() < 0.6:  # one partition ends long before the others
@@ -324,6 +324,10 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
                 faults.append(Fault(kind, at, amount=low + (high - low) * chance.random() ** 2))
                 at -= 1
         drawn["faults"] = _survivable(faults, standstills=True)
+    if plan.every and not damage and chance.random() < 0.06:
+        # It ends early, and its server dies: the next one must be told, too.
+        drawn |= {"enough": chance.choice((1, 2)), "compute": 3.0}
+        drawn["faults"] = (Fault("kill server", 15 + int(60 * chance.random())),)
     plan = replace(plan, **drawn)
     return _in_cluster(plan, chance) if plan.every and not damage and chance.random() < _CLUSTER else plan
 
@@ -442,7 +446,7 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
 
 
 #: How many of the jobs with a checkpoint have their server in the cluster.
-_CLUSTER = 0.15
+_CLUSTER = 0.1
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.2
 #: Rules whose workers may be held back.

@@ -249,8 +249,10 @@ class Formula:
 
 def close(expected: np.ndarray, found: np.ndarray, *, coarse: bool = False) -> bool:
     """Whether two vectors are the same but for rounding; ``coarse``: by a wire format."""
+    if (expected == found).all():
+        return True
     off = np.abs(expected - found)
-    return not off.size or float(off.max()) <= (_COARSE if coarse else _TOLERANCE) * (1.0 + float(np.abs(found).max()))
+    return float(off.max()) <= (_COARSE if coarse else _TOLERANCE) * (1.0 + float(np.abs(found).max()))
 
 
 def _require_close(kind: str, what: str, expected: np.ndarray, found: np.ndarray) -> None:

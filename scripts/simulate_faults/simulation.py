@@ -273,6 +273,7 @@ class _Run:
             fault = self._due.get((name, number))
             if fault is not None:
                 self.injected.append(fault)
+                self.watch.struck.add(fault.kind)
                 self.tell(str(fault))
                 self._nans += fault.kind == "nan"
                 cut = self.striker.strike(fault, stream)

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from distkeras.job.cluster_server import ClusterServer
+from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
-from distkeras.ps.checkpoint import directory, snapshot
+from distkeras.ps.checkpoint import announcement, directory, snapshot
+from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.names import parsed
 from distkeras.ps.protocol.compression import Int8
 from distkeras.ps.protocol.wire_format import PeerFormat, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero
+from distkeras.ps.server import announced
+from distkeras.ps.server.announced import Standby
 from distkeras.ps.transport.worker_client import WorkerClient
+from simulate_faults import cluster
 from simulate_faults.planting import Patch, mutation, nothing
 
 
@@ -226,3 +232,72 @@ def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
         return save(self, rows, files, replaced=replaced)
 
     return [(SnapshotDirectory, "save_log", short)]
+
+
+@mutation
+def _a_restart_forgets_the_epochs() -> list[Patch]:
+    """A server that dies before it has saved anything of a longer job goes on with the shorter one."""
+    return [(StartMode, "again", lambda self, epoch, after: replace(self, epoch=epoch, after=after, epochs=None))]
+
+
+@mutation
+def _partitions_that_have_ended_stay_so() -> list[Patch]:
+    """A job that is resumed with more epochs has none for those who had ended."""
+    restore = snapshot.restore
+
+    def forgetful(center: Center, state: Any, *, same_attempts: bool, epochs: int | None = None) -> bool:
+        return restore(center, state, same_attempts=same_attempts)
+
+    return [(directory, "restore", forgetful)]
+
+
+@mutation
+def _a_second_attempt_takes_the_job() -> list[Patch]:
+    """A server's task that Spark runs a second time does not look whether the first one serves."""
+    return [(Standby, "rival", nothing)]
+
+
+@mutation
+def _any_announcement_is_believed() -> list[Patch]:
+    """Workers look for the server that was announced first."""
+
+    def lowest(store: Any) -> Any:
+        names = [name for name in map(parsed, store.names()) if name is not None]
+        claim = min((name.claim for name in names if name.kind == "server"), default=None)
+        return claim, claim is not None
+
+    return [(announcement, "_highest", lowest)]
+
+
+@mutation
+def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
+    """In the cluster, a driver whose job another one has taken over is not told."""
+
+    def until_over(server: Any, world: Any) -> None:
+        while not server.over and not server.superseded:
+            server.wait_for_news(1.0)
+
+    return [(announced, "_serve_until_over", until_over)]
+
+
+@mutation
+def _the_end_is_told_once() -> list[Patch]:
+    """A server that comes back goes on with a job that a callback has ended."""
+
+    def end_early(self: Supervisor, reason: str) -> None:
+        self.ask(lambda driver: driver.finish(reason))
+
+    return [(Supervisor, "end_early", end_early), (ClusterServer, "_tell_end", nothing)]
+
+
+@mutation
+def _whoever_answers_is_the_server() -> list[Patch]:
+    """The driver's requests go to the address that was announced first."""
+    locate = announcement.AnnouncedAddress.locate
+
+    def first(self: Any, world: Any) -> Any:
+        if "mutant" not in self.__dict__:
+            object.__setattr__(self, "mutant", locate(self, world))
+        return self.mutant
+
+    return [(cluster.AnnouncedAddress, "locate", first)]

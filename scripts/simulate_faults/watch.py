@@ -19,6 +19,10 @@ from simulate_faults.reference import Formula, Sent, Standing, close, difference
 from simulate_faults.scheduler import Finding, Process
 from simulate_faults.world import Surroundings, VirtualChild
 
+#: Faults after which two processes still reach each other soon, and a disk answers.
+_QUIET = {"kill server", "kill worker", "kill driver", "kill next server", "kill server twice", "rival", "nan", "speculate"}
+#: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
+_TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
 #: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
 _ROUNDED, _INEXACT = 0.02, 1e-4
 
@@ -51,6 +55,8 @@ class _Life:
     latest: bytes
     #: Where windows of rules that pull before they commit began, by partition.
     began: dict[int, int]
+    #: When it was looked at first.
+    since: float
     #: What workers were to be sent at each clock: several, where partitions ended in between.
     views: dict[int, list[np.ndarray]]
 
@@ -73,8 +79,11 @@ class Watch:
         #: so many epochs.
         self.durable: dict[tuple[int, int], int] = {}
         self.let_go: dict[tuple[int, int], int] = {}
-        #: Whether a driver has ended the job early.
+        #: Whether a driver has ended the job early; and when each one did.
         self.ends_early = False
+        self._ended_early: dict[Process, float] = {}
+        #: The kinds of faults that have struck.
+        self.struck: set[str] = set()
         #: Whether a snapshot was damaged: then the one before it is gone on from.
         self.damaged = False
         #: The layout that the server of an incarnation deals out.
@@ -102,6 +111,11 @@ class Watch:
     def size(self) -> int:
         """Elements of the center: one a mini-batch, one at least."""
         return max(1, self._plan.most_epochs * sum(self._plan.batches))
+
+    def end_early(self, driver: Process) -> None:
+        """A driver has told its server to end the job early."""
+        self.ends_early = True
+        self._ended_early[driver] = self._surroundings.scheduler.now
 
     def promise(self, layout: Layout, worker: int, sequence: int) -> None:
         """A worker was told that a commit outlives the server."""
@@ -194,6 +208,7 @@ class Watch:
             formula=Formula(self._plan, center, exact=exact),
             latest=center.log.commits(count - 1).tobytes() if count else b"",
             began={},
+            since=self._surroundings.scheduler.now,
             views=self._views.setdefault((driver, center.incarnation), {}),
         )
         self.layouts[center.incarnation] = layout
@@ -259,11 +274,25 @@ class Watch:
                 f"Received: {center.tolist()}",
             )
 
+    def _check_claim(self, process: Process) -> None:
+        """An attempt at a server's task does not take the job from another one that serves it."""
+        child = self._surroundings.child_of.get(process)
+        if not self._plan.cluster or child is None or not self.struck <= _QUIET:
+            return
+        for other in self._surroundings.servers:
+            if other is child or other.driver is not child.driver or not other.process.alive or other.server is None:
+                continue
+            if not (other.server.superseded or other.server.spoilt or other.server.over):
+                text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
+                raise Finding("two servers", text)
+
     def wrote(self, text: str) -> None:
         """The present process has written a file of the checkpoint's."""
         name = parsed(text.removesuffix(".part"))
         if name is not None and name.kind == "owner":
-            self._claims[self._surroundings.scheduler.current.process] = name.claim
+            process = self._surroundings.scheduler.current.process
+            self._claims[process] = name.claim
+            self._check_claim(process)
 
     def check_removal(self, text: str, writer: Process | None) -> None:
         """No server removes, or writes over, what another one of a higher claim has written."""
@@ -310,6 +339,7 @@ class Watch:
                     f"a commit must be of incarnation {center.incarnation}. Received: one of {row['incarnation']}",
                 )
             self._check_sent(center, life, worker, row)
+            self._check_end(center, life)
             self._tell(
                 f"commit {lease.sequence} of partition {worker} by attempt {lease.attempt}: epoch {row['epoch']}, "
                 f"mini-batches {row['first_batch']}-{row['last_batch']}, clock {row['clock']}, "
@@ -343,6 +373,15 @@ class Watch:
         elif not self._plan.gap and not np.isnan(row["gap"]):
             raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
         life.formula.apply(row, sent)
+
+    def _check_end(self, center: Center, life: _Life) -> None:
+        """A job that ends early ends, also where its server was started again."""
+        told = self._ended_early.get(life.driver)
+        if told is None or center.stopping is not None or not self.struck <= _QUIET:
+            return
+        since = self._surroundings.scheduler.now - max(told, life.since)
+        if since > (_TOLD_IN_CLUSTER if self._plan.cluster else _TOLD):
+            raise Finding("goes on", f"a job that ends early must do so soon. Received: a commit after {since:.0f} s")
 
     def _check_gap(self, life: _Life, worker: int, row: Any, began: int) -> None:
         before, then = life.views.get(int(row["clock"])), life.views.get(began)
