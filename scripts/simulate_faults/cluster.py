@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from distkeras.job import cluster_server
 from distkeras.job.cluster_server import ClusterServer
-from distkeras.job.server_task import REPORT, ServerTask
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find
-from distkeras.ps.errors import DeadlineError, DistkerasError, LedgerError, ServerLostError
+from distkeras.job.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find, owner_of
+from distkeras.ps.errors import (
+    AuthenticationError,
+    DeadlineError,
+    DistkerasError,
+    LedgerError,
+    RemoteProtocolError,
+    ServerLostError,
+    SnapshotError,
+)
 from distkeras.ps.events import Events
+from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Message, Publish
+from distkeras.ps.protocol.messages import Fault, Message, Publish
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.transport.backoff import Backoff
@@ -32,6 +42,10 @@ from simulate_faults.world import Surroundings, VirtualWorld
 _MOST_FAILURES, _AGAIN, _ORPHANED = 4, 1.0, 20.0
 #: Seconds between two tries to reach the server, at most.
 _LONGEST_PAUSE = 2.0
+#: Seconds from one look at what else happens to the next, while a request is under way.
+_LOOK = 1.0
+_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
+_R = TypeVar("_R")
 
 
 class ServerAttempt:
@@ -166,30 +180,120 @@ class ServerAction:
             self._end_all()
 
 
-class VirtualRelay(DriverClient):
-    """The driver's connection, of tasks that carry one request each."""
+class VirtualAction:
+    """A Spark job of one small task, as `SparkAction`.
 
-    def __init__(self, address: AnnouncedAddress, deadlines: Deadlines, world: VirtualWorld) -> None:
+    Args:
+        surroundings: of the run.
+        driver: whose job it is.
+        task: given its world, returns what it puts out.
+    """
+
+    def __init__(self, surroundings: Surroundings, driver: Process, task: Callable[[VirtualWorld], Any]) -> None:
+        self._scheduler = surroundings.scheduler
+        self._rows: list[Any] = []
+        surroundings.tasks += 1
+        self._process = Process(f"task{surroundings.tasks}", f"executor of task {surroundings.tasks}")
+        world = VirtualWorld(surroundings, self._process, "driver")
+        driver.at_end.append(lambda: self._scheduler.kill(self._process))
+
+        def main() -> None:
+            try:
+                self._rows.append(task(world))
+            except DistkerasError:
+                self._scheduler.kill(self._process, 1)
+            else:
+                self._scheduler.kill(self._process, 0)
+
+        self._scheduler.start(self._process, main, "main")
+
+    def ended(self, timeout: float = 0.0) -> bool:
+        """See `SparkAction`."""
+        deadline = self._scheduler.now + timeout
+        while self._process.alive and self._scheduler.now < deadline:
+            self._scheduler.wait(self._process.waiters, deadline - self._scheduler.now)
+        return not self._process.alive
+
+    def rows(self) -> list[Any]:
+        """See `SparkAction`."""
+        if not self._rows:
+            raise RuntimeError("Task 0 in stage 0.0 failed")
+        return self._rows
+
+    def cancel(self, seconds: float) -> None:
+        """See `SparkAction`."""
+        if not self._scheduler.silent:
+            self._scheduler.kill(self._process)
+
+
+def _patiently(call: Callable[[], _R], timeout: float, world: VirtualWorld) -> _R:
+    """As a task does: see `relay`."""
+    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=world)
+    while True:
+        try:
+            return call()
+        except _UNREACHED:
+            if not backoff.pause():
+                raise
+
+
+class VirtualRelay(DriverClient):
+    """The driver's connection, of tasks that carry one request each: `RelayClient`.
+
+    Args:
+        surroundings: of the run.
+        address, deadlines: the server's.
+        world: the driver's.
+        look: called while a request is under way.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        address: AnnouncedAddress,
+        deadlines: Deadlines,
+        world: VirtualWorld,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(address, deadlines, world, met=True)
+        self._surroundings, self._look = surroundings, look
 
     def exchange(self, message: Message, timeout: float) -> Message:
         """See `RelayClient`."""
-        client = Client(self.address, self.deadlines, self.world)
-        backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=self.world)
-        try:
-            while True:
+
+        def errand(world: VirtualWorld) -> tuple[bool, Message]:
+            client = Client(self.address, self.deadlines, world)
+
+            def once() -> Message:
                 client.close()
-                try:
-                    return client.exchange(message, timeout)
-                except DistkerasError as error:
-                    if not backoff.pause():
-                        raise ServerLostError(f"a task must reach the server. Received: {error.message}") from error
+                return client.exchange(message, timeout)
+
+            try:
+                return False, _patiently(once, min(timeout, self.deadlines.reconnect), world)
+            except _UNREACHED as error:
+                return True, fault_of(error)
+            finally:
+                client.close()
+
+        assert isinstance(self.world, VirtualWorld)
+        action = VirtualAction(self._surroundings, self.world.process, errand)
+        try:
+            while not action.ended(_LOOK):
+                self._look()
+            lost, answer = action.rows()[0]
+        except DistkerasError:
+            raise
+        except Exception as error:
+            raise ServerLostError(f"Spark must run a task that asks the server. Received: {error}") from error
         finally:
-            client.close()
+            action.cancel(0.0)
+        if lost and isinstance(answer, Fault):
+            raise ServerLostError(f"a task must reach the server. Received: {answer.message}")
+        return answer
 
 
 class VirtualClusterServer(ClusterServer):
-    """The driver's hold, with Spark's jobs replaced by attempts and requests in memory.
+    """The driver's hold, with Spark's jobs replaced by attempts and tasks in memory.
 
     Args:
         request: what is to be served.
@@ -210,12 +314,16 @@ class VirtualClusterServer(ClusterServer):
         self._surroundings, self._world = surroundings, world
         task = ServerTask(request, b"".join(encode(publication)))
         super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # all that is asked of it
+        self._driver = self._connect(self._look_while_asking)
+
+    def _connect(self, look: Callable[[], None]) -> Any:
+        return VirtualRelay(self._surroundings, self.address, self._deadlines, self._world, look)
 
     def connect(self) -> Any:
         """See `ClusterServer`."""
-        return VirtualRelay(self.address, self._deadlines, self._world)
+        return self._connect(lambda: None)
 
-    def _start(self) -> StartReport:
+    def _run_task(self) -> None:
         task = self._task
 
         def serve(world: VirtualWorld, host: str, number: int) -> StartReport | None:
@@ -223,25 +331,46 @@ class VirtualClusterServer(ClusterServer):
             return serve_announced(
                 replace(task.request, settings=settings),
                 task.publication,
-                attempt=number,
+                attempt=task.start * ATTEMPTS_OF_A_START + number,
+                given_up=task.given_up,
                 rows_checked=task.rows_checked,
                 world=world,
             )
 
-        action = ServerAction(self._surroundings, self._world.process, serve)
-        self._action = self._surroundings.actions[self._world.process] = action  # type: ignore[assignment]  # as far as it is used
-        patience = self._deadlines.publish + self._deadlines.standstill
-        backoff = Backoff(longest=_LONGEST_PAUSE, timeout=patience, world=self._world)
-        while not action.ended():
+        driver = self._world.process
+        action: Any = ServerAction(self._surroundings, driver, serve)
+        self._action = self._surroundings.actions[driver] = action
+        self._heard_at = self._started_at = self._surroundings.scheduler.now
+
+    def _search_for(self, seconds: float) -> Any:
+        """As `relay.Search`."""
+
+        def look(world: VirtualWorld) -> dict[str, Any]:
+            def once() -> tuple[int, dict[str, Any]]:
+                place = find(self.address.uri, world)
+                client = DriverClient(self.address, self._deadlines, world)
+                try:
+                    client.ping()
+                except DistkerasError as error:
+                    if client.lost(error) or client.channel is None:
+                        raise
+                finally:
+                    client.close()
+                return int(json.loads(place["report"])["incarnation"]), place
+
+            incarnation, text, error = 0, "", ""
             try:
-                place = find(self.address.uri, self._world)
-                self._driver.ping()
-            except DistkerasError as error:
-                if not backoff.pause():
-                    raise DeadlineError(f"waited {patience:g} s for the server. Received: {error.message}") from error
-            else:
-                return StartReport.from_json(json.loads(json.dumps(place))["report"])
-        return self._take_in(action)  # type: ignore[arg-type]  # as far as it is used
+                incarnation, found = _patiently(once, seconds, world)
+                text = json.dumps(found)
+            except _UNREACHED as failure:
+                error = failure.message
+                with contextlib.suppress(SnapshotError):
+                    owner = owner_of(self.address.uri, world)
+                    incarnation = 0 if owner is None else owner.claim.incarnation
+                    text = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
+            return {"host": world.process.host, "incarnation": incarnation, "place": text, "error": error}
+
+        return VirtualAction(self._surroundings, self._world.process, look)
 
     def _require_reached(self) -> None:
         """Every executor does."""

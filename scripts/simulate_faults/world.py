@@ -42,6 +42,8 @@ class Surroundings:
         self.child_of: dict[Process, Any] = {}
         #: The Spark job that runs a driver's server, where that is a task.
         self.actions: dict[Process, Any] = {}
+        #: How many small tasks there were.
+        self.tasks = 0
         #: Seconds that the next servers take to come up.
         self.startup = 0.5
         #: How each driver's process deals the data out.
