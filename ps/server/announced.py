@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import math
 from dataclasses import replace
 
 from distkeras.ps.checkpoint.announcement import Owner, owner_of
@@ -51,6 +52,8 @@ _AGAIN = 1.0
 _STARTS = 3
 #: Seconds that an owner may take from the driver's goodbye to its end: it takes a last snapshot.
 _END_SAVING = 120.0
+#: Seconds for which a server that has lost its job to another one tells that to those who are connected.
+_TOLD = 10.0
 #: Seconds after which a server to which nothing happens looks at the clock.
 _LOOK = 1.0
 #: What an announcement says of its server: nothing while it serves.
@@ -231,8 +234,11 @@ def serve_announced(
         if again:
             text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
             report(log, "restart", text, 0 if resumed is None else resumed.clock, built.address[0], attempt)
-        if _serve(built, came_up, request, publication, world):
-            return None
+        try:
+            if _serve(built, came_up, request, publication, world):
+                return None
+        except OwnershipLostError as error:  # nobody finds this server any more: its task's end tells the driver
+            return StartReport(error=str(error), code=ERRORS.index(type(error)))
         again = True  # it has lost the checkpoint to another attempt, and waits for the end of that one
     return StartReport(ended=True)
 
@@ -264,6 +270,7 @@ def _serve(
     """Serve until the driver has said goodbye; return False where another attempt has the checkpoint now.
 
     Raises:
+        OwnershipLostError: another job has the checkpoint now.
         ServerLostError: the center is applied in part.
         DeadlineError: the server was asked nothing for too long.
     """
@@ -299,11 +306,17 @@ def _serve_until_over(server: ParameterServer, world: World) -> None:
     A driver that is gone takes this task along, by Spark's hand.
 
     Raises:
+        OwnershipLostError: another job has the checkpoint now.
         ServerLostError: the center is applied in part.
         DeadlineError: the server was asked nothing for too long.
     """
-    asked = world.monotonic()
+    asked, lost_at = world.monotonic(), math.inf
     while not server.over and not server.superseded:
+        fault = server.fault
+        if fault is not None and ERRORS[fault.code] is OwnershipLostError:
+            lost_at = min(lost_at, world.monotonic())
+            if not server.sessions or world.monotonic() - lost_at >= _TOLD:
+                raise OwnershipLostError(fault.message)
         if server.spoilt:
             raise ServerLostError("the server must have its center whole. Received: it does not")
         if server.sessions:

@@ -320,22 +320,22 @@ class Dispatcher:
 
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:
-            center = self._host.require()
+            center = self._require_center(peer)
             released = center.inspect()
         return self._center_reply(peer, center, released)
 
     def _on_drain(self, peer: Peer, message: Drain) -> Message:
         with self.changed:
-            return replies.records(self._host.require(), message)
+            return replies.records(self._require_center(peer), message)
 
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
-            leases, now = self._host.require().leases, self._world.time()
+            leases, now = self._require_center(peer).leases, self._world.time()
             return replies.worker_table(leases, self.holders.asking(), now)
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
-            self._host.require().end_early(message.reason)
+            self._require_center(peer).end_early(message.reason)
             self.changed.notify_all()
         return self._ack()
 
@@ -363,7 +363,7 @@ class Dispatcher:
         return replies.ack(self._host.center, 0, self._host.durable(-1, 0))
 
     def _wait_for_publish(self, peer: Peer) -> None:
-        """Not under the lock: waits for the driver's `Publish`."""
+        """Wait for the driver's `Publish`."""
         with self.changed:
             self.changed.require(
                 lambda: bool(self._published),
@@ -371,6 +371,16 @@ class Dispatcher:
                 peer.hung_up,
                 lambda: "the driver to publish the center",
             )
+
+    def _require_center(self, peer: Peer) -> Center:
+        """Return the center, for the driver; wait for its publication where there is none yet.
+
+        A driver asks over several connections. One of them may reach a server that was just started again before
+        another one has published the center there.
+        """
+        if self._host.center is None:
+            self._wait_for_publish(peer)
+        return self._host.require()
 
     def _release(self, peer: Peer, center: Center, worker: int, attempt: int) -> Released:
         """What ``worker`` is sent, as soon as it may be."""

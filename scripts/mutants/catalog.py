@@ -7,7 +7,8 @@ from mutants.checkpoint import CHECKPOINT
 from mutants.driver import DRIVER
 from mutants.mutant import Mutant
 from mutants.protocol import PROTOCOL
+from mutants.resume import RESUME
 from mutants.server import SERVER
 from mutants.transport import TRANSPORT
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *CENTER, *SERVER, *CHECKPOINT, *TRANSPORT, *DRIVER)
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *CENTER, *SERVER, *CHECKPOINT, *TRANSPORT, *DRIVER, *RESUME)

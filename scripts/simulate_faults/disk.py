@@ -6,15 +6,17 @@ import errno
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from simulate_faults.scheduler import Scheduler
+from simulate_faults.scheduler import Process, Scheduler
 
 
 class _File:
     """A file's bytes, and those that survive a power cut; None: nobody asked for any to."""
 
-    def __init__(self) -> None:
+    def __init__(self, writer: Process | None = None) -> None:
         self.content = b""
         self.synced: bytes | None = None
+        #: Whose it is.
+        self.writer = writer
 
 
 class Disk:
@@ -23,11 +25,19 @@ class Disk:
     Args:
         scheduler: of the run.
         on_operation: called before each operation.
+        on_write: called when a file was written, with its name.
+        on_removal: called before a file is removed or written over, with its name and who wrote it.
     """
 
-    def __init__(self, scheduler: Scheduler, on_operation: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        on_operation: Callable[[], None],
+        on_write: Callable[[str], None] = lambda name: None,
+        on_removal: Callable[[str, Process | None], None] = lambda name, writer: None,
+    ) -> None:
         self.scheduler = scheduler
-        self.on_operation = on_operation
+        self.on_operation, self.on_write, self.on_removal = on_operation, on_write, on_removal
         #: Seconds that an operation takes; and until when there is no room.
         self.seconds = 0.001
         self.full_until = 0.0
@@ -120,12 +130,14 @@ class VirtualFiles:
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         """See `Files`."""
         self._disk.operate(writes=True)
-        file = self._disk.entries[self._prefix + name] = _File()
+        self._replace(name)
+        file = self._disk.entries[self._prefix + name] = _File(self._disk.scheduler.current.process)
         content = b"".join(bytes(memoryview(piece).cast("B")) for piece in pieces)
         half = len(content) // 2
         file.content = content[:half]
         self._disk.operate(writes=True)
         file.content = content
+        self._disk.on_write(name)
 
     def sync(self, name: str = "") -> None:
         """See `Files`."""
@@ -140,14 +152,20 @@ class VirtualFiles:
         """See `Files`."""
         self._disk.operate(writes=True)
         file = self._file(name)
+        self._replace(to)
         del self._disk.entries[self._prefix + name]
         self._disk.entries[self._prefix + to] = file
 
     def delete(self, name: str) -> None:
         """See `Files`."""
         self._disk.operate(writes=False)
-        self._file(name)
+        self._disk.on_removal(name, self._file(name).writer)
         del self._disk.entries[self._prefix + name]
+
+    def _replace(self, name: str) -> None:
+        there = self._disk.entries.get(self._prefix + name)
+        if there is not None:
+            self._disk.on_removal(name, there.writer)
 
     def _file(self, name: str) -> _File:
         file = self._disk.entries.get(self._prefix + name)

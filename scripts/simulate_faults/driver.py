@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 
 import numpy as np
 
+from distkeras.job.hold import Hold
 from distkeras.job.supervisor import Supervisor
-from distkeras.ps import rules
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import DistkerasError, WorkerError
+from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start import ResumePoint, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
-from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import make_certificate
+from simulate_faults.cluster import VirtualClusterServer
 from simulate_faults.plan import Layout, Plan
-from simulate_faults.scheduler import Process, Task
+from simulate_faults.scheduler import Finding, Process, Task
 from simulate_faults.watch import Watch
 from simulate_faults.worker import run_attempt
 from simulate_faults.world import Surroundings, VirtualWorld
@@ -74,7 +79,9 @@ class Executors:
 
         def main() -> None:
             try:
-                run_attempt(self._plan, self._layout, self._watch, world, self._address, worker, attempt)
+                run_attempt(
+                    self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt
+                )
             except DistkerasError:
                 self._scheduler.kill(process, 1)
             else:
@@ -126,8 +133,9 @@ class Driver:
         self._plan, self._watch, self._surroundings = plan, watch, surroundings
         self.process = process
         self._resume = resume
-        self.layout = plan.layout(int(resume))
+        self.layout, self.epochs = plan.layout(int(resume)), plan.epochs_of(int(resume))
         surroundings.layouts[process] = self.layout
+        watch.epochs[process] = self.epochs
         self._clock = -1
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
@@ -148,50 +156,111 @@ class Driver:
                 self.executors.end()
 
     def _train(self) -> None:
+        with contextlib.ExitStack() as stack:
+            supervisor: Hold
+            if self._plan.cluster:
+                supervisor = stack.enter_context(self._cluster_server())
+            else:
+                process = stack.enter_context(self._server_process())
+                supervisor = stack.enter_context(Supervisor(process, self._publish, world=self._world))
+            self._require_row_sum(supervisor.resumed)
+            try:
+                self._await_tasks(supervisor)
+            except DistkerasError:
+                self._salvage(supervisor)
+                raise
+            self.center, self.commits = supervisor.ask(_collect)
+
+    def _await_tasks(self, supervisor: Hold) -> None:
         plan, world = self._plan, self._world
-        settings = ServerSettings(
-            rules.make(plan.rule, **plan.hyper_parameters),
+        executors = self.executors = Executors(
+            plan, self.layout, self._watch, self._surroundings, self.process, supervisor.address
+        )
+        executors.start_all()
+        observer = supervisor.connect()
+        failed: list[DistkerasError] = []
+        world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
+        enough = plan.enough or math.inf
+        while not executors.ended:
+            self._surroundings.scheduler.wait(executors.news, _LOOK)
+            failed += [] if executors.failure is None else [executors.failure]
+            if failed:
+                raise failed[0]
+            supervisor.watch()
+            if self._clock >= enough:
+                supervisor.end_early("enough")
+                self._watch.end_early(self.process)
+                enough = math.inf
+
+    def _salvage(self, supervisor: Hold) -> None:
+        """As a job that fails collects what it has learned."""
+        if not supervisor.alive():
+            return
+        try:
+            supervisor.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
+            supervisor.try_to_ask(_collect)
+        except DistkerasError as error:
+            supervisor.abandon(error)
+
+    def _settings(self) -> ServerSettings:
+        plan = self._plan
+        return ServerSettings(
+            plan.make_rule(),
             workers=len(self.layout.batches),
             staleness_bound=plan.bound,
+            measure_gap=plan.gap,
             max_skipped=plan.skipped,
+            authenticate_vectors=plan.whole,
             learning_rate=plan.learning_rate,
             host=self.process.host,
             deadlines=plan.deadlines,
             checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
         )
-        process = ServerProcess(
-            settings, resume=self._resume, job={"rows": 1}, epochs=plan.epochs, tls=plan.tls, world=world
+
+    def _server_process(self) -> ServerProcess:
+        return ServerProcess(
+            self._settings(),
+            resume=self._resume,
+            job={"rows": 1},
+            epochs=self.epochs,
+            tls=self._plan.tls,
+            world=self._world,
         )
-        with process, Supervisor(process, self._publish, world=world) as supervisor:
-            executors = self.executors = Executors(
-                plan, self.layout, self._watch, self._surroundings, self.process, process.address
-            )
-            executors.start_all()
-            observer = DriverClient(process.address, plan.deadlines, world, met=True)
-            failed: list[DistkerasError] = []
-            world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
-            enough = plan.enough or math.inf
-            while not executors.ended:
-                self._surroundings.scheduler.wait(executors.news, _LOOK)
-                failed += [] if executors.failure is None else [executors.failure]
-                if failed:
-                    raise failed[0]
-                supervisor.watch()
-                if self._clock >= enough:
-                    supervisor.end_early("enough")
-                    self._watch.ends_early, enough = True, math.inf
-            self.center, self.commits = supervisor.ask(_collect)
+
+    def _cluster_server(self) -> VirtualClusterServer:
+        request = StartRequest(
+            self._settings(),
+            self._world.token(KEY_BYTES),
+            certificate=make_certificate() if self._plan.tls else None,
+            mode=StartMode(fresh=not self._resume, same_attempts=False, epochs=self.epochs),
+            job={"rows": 1},
+            token=self._world.token(4).hex(),
+        )
+        return VirtualClusterServer(
+            request, publication(*self._start(), b"the model"), self._surroundings, self._world, self.layout.row_sum()
+        )
+
+    def _require_row_sum(self, resumed: ResumePoint | None) -> None:
+        """Where other partitions go on, what the server knows of all rows is true."""
+        if resumed is not None and resumed.row_sum not in (None, self.layout.row_sum()):
+            raise Finding("rows", f"the rows' sum must be {self.layout.row_sum()}. Received: {resumed.row_sum}")
+
+    def _start(self) -> tuple[np.ndarray, np.ndarray]:
+        """Center and moving statistics."""
+        return np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
 
     def _publish(self, driver: DriverClient) -> None:
-        driver.publish(np.zeros(self._watch.size, np.float32), model=b"the model")
+        driver.publish(*self._start(), model=b"the model")
 
     def _observe(
-        self, observer: DriverClient, supervisor: Supervisor, executors: Executors, failed: list[DistkerasError]
+        self, observer: DriverClient, supervisor: Hold, executors: Executors, failed: list[DistkerasError]
     ) -> None:
         """As the thread of a job that waits for the server's news."""
         while not executors.ended:
             try:
                 self._clock = observer.observe(self._clock, _POLL).clock
+                if self._plan.lists:
+                    self._check_table(observer.list_workers())
             except DistkerasError as error:
                 if observer.lost(error) or not supervisor.alive():
                     self._clock = -1
@@ -201,7 +270,12 @@ class Driver:
                 self._surroundings.scheduler.wake_all(executors.news)
                 return
             supervisor.heard()
-            self._world.sleep(_STATUS)
+            self._world.sleep(max(_STATUS, supervisor.news_seconds))
+
+    def _check_table(self, table: np.ndarray) -> None:
+        """Who is told to be silent has joined."""
+        if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches))):
+            raise Finding("table", f"partitions must be those of the job. Received: {table.tolist()}")
 
 
 def _collect(driver: DriverClient) -> tuple[np.ndarray, np.ndarray]:

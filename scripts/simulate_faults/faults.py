@@ -64,11 +64,13 @@ class Striker:
             "rival": self._start_rival,
             "stop and rival": self._stop_and_rival,
             "kill server twice": lambda fault: self._kill_again(fault.amount),
+            "kill next server": lambda fault: self._kill_next(fault.amount),
             "kill driver twice": self._kill_drivers,
             "stop at start": lambda fault: self._stop_next(fault.amount),
             "impostor": lambda fault: self._pretend(fault.amount),
             "snapshot rot": self._rot,
             "log rot": self._rot,
+            "speculate": lambda _: self._speculate(),
             "nan": lambda fault: self._surroundings.poisoned.append(fault.place),
         }
         #: Kinds of files that somebody has damaged.
@@ -76,6 +78,8 @@ class Striker:
 
     def strike(self, fault: Fault, stream: VirtualStream) -> float | None:
         """Strikes, at a write to ``stream``; returns the share of the write that arrives, if it is cut."""
+        if stream.process is stream.peer.process and fault.kind in (*self._on_stream, "cut"):
+            return None  # what a process says to itself reaches it
         if fault.kind == "cut":
             return fault.amount
         if fault.kind in self._on_stream:
@@ -112,9 +116,17 @@ class Striker:
         if self._surroundings.servers:
             self._scheduler.kill(self._surroundings.servers[-1].process)
 
+    def _speculate(self) -> None:
+        action = self._surroundings.actions.get(self._drivers[-1].process)
+        if action is not None:
+            action.speculate()
+
     def _kill_again(self, seconds: float) -> None:
-        self._surroundings.awaiting.append((seconds, self._scheduler.kill))
+        self._kill_next(seconds)
         self._kill_server()
+
+    def _kill_next(self, seconds: float) -> None:
+        self._surroundings.awaiting.append((seconds, self._scheduler.kill))
 
     def _kill_drivers(self, fault: Fault) -> None:
         self._kill_driver(0.5)

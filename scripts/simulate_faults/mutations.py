@@ -18,7 +18,7 @@ from distkeras.ps.server.lifeline import GOODBYE
 from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
-from simulate_faults import disk_mutations  # noqa: F401 - they are among `MUTATIONS`, too
+from simulate_faults import disk_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
 from simulate_faults.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulate_faults.world import VirtualChild
 
@@ -228,3 +228,9 @@ def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
             return self.pull()
 
     return [(WorkerClient, "commit", goes_on)]
+
+
+@mutation
+def _questions_do_not_wait_for_the_center() -> list[Patch]:
+    """A server that was just started again answers a driver's other connections with an error."""
+    return [(Dispatcher, "_require_center", lambda self, peer: self._host.require())]

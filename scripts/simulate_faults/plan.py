@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from distkeras.ps import rules
+from distkeras.ps.checkpoint.row_sums import checksum_of, sum_of
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.compression import FORMATS, require_format
+from distkeras.ps.rules import Rule
+from distkeras.ps.settings import require_share
 from distkeras.ps.transport.deadlines import Deadlines
 
 #: Kinds of faults, with the range of what they are drawn with: seconds, or a share of a write.
@@ -35,12 +42,14 @@ KINDS: dict[str, tuple[float, float]] = {
     "kill driver": (0.0, 8.0),
     "second driver": (0.0, 8.0),
     "kill server twice": (0.0, 3.0),
+    "kill next server": (0.4, 4.0),
     "kill driver twice": (0.0, 8.0),
     "stop at start": (1.0, 200.0),
     "impostor": (0.5, 20.0),
     "snapshot rot": (0.0, 1.0),
     "log rot": (0.0, 1.0),
     "nan": (0.0, 0.0),
+    "speculate": (0.0, 0.0),
 }
 #: Kinds that end a server, with how many.
 DEATHS = {
@@ -50,6 +59,7 @@ DEATHS = {
     "crash in disk": 1,
     "kill driver": 1,
     "kill server twice": 2,
+    "kill next server": 1,
     "kill driver twice": 2,
     "stop at start": 1,
     "impostor": 1,
@@ -116,6 +126,21 @@ class Layout(NamedTuple):
         return epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
 
 
+    def checksum(self, worker: int, batch: int) -> int:
+        """Of the rows of a partition up to a mini-batch: what a server keeps of them."""
+        firsts = sum(self.batches[:worker])
+        numbers = range(firsts, firsts + batch + 1)
+        return checksum_of(sum(_WEIGHT * (number + 1) for number in numbers), numbers.stop)
+
+    def row_sum(self) -> int:
+        """Of all rows, however they are dealt out."""
+        return sum_of([checksum_of(sum(_WEIGHT * (number + 1) for number in range(sum(self.batches))), 0)])
+
+
+#: Of the hash of a mini-batch's rows: its number, from 1 on, times this.
+_WEIGHT = 1_000_003
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run.
@@ -133,6 +158,14 @@ class Plan:
         bound: iterations that a worker may be ahead of the slowest; None: no bound.
         enough: the clock at which the driver ends the job early; 0: it does not.
         resized: mini-batches of each partition where another driver goes on; empty: as before.
+        raised: epochs by which the job of another driver is longer than that of the first one.
+        statistics: elements of the moving statistics.
+        rounding: mini-batches move their elements by different amounts, which a coarse wire format rounds.
+        share: of a worker's time for communication, by which it chooses its window; None: the window is the rule's.
+        gap: the server measures the gap of each commit.
+        whole: tags cover the long vectors, too.
+        cluster: the server is a task in the cluster, and not the driver's process.
+        lists: the driver asks for the table of workers now and then.
         stray: whether somebody has put a file of his own beside the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -144,7 +177,7 @@ class Plan:
     batches: tuple[int, ...] = (4, 4)
     rule: str = "downpour"
     hyper_parameters: dict[str, Any] = field(default_factory=dict)
-    learning_rate: float | None = None
+    learning_rate: float | dict[str, Any] | None = None
     overlap: bool = False
     wire_format: str = "float32"
     tls: bool = False
@@ -161,6 +194,14 @@ class Plan:
     bound: int | None = None
     enough: int = 0
     resized: tuple[int, ...] = ()
+    raised: int = 0
+    statistics: int = 0
+    rounding: bool = False
+    share: float | None = None
+    gap: bool = False
+    whole: bool = False
+    lists: bool = False
+    cluster: bool = False
     stray: bool = False
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
@@ -168,6 +209,19 @@ class Plan:
     def layout(self, life: int) -> Layout:
         """How the data is dealt out by the driver of a number, 0 the first one."""
         return Layout(1, self.resized) if life and self.resized else Layout(0, self.batches)
+
+    def epochs_of(self, life: int) -> int:
+        """The epochs of the job that the driver of a number trains."""
+        return self.epochs + (self.raised if life else 0)
+
+    @property
+    def most_epochs(self) -> int:
+        """The epochs of the longest job."""
+        return self.epochs + self.raised
+
+    def make_rule(self) -> Rule:
+        """The update rule."""
+        return rules.make(self.rule, **self.hyper_parameters)
 
     @property
     def sums(self) -> bool:
@@ -191,7 +245,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     formats = ("float32",) * 4 + (("bfloat16", "int8") if rule == "downpour" else ())
     every = 0 if chance.random() < 0.12 else chance.choice((1, 2, 3, 5, 100))
     long = chance.choice((0.0, 0.0, 0.0, 0.1, 0.3))
-    possible = [kind for kind in kinds if every or kind not in NEED_CHECKPOINT]
+    possible = [kind for kind in kinds if (every or kind not in NEED_CHECKPOINT) and kind != "speculate"]
     enabled = tuple(chance.sample(possible, min(len(possible), chance.choice((1, 2, 2, 3, 4, 8)))))
     focus = f"w{int(chance.random() * workers)}" if chance.random() < 0.5 else ""
     count = chance.choice((0, 1, 2, 3, 4, 6, 8)) if enabled else 0
@@ -208,7 +262,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     resized = _dealt(chance, batches) if every and not damage and chance.random() < 0.25 else ()
     paced = paced and not resized
     tls = chance.random() < 0.02  # its records' sizes are left to chance: nothing may depend on them
-    return Plan(
+    plan = Plan(
         seed=seed,
         workers=workers,
         epochs=epochs,
@@ -234,6 +288,91 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
         resized=resized,
         stray=chance.random() < 0.1,
         faults=faults,
+    )
+    return _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
+
+
+def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
+    """``plan`` with another rule, sometimes, and with the options that go with its rule.
+
+    They have a stream of chance of their own: an option that is added to it leaves jobs and faults as they were.
+    """
+    if chance.random() < _OTHER_RULES:
+        plan = _with_other_rule(plan, chance)
+    rule = plan.make_rule()
+    drawn: dict[str, Any] = {}
+    if plan.wire_format == "float32" and chance.random() < 0.15:
+        drawn["wire_format"] = chance.choice([name for name in FORMATS if _goes(lambda: require_format(name, rule))])  # noqa: B023 - called at once
+    coarse = drawn.get("wire_format", plan.wire_format) != FORMATS[0]
+    drawn["rounding"] = chance.random() < (0.8 if coarse else 0.1)
+    if not plan.long and _goes(lambda: require_share(rule, 0.2)) and chance.random() < 0.15:
+        drawn["share"] = chance.choice((0.05, 0.2, 0.5))
+    if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
+        drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}
+    drawn["statistics"] = chance.choice((0, 0, 1, 2))
+    for name in ("gap", "whole", "lists"):
+        drawn[name] = chance.random() < 0.1
+    if plan.every and not damage and chance.random() < 0.2:
+        drawn["raised"] = chance.choice((1, 2))
+        if not plan.resized and chance.random() < 0.6:  # one partition ends long before the others
+            drawn["batches"] = (min(1, plan.batches[0]), *plan.batches[1:])
+        faults = list(plan.faults)
+        at = 10 + int(150 * chance.random())
+        for kind in ("kill driver", "kill next server"):
+            if chance.random() < 0.6:
+                low, high = KINDS[kind]
+                faults.append(Fault(kind, at, amount=low + (high - low) * chance.random() ** 2))
+                at -= 1
+        drawn["faults"] = _survivable(faults, standstills=True)
+    if plan.every and not damage and chance.random() < 0.06:
+        # It ends early, and its server dies: the next one must be told, too.
+        drawn |= {"enough": chance.choice((1, 2)), "compute": 3.0}
+        drawn["faults"] = (Fault("kill server", 15 + int(60 * chance.random())),)
+    plan = replace(plan, **drawn)
+    return _in_cluster(plan, chance) if plan.every and not damage and chance.random() < _CLUSTER else plan
+
+
+def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
+    """``plan`` with a server in the cluster, of which a second attempt may be run next to the first one."""
+    faults = [
+        replace(fault, amount=min(fault.amount, 12.0)) if fault.kind in ("stop server", "stop at start") else fault
+        for fault in plan.faults
+    ]
+    for _ in range(chance.choice((0, 1, 1, 2))):
+        faults.append(Fault("speculate", 1 + int(80 * chance.random())))
+    return replace(plan, cluster=True, faults=tuple(faults))
+
+
+def _goes(require: Callable[[], object]) -> bool:
+    """Whether ``require`` raises no `ConfigurationError`."""
+    try:
+        require()
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
+    """``plan`` with a rule that has no formula here: what is restored must still be what was saved."""
+    drawn = {rule for rule, *_ in _RULES}
+    name = chance.choice([name for name in rules.all_rules() if name not in drawn])
+    hyper_parameters: dict[str, Any] = {}
+    family, default = rules.all_rules()[name].info.family, rules.make(name)
+    if family in ("delta", "elastic"):
+        hyper_parameters["window"] = chance.choice((1, 2, 3))
+    if family == "elastic":
+        hyper_parameters["rho"] = 0.1
+    traits = default.traits
+    held_back = traits.synchronous or traits.fixed_workers
+    return replace(
+        plan,
+        rule=name,
+        hyper_parameters=hyper_parameters,
+        learning_rate=0.5 if traits.gradient else None,
+        overlap=traits.overlaps and chance.random() < 0.3,
+        wire_format=FORMATS[0],
+        long=0.0 if held_back else plan.long,
+        bound=None if traits.synchronous or traits.pull_first else plan.bound,
     )
 
 
@@ -274,6 +413,8 @@ _TOGETHER = (
     ("disk slow", "kill driver twice"),
     ("disk slow", "second driver", "kill driver"),
     ("stop at start", "rival"),
+    ("kill next server", "kill driver"),
+    ("kill next server", "kill server"),
 )
 
 
@@ -304,6 +445,10 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+#: How many of the jobs with a checkpoint have their server in the cluster.
+_CLUSTER = 0.1
+#: How many of the jobs have a rule that is none of the following.
+_OTHER_RULES = 0.2
 #: Rules whose workers may be held back.
 _PACED = ("downpour", "asgd", "dana_zero")
 _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
@@ -315,6 +460,14 @@ _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
     ("aeasgd", {"window": 2, "rho": 0.25}, None),
     ("dana_zero", {}, 1.0),
     ("zealous_downpour", {"window": 3, "explore": True}, None),
+)
+
+
+#: Of the server's learning rate, beside a constant one.
+_SCHEDULES: tuple[dict[str, Any], ...] = (
+    {"schedule": "step", "boundaries": (3, 9), "factor": 0.5},
+    {"schedule": "warm_up", "length": 6, "divisor": 4.0, "boundaries": (9,), "factor": 0.5},
+    {"schedule": "cosine", "length": 20, "least": 0.01},
 )
 
 

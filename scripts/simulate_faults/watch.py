@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.schedulers import BoundedStaleness
+from distkeras.ps.checkpoint.names import Claim, parsed
+from distkeras.ps.protocol.compression import FORMATS
+from distkeras.ps.protocol.messages import CenterReply
 from simulate_faults.plan import Layout, Plan
+from simulate_faults.reference import Formula, Sent, Standing, close, difference, standing_of
 from simulate_faults.scheduler import Finding, Process
 from simulate_faults.world import Surroundings, VirtualChild
 
-#: Rules whose windows begin with what the worker was sent last.
-_PLAIN = ("downpour", "asgd", "dana_zero")
+#: Faults after which two processes still reach each other soon, and a disk answers.
+_QUIET = {"kill server", "kill worker", "kill driver", "kill next server", "kill server twice", "rival", "nan", "speculate"}
+#: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
+_TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
+#: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
+_ROUNDED, _INEXACT = 0.02, 1e-4
 
 
 @dataclass
@@ -33,10 +42,23 @@ class _Life:
     """A server's center as it was looked at last."""
 
     center: Center
+    child: Any
     standings: dict[int, _Standing]
     #: Of its ledger.
     rows: int
+    #: Partitions whose data has ended.
+    finished: int
     holders: dict[int, Any]
+    driver: Process
+    formula: Formula
+    #: The latest row of its ledger, as bytes.
+    latest: bytes
+    #: Where windows of rules that pull before they commit began, by partition.
+    began: dict[int, int]
+    #: When it was looked at first.
+    since: float
+    #: What workers were to be sent at each clock: several, where partitions ended in between.
+    views: dict[int, list[np.ndarray]]
 
 
 class Watch:
@@ -50,27 +72,50 @@ class Watch:
 
     def __init__(self, plan: Plan, surroundings: Surroundings, tell: Callable[[str], None]) -> None:
         self._plan, self._surroundings, self._tell = plan, surroundings, tell
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[Center, _Life] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
-        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let go.
+        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let go, of a job of
+        #: so many epochs.
         self.durable: dict[tuple[int, int], int] = {}
-        self.let_go: set[tuple[int, int]] = set()
-        #: Whether a driver has ended the job early.
+        self.let_go: dict[tuple[int, int], int] = {}
+        #: Whether a driver has ended the job early; and when each one did.
         self.ends_early = False
+        self._ended_early: dict[Process, float] = {}
+        #: The kinds of faults that have struck.
+        self.struck: set[str] = set()
         #: Whether a snapshot was damaged: then the one before it is gone on from.
         self.damaged = False
         #: The layout that the server of an incarnation deals out.
         self.layouts: dict[int, Layout] = {}
-        #: The clock of the center that each attempt's present window began from, by port, partition and attempt.
-        self.began: dict[tuple[int, int, int], int] = {}
+        #: The epochs of the job of a driver.
+        self.epochs: dict[Process, int] = {}
+        #: What workers have sent, by driver, incarnation, partition, attempt and number.
+        self.sent: dict[tuple[Process, int, int, int, int], Sent] = {}
+        #: What workers are to be sent, by driver and incarnation.
+        self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
+        #: Where centers stood, by how many rows their ledgers had, and the last of them.
+        self._stood: dict[tuple[int, bytes], list[Standing]] = {}
+        #: The claims of servers to the checkpoint.
+        self._claims: dict[Process, Claim] = {}
+        #: By how much each mini-batch moves its element.
+        elements = np.arange(self.size)
+        self.amounts = (1.0 - 0.13 * (elements % 5) * plan.rounding).astype(np.float32)
+        self._coarse = plan.wire_format != FORMATS[0]
+        self._views_known = plan.rule == "dana_zero" or not plan.make_rule().traits.view
+        self._traits = plan.make_rule().traits
         #: Whether the leases say what the ledger counts: nothing is skipped, and all partitions stay as they were.
         self._plain = not plan.skipped and not plan.resized
 
     @property
     def size(self) -> int:
         """Elements of the center: one a mini-batch, one at least."""
-        return max(1, self._plan.epochs * sum(self._plan.batches))
+        return max(1, self._plan.most_epochs * sum(self._plan.batches))
+
+    def end_early(self, driver: Process) -> None:
+        """A driver has told its server to end the job early."""
+        self.ends_early = True
+        self._ended_early[driver] = self._surroundings.scheduler.now
 
     def promise(self, layout: Layout, worker: int, sequence: int) -> None:
         """A worker was told that a commit outlives the server."""
@@ -84,11 +129,10 @@ class Watch:
     def _owner(self) -> Center | None:
         """That of the server with the highest claim; None where that is not known: two may claim at one moment."""
         highest = max((life.center.incarnation for life in self._lives.values()), default=0)
-        found = {pid: life.center for pid, life in self._lives.items() if life.center.incarnation == highest}
+        found = [life for life in self._lives.values() if life.center.incarnation == highest]
         if len(found) > 1:
-            alive = {child.pid for child in self._surroundings.servers if child.process.alive}
-            found = {pid: center for pid, center in found.items() if pid in alive}
-        return next(iter(found.values())) if len(found) == 1 else None
+            found = [life for life in found if life.child.process.alive]
+        return found[0].center if len(found) == 1 else None
 
     def _require_has(self, center: Center, who: tuple[int, int]) -> None:
         layout, worker = who
@@ -117,18 +161,24 @@ class Watch:
         if process.alive and child.server is not None:
             center = child.server.center
             if center is not None:
-                self._look_at(child, center)
+                self.look_at(child, center)
 
-    def _look_at(self, child: VirtualChild, center: Center) -> None:
-        life = self._lives.get(child.pid)
+    def look_at(self, child: VirtualChild, center: Center) -> None:
+        """Whether all that must hold of a center does."""
+        life = self._lives.get(center)
         if life is None:
             self._watch_server(child, center)
-            life = self._lives[child.pid]
+            life = self._lives[center]
         rows, now = center.clock + center.log.skipped, self._surroundings.scheduler.now
-        if rows != life.rows:
-            life.rows, self.progressed = rows, now
-            self._check_rows(center, life.standings, child.server.address[1])
-            self._check_center(center)
+        finished = sum([lease.finished for lease in center.leases.values()])
+        if rows != life.rows or finished != life.finished:
+            life.formula.see(center.leases, center.clock)
+            if rows != life.rows:
+                life.rows, self.progressed = rows, now
+                self._check_rows(center, life)
+                self._check_center(center)
+            life.finished = finished
+            self._write_down(center, life)
         holders = child.server.dispatcher.holders
         if holders != life.holders:  # whoever gets a lease is one
             life.holders = dict(holders)
@@ -144,8 +194,24 @@ class Watch:
         standings = {
             worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
         }
-        self._lives[child.pid] = _Life(center, standings, center.clock + center.log.skipped, {})
-        layout = self.layouts[center.incarnation] = self._surroundings.layouts[child.driver]
+        driver, layout = child.driver, self._surroundings.layouts[child.driver]
+        exact = center.began == (0, 0) or any(lease.sequence for lease in center.leases.values())
+        count = len(center.log)
+        life = self._lives[center] = _Life(
+            center,
+            child,
+            standings,
+            rows=center.clock + center.log.skipped,
+            finished=sum([lease.finished for lease in center.leases.values()]),
+            holders={},
+            driver=driver,
+            formula=Formula(self._plan, center, exact=exact),
+            latest=center.log.commits(count - 1).tobytes() if count else b"",
+            began={},
+            since=self._surroundings.scheduler.now,
+            views=self._views.setdefault((driver, center.incarnation), {}),
+        )
+        self.layouts[center.incarnation] = layout
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
         self.progressed = self._surroundings.scheduler.now
         if center is not self._owner():
@@ -154,12 +220,87 @@ class Watch:
             self._forget(center)
         for who in self.durable:
             self._require_has(center, who)
-        for number, worker in () if self.ends_early else self.let_go:  # else whoever goes on has data left
+        epochs = self.epochs[driver]
+        for (number, worker), trained in {} if self.ends_early else self.let_go.items():  # else there is data left
             if number == layout.number and layout.batches[worker]:
                 lease = center.leases.get(worker)
-                if lease is None or not lease.finished:
+                if lease is None or not (lease.finished or (trained < epochs and trained <= lease.epoch)):
                     raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
         self._check_center(center)
+        self._require_restored(center, life)
+        self._write_down(center, life)
+
+    def _require_restored(self, center: Center, life: _Life) -> None:
+        """A server that goes on from a snapshot stands where one stood that had the same ledger."""
+        count, log = len(center.log), center.log
+        if log.missing or not (count or center.leases):
+            return
+        now, epochs = standing_of(center), self.epochs[life.driver]
+        stood = self._stood.get((count, life.latest), [])
+        if center.began[0] == center.clock and not any(lease.sequence for lease in center.leases.values()):
+            parts = [(was.center, was.statistics, was.numbers["clock"]) for was in stood]
+            if any(np.array_equal(was[0], now.center) and np.array_equal(was[1], now.statistics) for was in parts):
+                return  # other partitions go on: there is no more that they share
+            raise Finding("restored", f"a center must be restored as it was saved. Received: {now} for {stood}")
+        differences = []
+        for was in stood:
+            again = frozenset(
+                [worker for worker in was.finished - now.finished if center.leases[worker].epoch < epochs]
+            )
+            differences.append(difference(was, now, again))
+            if not differences[-1]:
+                return
+        text = "; ".join(differences) or "a ledger that no server had"
+        raise Finding("restored", f"a center must be restored as it was saved. Received: {text}")
+
+    def _write_down(self, center: Center, life: _Life) -> None:
+        """Where the center stands now, and what a worker is sent from now on."""
+        life.formula.check(center)
+        standing = standing_of(center)
+        self._stood.setdefault((len(center.log), life.latest), []).append(standing)
+        if self._views_known:
+            view = life.formula.view(center.clock)
+            life.views.setdefault(center.clock, []).append(standing.center if view is None else view)
+
+    def check_delivered(self, driver: Process, worker: int, reply: CenterReply, center: np.ndarray) -> None:
+        """What a worker was sent is what the server had at that clock."""
+        views = self._views.get((driver, reply.incarnation), {}).get(reply.clock)
+        if views is None:
+            return
+        if not any([close(view, center, coarse=self._coarse) for view in views]):
+            raise Finding(
+                "sent",
+                f"partition {worker} must be sent {views[-1].tolist()}, the center at clock {reply.clock}. "
+                f"Received: {center.tolist()}",
+            )
+
+    def _check_claim(self, process: Process) -> None:
+        """An attempt at a server's task does not take the job from another one that serves it."""
+        child = self._surroundings.child_of.get(process)
+        if not self._plan.cluster or child is None or not self.struck <= _QUIET:
+            return
+        for other in self._surroundings.servers:
+            if other is child or other.driver is not child.driver or not other.process.alive or other.server is None:
+                continue
+            if not (other.server.superseded or other.server.spoilt or other.server.over):
+                text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
+                raise Finding("two servers", text)
+
+    def wrote(self, text: str) -> None:
+        """The present process has written a file of the checkpoint's."""
+        name = parsed(text.removesuffix(".part"))
+        if name is not None and name.kind == "owner":
+            process = self._surroundings.scheduler.current.process
+            self._claims[process] = name.claim
+            self._check_claim(process)
+
+    def check_removal(self, text: str, writer: Process | None) -> None:
+        """No server removes, or writes over, what another one of a higher claim has written."""
+        process = self._surroundings.scheduler.current.process
+        name, own = parsed(text.removesuffix(".part").removesuffix(".dks")), self._claims.get(process)
+        if name is None or own is None or writer is None or writer is process or name.claim < own:
+            return
+        raise Finding("removed", f"{process.name} has claim {own} and must leave {text!r} alone. Received: its end")
 
     def _forget(self, center: Center) -> None:
         """What the snapshot before a damaged one does not have may be lost."""
@@ -167,15 +308,16 @@ class Watch:
             lease = center.leases.get(who[1])
             self.durable[who] = min(self.durable[who], 0 if lease is None else lease.sequence)
         finished = {worker for worker, lease in center.leases.items() if lease.finished}
-        self.let_go = {who for who in self.let_go if who[1] in finished}
+        self.let_go = {who: epochs for who, epochs in self.let_go.items() if who[1] in finished}
 
-    def _check_rows(self, center: Center, standings: dict[int, _Standing], port: int) -> None:
+    def _check_rows(self, center: Center, life: _Life) -> None:
         """The latest row continues its partition, and the lease stands behind it."""
         for worker, lease in center.leases.items():
-            standing = standings.setdefault(worker, _Standing())
+            standing = life.standings.setdefault(worker, _Standing())
             if lease.sequence == standing.sequence:
                 continue
-            row = center.log.commits(len(center.log) - 1)[0]
+            rows = center.log.commits(len(center.log) - 1)
+            row, life.latest = rows[0], rows.tobytes()
             if row["worker"] != worker:
                 text = f"the commit of partition {worker} must be the ledger's last. Received: one of {row['worker']}"
                 raise Finding("ledger", text)
@@ -191,18 +333,13 @@ class Watch:
                     "two owners",
                     f"attempt {lease.attempt} has partition {worker}. Received: a commit of attempt {row['attempt']}",
                 )
-            began = self.began.get((port, worker, lease.attempt), 0)
-            if self._plan.rule in _PLAIN and not self._plan.overlap and int(row["clock"]) - began != row["staleness"]:
-                raise Finding(
-                    "staleness",
-                    f"the window of partition {worker} began at clock {began}. "
-                    f"Received: staleness {row['staleness']} at clock {row['clock']}",
-                )
             if row["incarnation"] != center.incarnation:
                 raise Finding(
                     "incarnation",
                     f"a commit must be of incarnation {center.incarnation}. Received: one of {row['incarnation']}",
                 )
+            self._check_sent(center, life, worker, row)
+            self._check_end(center, life)
             self._tell(
                 f"commit {lease.sequence} of partition {worker} by attempt {lease.attempt}: epoch {row['epoch']}, "
                 f"mini-batches {row['first_batch']}-{row['last_batch']}, clock {row['clock']}, "
@@ -210,13 +347,75 @@ class Watch:
             )
             standing.position, standing.sequence = (lease.epoch, lease.batch), lease.sequence
 
+    def _check_sent(self, center: Center, life: _Life, worker: int, row: Any) -> None:
+        """A commit is what its worker sent, from where its window began."""
+        who = life.driver, center.incarnation, worker, int(row["attempt"]), int(row["sequence"])
+        sent = self.sent.pop(who, None)
+        if sent is None:
+            raise Finding("nobody's", f"a commit must have been sent. Received: {who[1:]}")
+        clock, staleness = int(row["clock"]), int(row["staleness"])
+        began = sent.began if sent.first else life.began.get(worker, sent.began)
+        if not self._traits.pull_first:
+            began = sent.began
+        # Of a rule that pulls before it commits, the first pull counts: its reply may have been lost.
+        right = clock - staleness <= began if self._traits.pull_first and sent.first else clock - staleness == began
+        if not right:
+            raise Finding(
+                "staleness",
+                f"the window of partition {worker} began at clock {began}. "
+                f"Received: staleness {staleness} at clock {clock}",
+            )
+        life.began[worker] = clock + 1
+        if isinstance(center.scheduler, BoundedStaleness):
+            self._check_bound(center.scheduler, center.leases, worker)
+        if self._plan.gap and not (row["skipped"] or self._plan.overlap or self._traits.pull_first):
+            self._check_gap(life, worker, row, began)
+        elif not self._plan.gap and not np.isnan(row["gap"]):
+            raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
+        life.formula.apply(row, sent)
+
+    def _check_end(self, center: Center, life: _Life) -> None:
+        """A job that ends early ends, also where its server was started again."""
+        told = self._ended_early.get(life.driver)
+        if told is None or center.stopping is not None or not self.struck <= _QUIET:
+            return
+        since = self._surroundings.scheduler.now - max(told, life.since)
+        if since > (_TOLD_IN_CLUSTER if self._plan.cluster else _TOLD):
+            raise Finding("goes on", f"a job that ends early must do so soon. Received: a commit after {since:.0f} s")
+
+    def _check_gap(self, life: _Life, worker: int, row: Any, began: int) -> None:
+        before, then = life.views.get(int(row["clock"])), life.views.get(began)
+        if self._traits.view or not before or not then:
+            return
+        expected = float(np.linalg.norm((before[-1] - then[-1]).astype(np.float64))) / np.sqrt(self.size)
+        if abs(expected - float(row["gap"])) > 1e-3 * (1.0 + expected):
+            raise Finding(
+                "gap", f"the gap of partition {worker} must be {expected:.6g}, since clock {began}. Received: {row['gap']}"
+            )
+
+    def _check_bound(self, scheduler: BoundedStaleness, leases: dict[int, PartitionLease], worker: int) -> None:
+        """No worker begins a window further ahead than the bound, and what the scheduler counts is true."""
+        if self.ends_early:
+            return  # nobody waits for those who have not joined
+        begun = leases[worker].sequence - 1
+        behind = [lease.sequence for other, lease in leases.items() if other != worker and not lease.finished]
+        if begun - min(behind, default=begun) > scheduler.bound:
+            raise Finding(
+                "bound",
+                f"partition {worker} must be {scheduler.bound} windows ahead at most. "
+                f"Received: window {begun}, where others are at {behind}",
+            )
+        counted = {other: scheduler.iterations[other] for other in leases}
+        if counted != {other: lease.sequence for other, lease in leases.items()}:
+            raise Finding("bound", f"the windows of all partitions must be counted. Received: {counted}")
+
     def _check_center(self, center: Center) -> None:
         """Its elements say what was applied."""
         if not self._plan.shows:
             return
         expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))
         if self._plan.sums:
-            right = np.array_equal(center.current.array, expected)
+            right = self.adds_up(expected, center.current.array)
         else:  # what the present round has is not in it yet
             right = not np.any(center.current.array[expected == 0.0])
         if not right:
@@ -225,6 +424,12 @@ class Watch:
                 f"the center must be the sum of the ledger {expected.astype(int).tolist()}. "
                 f"Received: {center.current.array.tolist()} at clock {center.clock}",
             )
+
+    def adds_up(self, counts: np.ndarray, center: np.ndarray) -> bool:
+        """Whether ``center`` is what mini-batches make of it that count so often."""
+        if self._plan.rounding:
+            return bool(np.all(np.abs(counts * self.amounts - center) <= (_ROUNDED if self._coarse else _INEXACT)))
+        return np.array_equal(counts, center)
 
     def _by_leases(self, center: Center) -> np.ndarray:
         """How often each mini-batch counts, where the leases say so."""

@@ -38,8 +38,12 @@ class Surroundings:
         #: By how many seconds a host's clock is wrong.
         self.skews: dict[str, float] = {}
         #: Every server's process, the latest one last.
-        self.servers: list[VirtualChild] = []
-        self.child_of: dict[Process, VirtualChild] = {}
+        self.servers: list[Any] = []
+        self.child_of: dict[Process, Any] = {}
+        #: The Spark job that runs a driver's server, where that is a task.
+        self.actions: dict[Process, Any] = {}
+        #: How many small tasks there were.
+        self.tasks = 0
         #: Seconds that the next servers take to come up.
         self.startup = 0.5
         #: How each driver's process deals the data out.
@@ -48,6 +52,12 @@ class Surroundings:
         self.poisoned: list[int] = []
         #: What strikes the next servers, each some time after it was started.
         self.awaiting: list[tuple[float, Callable[[Process], None]]] = []
+
+    def strike_awaiting(self, process: Process) -> None:
+        """A server's process begins: what waits for the next one strikes it."""
+        if self.awaiting:
+            seconds, strike = self.awaiting.pop(0)
+            self.scheduler.later(seconds, lambda: strike(process))
 
 
 class VirtualWorld(World):
@@ -143,9 +153,7 @@ class VirtualChild:
         driver.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self.process.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self._scheduler.start(self.process, self._main, "main")
-        if surroundings.awaiting:
-            seconds, strike = surroundings.awaiting.pop(0)
-            self._scheduler.later(seconds, lambda: strike(self.process))
+        surroundings.strike_awaiting(self.process)
 
     def _main(self) -> None:
         self._scheduler.wait(None, self.surroundings.startup)

@@ -86,3 +86,17 @@ def test_a_server_that_is_started_again_does_not_get_ahead_of_another_job(tmp_pa
     with pytest.raises(OwnershipLostError, match="claim 000002-0000000b of process"):
         again.take_over(epoch=1, after=1)
     newer.require_owned()
+
+
+def test_only_drafts_of_earlier_owners_are_removed(tmp_path: Path) -> None:
+    """What a newer owner has half-written is the snapshot that counts in a moment."""
+    older, newer = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000a", "0000000b"))
+    drafts = []
+    for directory in (older, newer):
+        directory.take_over()
+        drafts.append(tmp_path / f"snapshot-{directory.claim}-000001-000000000007.dks.part")
+        drafts[-1].write_bytes(b"half")
+    older.sweep()
+    assert [draft.exists() for draft in drafts] == [True, True]
+    newer.sweep()
+    assert [draft.exists() for draft in drafts] == [False, True]

@@ -11,6 +11,7 @@ import pytest
 from support.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 
 #: Rules that keep something beside the center: vectors of the model and of workers, counters, a round.
@@ -72,6 +73,51 @@ def test_a_restored_center_goes_on_as_the_other_would_have(name: str, before: in
         for each in (center, restored):
             commit(each, worker, number)
     assert kept(restored) == kept(center)
+
+
+def test_after_a_restart_no_worker_gets_further_ahead_than_the_bound() -> None:
+    center, restored = (center_of(scheduler=BoundedStaleness(2, 1)) for _ in range(2))
+    for worker in range(2):
+        joined(center, worker)
+    for worker, number in ((0, 1), (1, 1), (0, 2)):
+        commit(center, worker, number)
+    assert restore(restored, taken(center), same_attempts=True)
+    for each in (center, restored):
+        assert each.ready(0)
+        joined(each, 0)
+        send(each, commit_of(0, sequence=3, first=2, last=2))
+        assert not each.ready(0)
+        assert each.scheduler.waiting_for(0) == {1}
+
+
+@pytest.mark.parametrize("name", ["ssgd", "downpour"])
+def test_moving_statistics_go_on_by_steps_after_a_restart(name: str) -> None:
+    """Of a round, also those that were contributed before; else each worker's share is that of its latest steps."""
+    options = {"learning_rate": 0.1} if name == "ssgd" else {}
+    statistics = np.zeros(2, np.float32)
+    center, restored = (center_of(name, moving_statistics=statistics, **options) for _ in range(2))
+    for worker in range(2):
+        center.join(worker, 0)
+    release(center)
+    send(center, commit_of(0, last=2, moving_statistics=np.array([4, 8], np.float32)))
+    assert restore(restored, taken(center), same_attempts=True)
+    joined(restored, 1)
+    for each in (center, restored):
+        send(each, commit_of(1, moving_statistics=np.array([8, 16], np.float32)))
+        np.testing.assert_array_equal(each.moving_statistics, [5, 10])
+
+
+def test_a_partition_that_goes_on_after_its_end_begins_with_nothing_of_its_rule() -> None:
+    """What the server kept for it had left the sum with it; the sum is that of the others still."""
+    center, restored = (center_of("dana_zero", learning_rate=0.1) for _ in range(2))
+    for worker in range(2):
+        joined(center, worker)
+        send(center, commit_of(worker, value=1.0 + worker, epoch_end=True))
+    center.leave(0, 0)
+    assert restore(restored, taken(center), same_attempts=False, epochs=2)
+    assert not restored.leases[0].finished
+    np.testing.assert_array_equal(restored.leases[0].vectors[0], [0, 0, 0])
+    np.testing.assert_array_equal(restored.model[0], [2, 2, 2])
 
 
 def test_a_partition_that_has_ended_has_ended() -> None:

@@ -127,6 +127,12 @@ def test_a_frame_comes_once_and_in_its_turn(meddle: Callable[[list[bytes]], list
         deliver(server, [last])
 
 
+def test_no_two_frames_of_a_connection_have_the_same_tag() -> None:
+    """Else one that was recorded could be sent again, once as many others have passed as the count can tell apart."""
+    seal, frames = Seal(KEY, whole=False), (1 << 16) + 2
+    assert len({seal.tag(Pull, b"head", ()) for _ in range(frames)}) == frames
+
+
 def test_a_frame_is_for_one_direction_of_one_connection() -> None:
     client, _ = pair()
     frame = joined(client.send(Ack(1, 2, 3, 4)))

@@ -24,6 +24,7 @@ from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.errors import ERRORS, DeadlineError, OwnershipLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
+from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby, serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
@@ -297,6 +298,23 @@ def test_a_first_attempt_claims_again_where_another_job_has_claimed_at_the_same_
     goodbye(tmp_path)
     thread.join(patience(30))
     assert found == [None]
+
+
+def test_one_that_has_lost_the_job_to_another_one_ends_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the announced address there is the other job's server: a driver would ask that one, for ever."""
+    monkeypatch.setattr(announced, "_TOLD", brief(0.2))
+    owner = Attempt(request(tmp_path), 0)
+    until(lambda: incarnation(tmp_path) == 1)
+    worker = Worker(tmp_path, held=5)
+    assert worker.reached.wait(patience(30))
+    newer = Attempt(request(tmp_path, fresh=False, token="0000000b"), 0)
+    until(lambda: incarnation(tmp_path) == 2)
+    worker.go.set()
+    assert present(owner.returned()).code == ERRORS.index(OwnershipLostError)
+    goodbye(tmp_path)
+    assert newer.returned() is None
 
 
 class TestStandby:

@@ -1,0 +1,165 @@
+"""Faults in what a job goes on with: leases that change hands, epochs, averages and momenta behind a restart."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+LEASES, CENTER_FILE, ROUNDS = "ps/center/leases.py", "ps/center/center.py", "ps/center/rounds.py"
+SNAPSHOT, DIRECTORY, OWNERSHIP = "ps/checkpoint/snapshot.py", "ps/checkpoint/directory.py", "ps/checkpoint/ownership.py"
+_OF_SNAPSHOT, _OWNERSHIP = ("tests/ps/checkpoint/test_snapshot.py",), ("tests/ps/checkpoint/test_ownership.py",)
+_CENTER = ("tests/ps/center",)
+#: What a run in virtual time finds within a second or two.
+_SIMULATED = ("tests/scripts/test_simulated_state.py",)
+
+RESUME = (
+    Mutant(
+        "frames are counted modulo 256",
+        "ps/protocol/sealing.py",
+        "        self._frames += 1\n",
+        "        self._frames = (self._frames + 1) % 256\n",
+        "a frame that was recorded is good again, 256 frames later",
+        ("tests/ps/protocol/test_sealing.py",),
+    ),
+    Mutant(
+        "bounded staleness begins with nothing after a restart",
+        "ps/center/schedulers.py",
+        "        self.iterations |= progress\n",
+        "",
+        "workers get ahead by the bound and by what they were ahead before",
+        _OF_SNAPSHOT,
+    ),
+    Mutant(
+        "a round's moving statistics are not restored",
+        SNAPSHOT,
+        '    current.moving_statistics = np.array(arrays["round/moving_statistics"])\n',
+        "",
+        "after a restart a mean over a round's steps lacks what was contributed before",
+        _OF_SNAPSHOT,
+    ),
+    Mutant(
+        "drafts of newer owners are removed",
+        DIRECTORY,
+        "if name and name.claim < self._ownership.claim)",
+        "if name and name.claim != self._ownership.claim)",
+        "a server that was replaced removes its successor's snapshot while that is written",
+        _OWNERSHIP,
+    ),
+    Mutant(
+        "a successor commits from what its predecessor was sent",
+        LEASES,
+        "            lease.attempt, lease.active_at = attempt, self._now()\n            lease.require_pull()\n",
+        "            lease.attempt, lease.active_at = attempt, self._now()\n",
+        "staleness counts from what another attempt was sent",
+        (*_CENTER, *_SIMULATED),
+    ),
+    Mutant(
+        "a partition with more epochs keeps what had left the sum",
+        SNAPSHOT,
+        "            lease.finished = False  # and what its rule kept for it was given up when it left\n"
+        "            continue\n",
+        "            lease.finished = False\n",
+        "DANA's sum of momenta is not the sum of them",
+        _OF_SNAPSHOT,
+    ),
+    Mutant(
+        "a window of an elastic rule begins a commit late",
+        LEASES,
+        '        """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""\n'
+        "        self.released = clock\n",
+        '        """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""\n'
+        "        self.released = clock - 1\n",
+        "a worker that is alone is stale",
+        (*_CENTER, *_SIMULATED),
+    ),
+    Mutant(
+        "a round's statistics count each worker once",
+        ROUNDS,
+        "        self.moving_statistics += commit.moving_statistics * commit.steps\n        self.steps += commit.steps\n",
+        "        self.moving_statistics += commit.moving_statistics\n        self.steps += 1\n",
+        "those of a worker with few mini-batches weigh as much as all others'",
+        _CENTER,
+    ),
+    Mutant(
+        "the steps of partitions that have ended count in the average",
+        CENTER_FILE,
+        "        others = (self.leases[other] for other in self.scheduler.active)\n",
+        "        others = iter(self.leases.values())\n",
+        "moving statistics of a job's last worker hardly move any more",
+        _SIMULATED,
+    ),
+    Mutant(
+        "steps of the latest commits are not saved",
+        SNAPSHOT,
+        '"checksum", "steps", "skipped")\n#: Likewise',
+        '"checksum", "skipped")\n#: Likewise',
+        "after a restart the first worker's moving statistics are everybody's",
+        _OF_SNAPSHOT,
+    ),
+    Mutant(
+        "what a worker keeps for its momentum is another's",
+        SNAPSHOT,
+        '            vector[...] = arrays[f"worker/{worker}/{number}"]\n',
+        '            vector[...] = arrays[f"worker/{min(leases)}/{number}"]\n',
+        "after a restart every worker has the first one's momentum",
+        _OF_SNAPSHOT,
+    ),
+    Mutant(
+        "residuals of a commit are lost",
+        "ps/protocol/compression.py",
+        "                kept -= read\n",
+        "                kept[...] = 0.0\n",
+        "what int8 rounds off never comes",
+        ("tests/ps/protocol/test_compression.py",),
+    ),
+    Mutant(
+        "a commit that is sent again is encoded again",
+        "ps/transport/worker_client.py",
+        "            return self._pull() if applied else self.request(commit, _COMMITTED)\n",
+        "            self._format.encode(record.parts)\n"
+        "            return self._pull() if applied else self.request(commit, _COMMITTED)\n",
+        "with int8 it has the residual twice",
+        _SIMULATED,
+    ),
+    Mutant(
+        "the records of a merged log file begin where those of the last one did",
+        DIRECTORY,
+        "        before = LogFiles(files.files[: len(files.files) - replaced]).commits\n",
+        "        before = files.commits\n",
+        "a file's name says that it is behind commits that it has",
+        ("tests/ps/checkpoint",),
+        equivalent="nobody reads the number in the name of a log file",
+    ),
+    Mutant(
+        "a log ends one commit before its snapshot",
+        "ps/checkpoint/checkpointer.py",
+        "                if self._log_files.commits + len(rows.commits) == len(center.log):\n",
+        "                if self._log_files.commits + len(rows.commits) >= len(center.log) - 1:\n",
+        "a commit is missing in the ledger of a resumed job, and its mini-batches are trained on",
+        ("tests/ps/checkpoint/test_checkpointer.py",),
+        equivalent="more than a file's commits at once are read again, until none is left",
+    ),
+    Mutant(
+        "rows that two partitions compared count once",
+        "ps/checkpoint/row_sums.py",
+        "    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)\n",
+        "    return sum({checksum >> _CRC_BITS for checksum in checksums}) % (1 << SUM_BITS)\n",
+        "a job over partitions of the same rows is not gone on with",
+        ("tests/ps/checkpoint/test_row_sums.py",),
+    ),
+    Mutant(
+        "a claim that is not served under stays",
+        DIRECTORY,
+        "            self._ownership.withdraw()  # nobody serves under it: it must not stand in another one's way\n",
+        "",
+        "two drivers that begin together both give up",
+        _OWNERSHIP,
+    ),
+    Mutant(
+        "a question of the driver's does not wait for the center",
+        "ps/server/dispatcher.py",
+        "        if self._host.center is None:\n            self._wait_for_publish(peer)\n",
+        "",
+        "a callback that asks a server which was just started again ends the job",
+        ("tests/ps/server/test_unpublished.py",),
+    ),
+)
