@@ -295,11 +295,12 @@ def _train(
         spark = cluster.session()
         say(f"Spark {spark.version} is up")
         try:
-            counting = counting_job(scratch, rows=size.counted_rows, epochs=size.counted_epochs)
+            rows, epochs = size.counted_rows, size.counted_epochs
             specs = [
                 image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
-                in_cluster(counting),
-                counting,
+                # Longer, so that second attempts of the server come before its end.
+                in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
+                counting_job(scratch, rows=rows, epochs=epochs),
             ]
             disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
         finally:
