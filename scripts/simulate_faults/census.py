@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -25,6 +25,7 @@ from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from simulate_faults import simulation, watch, worker
+from simulate_faults.command import collecting
 from simulate_faults.plan import KINDS, Plan, draw
 from simulate_faults.simulation import simulate
 
@@ -34,9 +35,11 @@ EXCEPTIONS = {
     "ServerSettings.deadlines": "time is a number here, so only their proportions matter, which are the real ones",
     "WorkerSettings.deadlines": "they are the server's",
     "WorkerSettings.threads": "nothing is computed here",
+    "StartMode.same_attempts": "drivers never ask for it; in a job's own snapshot it holds, whatever is asked",
     "StartRequest.job": "another job's snapshots are refused before anything else happens: `training/test_resume.py`",
     "Checkpoint.uri": "a run has one checkpoint",
-    "Traits.parts": "no rule sends more than one vector",
+    "PartitionLease.active_at": "it is a time, and always there",
+    "Plan.deadlines": "as the settings' own",
     "PartitionLease.passed": "it is shown to people, and nothing else depends on it: `ps/server/test_server.py`",
 }
 
@@ -105,6 +108,8 @@ class Census:
         """All that there is, with what was seen of it; ``plans`` are draws that need not have been run."""
         for plan in plans:
             self.see_fields(plan)
+            self.see(f"rule {plan.rule}", "drawn")
+            self.see_fields(plan.make_rule().traits)
         return [self._row(name, wanted) for name, wanted in _everything()]
 
     def _row(self, name: str, wanted: int) -> Row:
@@ -140,11 +145,11 @@ def _everything() -> Iterator[tuple[str, int]]:
         yield from ((f"{prefix} {name}", 1) for name in names)
 
 
-def take_census(seeds: Sequence[int]) -> Census:
+def take_census(seeds: range) -> Census:
     """Runs ``seeds``; returns what was seen."""
     census = Census()
     with _seen_by(census):
-        for seed in seeds:
+        for seed in collecting(seeds):
             for fault in simulate(draw(seed)).injected:
                 census.see(f"fault {fault.kind}", "struck")
     return census

@@ -334,10 +334,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
 
 def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
     """``plan`` with a server in the cluster, of which a second attempt may be run next to the first one."""
-    faults = [
-        replace(fault, amount=min(fault.amount, 12.0)) if fault.kind in ("stop server", "stop at start") else fault
-        for fault in plan.faults
-    ]
+    faults = list(plan.faults)
     for _ in range(chance.choice((0, 1, 1, 2))):
         faults.append(Fault("speculate", 1 + int(80 * chance.random())))
     return replace(plan, cluster=True, faults=tuple(faults))
@@ -357,12 +354,14 @@ def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
     drawn = {rule for rule, *_ in _RULES}
     name = chance.choice([name for name in rules.all_rules() if name not in drawn])
     hyper_parameters: dict[str, Any] = {}
-    family, default = rules.all_rules()[name].info.family, rules.make(name)
+    family = rules.all_rules()[name].info.family
     if family in ("delta", "elastic"):
         hyper_parameters["window"] = chance.choice((1, 2, 3))
     if family == "elastic":
         hyper_parameters["rho"] = 0.1
-    traits = default.traits
+    if name == "adag":
+        hyper_parameters |= {"form": chance.choice(("4.7", "4.1norm")), "algorithm": chance.choice((11, 12, 13))}
+    traits = rules.make(name, **hyper_parameters).traits
     held_back = traits.synchronous or traits.fixed_workers
     return replace(
         plan,

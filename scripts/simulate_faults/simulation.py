@@ -180,7 +180,8 @@ class _Run:
             return False
         alone = not any(other.process.alive for other in self.drivers if other is not driver)
         late = (OwnershipLostError, DeadlineError, ServerLostError)
-        in_vain = self.plan.cluster and alone and bool(self.injected) and isinstance(driver.error, late)
+        unclaimed = "must find its job's claim" in driver.error.message  # nobody owns what it goes on from
+        in_vain = self.plan.cluster and (alone or unclaimed) and bool(self.injected) and isinstance(driver.error, late)
         return in_vain or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:

@@ -195,7 +195,8 @@ class Watch:
             worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
         }
         driver, layout = child.driver, self._surroundings.layouts[child.driver]
-        exact = center.began == (0, 0) or any(lease.sequence for lease in center.leases.values())
+        # Of other partitions than before none has joined; a server that goes on with these has them all.
+        exact = center.began == (0, 0) or bool(center.scheduler.active)
         count = len(center.log)
         life = self._lives[center] = _Life(
             center,
