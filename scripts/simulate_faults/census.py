@@ -16,7 +16,7 @@ from unittest import mock
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.protocol import handshake
+from distkeras.ps.protocol import framing, handshake
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import MESSAGES
 from distkeras.ps.rules import Rule, all_rules
@@ -24,7 +24,7 @@ from distkeras.ps.rules.base import Traits
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from simulate_faults import simulation, watch, worker
+from simulate_faults import watch, worker
 from simulate_faults.command import collecting
 from simulate_faults.plan import KINDS, Plan, draw
 from simulate_faults.simulation import simulate
@@ -51,19 +51,19 @@ class Row(NamedTuple):
         name: what it is.
         wanted: how many values it must take, or 1 for what must be there.
         seen: the values that it took, the first few of them.
-        count: how many there were.
+        values: how many there were.
     """
 
     name: str
     wanted: int
     seen: tuple[str, ...]
-    count: int
+    values: int
 
     @property
     def verdict(self) -> str:
         """What is to be said of it; "": nothing."""
         excuse = EXCEPTIONS.get(self.name)
-        if self.count < self.wanted:
+        if self.values < self.wanted:
             return "" if excuse else f"{self.name} must take {self.wanted} values. Received: {list(self.seen)}"
         return f"{self.name} is drawn, and needs no exception" if excuse else ""
 
@@ -136,7 +136,8 @@ def _everything() -> Iterator[tuple[str, int]]:
             yield f"{kind.__name__}.{field.name}", 2
     for message in MESSAGES:
         yield f"message {message.__name__}", 1
-    for pace in (Scheduler, *Scheduler.__subclasses__()):
+    paces: list[type[Scheduler]] = [Scheduler, *Scheduler.__subclasses__()]
+    for pace in paces:
         yield f"pace {pace.__name__}", 1
     for name, rule in all_rules().items():
         yield f"rule {name}", 1
@@ -158,15 +159,14 @@ def take_census(seeds: range) -> Census:
 @contextmanager
 def _seen_by(census: Census) -> Iterator[None]:
     """Has ``census`` see what is asked for, sent and held."""
-    encode, settings, look = handshake.encode, worker.WorkerSettings, watch.Watch.look_at
-    from_json = simulation.StartRequest.from_json
+    encode, look, from_json = framing.encode, watch.Watch.look_at, StartRequest.from_json
 
     def encoded(message: Any, *arguments: Any) -> Any:
         census.see(f"message {type(message).__name__}", "sent")
         return encode(message, *arguments)
 
     def told(*arguments: Any, **options: Any) -> WorkerSettings:
-        made = settings(*arguments, **options)
+        made = WorkerSettings(*arguments, **options)
         census.see_fields(made)
         census.see(f"wire format {made.wire_format}", "agreed")
         return made
@@ -187,7 +187,7 @@ def _seen_by(census: Census) -> Iterator[None]:
             (handshake, "encode", encoded),
             (worker, "WorkerSettings", told),
             (watch.Watch, "look_at", looked_at),
-            (simulation.StartRequest, "from_json", asked),
+            (StartRequest, "from_json", asked),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield

@@ -59,7 +59,7 @@ DEATHS = {
     "crash in disk": 1,
     "kill driver": 1,
     "kill server twice": 2,
-    "kill next server": 1,
+    "kill next server": 2,
     "kill driver twice": 2,
     "stop at start": 1,
     "impostor": 1,
@@ -124,7 +124,6 @@ class Layout(NamedTuple):
     def element(self, worker: int, epoch: int, batch: int) -> int:
         """The element of the center that counts a mini-batch; the same one in each layout of a run's data."""
         return epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
-
 
     def checksum(self, worker: int, batch: int) -> int:
         """Of the rows of a partition up to a mini-batch: what a server keeps of them."""
@@ -292,7 +291,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     return _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
 
 
-def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
+def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  # noqa: C901 - an `if` an option
     """``plan`` with another rule, sometimes, and with the options that go with its rule.
 
     They have a stream of chance of their own: an option that is added to it leaves jobs and faults as they were.

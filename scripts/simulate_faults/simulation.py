@@ -63,7 +63,8 @@ def simulate(plan: Plan, *, story: bool = False) -> Outcome:
     logging.disable(logging.CRITICAL)
     run = _Run(plan, story=story)
     finding: Finding | None = None
-    patched = mock.patch.multiple(cluster.MODULE, **cluster.patches(run.scheduler)) if plan.cluster else nullcontext()
+    patches = cluster.patches(run.scheduler)
+    patched = mock.patch.multiple(cluster.MODULE, **patches) if plan.cluster else nullcontext()
     try:
         with patched:
             run.scheduler.run(Process("job", "nowhere"), run.main)
@@ -200,9 +201,7 @@ class _Run:
         assert driver.center is not None
         rows, layouts = driver.commits, self.watch.layouts
         own = [layouts[int(row["incarnation"])].number == driver.layout.number for row in rows]
-        first = min(
-            (int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=driver.epochs
-        )
+        first = min((int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=driver.epochs)
         first = first if driver.layout.number else 0
         for worker, count in enumerate(driver.layout.batches):
             covered = [
