@@ -74,7 +74,8 @@ RESUME = (
     Mutant(
         "a round's statistics count each worker once",
         ROUNDS,
-        "        self.moving_statistics += commit.moving_statistics * commit.steps\n        self.steps += commit.steps\n",
+        "        self.moving_statistics += commit.moving_statistics * commit.steps\n"
+        "        self.steps += commit.steps\n",
         "        self.moving_statistics += commit.moving_statistics\n        self.steps += 1\n",
         "those of a worker with few mini-batches weigh as much as all others'",
         _CENTER,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,7 +16,7 @@ from unittest import mock
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.protocol import handshake
+from distkeras.ps.protocol import framing, handshake
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import MESSAGES
 from distkeras.ps.rules import Rule, all_rules
@@ -24,7 +24,8 @@ from distkeras.ps.rules.base import Traits
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from simulate_faults import simulation, watch, worker
+from simulate_faults import watch, worker
+from simulate_faults.command import collecting
 from simulate_faults.plan import KINDS, Plan, draw
 from simulate_faults.simulation import simulate
 
@@ -34,9 +35,11 @@ EXCEPTIONS = {
     "ServerSettings.deadlines": "time is a number here, so only their proportions matter, which are the real ones",
     "WorkerSettings.deadlines": "they are the server's",
     "WorkerSettings.threads": "nothing is computed here",
+    "StartMode.same_attempts": "drivers never ask for it; in a job's own snapshot it holds, whatever is asked",
     "StartRequest.job": "another job's snapshots are refused before anything else happens: `training/test_resume.py`",
     "Checkpoint.uri": "a run has one checkpoint",
-    "Traits.parts": "no rule sends more than one vector",
+    "PartitionLease.active_at": "it is a time, and always there",
+    "Plan.deadlines": "as the settings' own",
     "PartitionLease.passed": "it is shown to people, and nothing else depends on it: `ps/server/test_server.py`",
 }
 
@@ -48,19 +51,19 @@ class Row(NamedTuple):
         name: what it is.
         wanted: how many values it must take, or 1 for what must be there.
         seen: the values that it took, the first few of them.
-        count: how many there were.
+        values: how many there were.
     """
 
     name: str
     wanted: int
     seen: tuple[str, ...]
-    count: int
+    values: int
 
     @property
     def verdict(self) -> str:
         """What is to be said of it; "": nothing."""
         excuse = EXCEPTIONS.get(self.name)
-        if self.count < self.wanted:
+        if self.values < self.wanted:
             return "" if excuse else f"{self.name} must take {self.wanted} values. Received: {list(self.seen)}"
         return f"{self.name} is drawn, and needs no exception" if excuse else ""
 
@@ -105,6 +108,8 @@ class Census:
         """All that there is, with what was seen of it; ``plans`` are draws that need not have been run."""
         for plan in plans:
             self.see_fields(plan)
+            self.see(f"rule {plan.rule}", "drawn")
+            self.see_fields(plan.make_rule().traits)
         return [self._row(name, wanted) for name, wanted in _everything()]
 
     def _row(self, name: str, wanted: int) -> Row:
@@ -131,7 +136,8 @@ def _everything() -> Iterator[tuple[str, int]]:
             yield f"{kind.__name__}.{field.name}", 2
     for message in MESSAGES:
         yield f"message {message.__name__}", 1
-    for pace in (Scheduler, *Scheduler.__subclasses__()):
+    paces: list[type[Scheduler]] = [Scheduler, *Scheduler.__subclasses__()]
+    for pace in paces:
         yield f"pace {pace.__name__}", 1
     for name, rule in all_rules().items():
         yield f"rule {name}", 1
@@ -140,11 +146,11 @@ def _everything() -> Iterator[tuple[str, int]]:
         yield from ((f"{prefix} {name}", 1) for name in names)
 
 
-def take_census(seeds: Sequence[int]) -> Census:
+def take_census(seeds: range) -> Census:
     """Runs ``seeds``; returns what was seen."""
     census = Census()
     with _seen_by(census):
-        for seed in seeds:
+        for seed in collecting(seeds):
             for fault in simulate(draw(seed)).injected:
                 census.see(f"fault {fault.kind}", "struck")
     return census
@@ -153,15 +159,14 @@ def take_census(seeds: Sequence[int]) -> Census:
 @contextmanager
 def _seen_by(census: Census) -> Iterator[None]:
     """Has ``census`` see what is asked for, sent and held."""
-    encode, settings, look = handshake.encode, worker.WorkerSettings, watch.Watch.look_at
-    from_json = simulation.StartRequest.from_json
+    encode, look, from_json = framing.encode, watch.Watch.look_at, StartRequest.from_json
 
     def encoded(message: Any, *arguments: Any) -> Any:
         census.see(f"message {type(message).__name__}", "sent")
         return encode(message, *arguments)
 
     def told(*arguments: Any, **options: Any) -> WorkerSettings:
-        made = settings(*arguments, **options)
+        made = WorkerSettings(*arguments, **options)
         census.see_fields(made)
         census.see(f"wire format {made.wire_format}", "agreed")
         return made
@@ -182,7 +187,7 @@ def _seen_by(census: Census) -> Iterator[None]:
             (handshake, "encode", encoded),
             (worker, "WorkerSettings", told),
             (watch.Watch, "look_at", looked_at),
-            (simulation.StartRequest, "from_json", asked),
+            (StartRequest, "from_json", asked),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield

@@ -280,6 +280,8 @@ class VirtualRelay(DriverClient):
         try:
             while not action.ended(_LOOK):
                 self._look()
+            lost: bool
+            answer: Message
             lost, answer = action.rows()[0]
         except DistkerasError:
             raise

@@ -48,7 +48,7 @@ def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) ->
     """Runs so many schedules; returns how many broke a promise."""
     ends, steps, injected, findings = Counter[str](), 0, Counter[str](), 0
     began, busy = time.perf_counter(), time.process_time()
-    for number in _collecting(range(seed, seed + schedules)):
+    for number in collecting(range(seed, seed + schedules)):
         plan = draw(number, kinds=kinds)
         outcome = simulate(plan)
         steps += outcome.steps
@@ -75,7 +75,7 @@ def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) ->
 def find_planted(name: str, seed: int, schedules: int, kinds: tuple[str, ...] = tuple(KINDS)) -> bool:
     """Whether a planted fault is found; says after how many schedules."""
     with planted(name):
-        for number in _collecting(range(schedules)):
+        for number in collecting(range(schedules)):
             finding = simulate(draw(seed + number, kinds=kinds)).finding
             if finding is not None:
                 print(f"{name}: found after {number + 1} schedules: {finding.kind}", flush=True)
@@ -84,7 +84,7 @@ def find_planted(name: str, seed: int, schedules: int, kinds: tuple[str, ...] = 
     return False
 
 
-def _collecting(numbers: range) -> Iterator[int]:
+def collecting(numbers: range) -> Iterator[int]:
     """``numbers``, with garbage collected after so many runs: at every allocation it would cost a tenth of the time."""
     gc.collect()
     gc.freeze()  # what is there before the first run stays

@@ -14,6 +14,7 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import DistkerasError, WorkerError
 from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.rules.schedules import schedule_of
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.start import ResumePoint, StartRequest
 from distkeras.ps.settings import ServerSettings
@@ -79,9 +80,7 @@ class Executors:
 
         def main() -> None:
             try:
-                run_attempt(
-                    self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt
-                )
+                run_attempt(self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt)
             except DistkerasError:
                 self._scheduler.kill(process, 1)
             else:
@@ -211,7 +210,7 @@ class Driver:
             measure_gap=plan.gap,
             max_skipped=plan.skipped,
             authenticate_vectors=plan.whole,
-            learning_rate=plan.learning_rate,
+            learning_rate=None if plan.learning_rate is None else schedule_of(plan.learning_rate),
             host=self.process.host,
             deadlines=plan.deadlines,
             checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,

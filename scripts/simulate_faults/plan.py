@@ -59,7 +59,7 @@ DEATHS = {
     "crash in disk": 1,
     "kill driver": 1,
     "kill server twice": 2,
-    "kill next server": 1,
+    "kill next server": 2,
     "kill driver twice": 2,
     "stop at start": 1,
     "impostor": 1,
@@ -124,7 +124,6 @@ class Layout(NamedTuple):
     def element(self, worker: int, epoch: int, batch: int) -> int:
         """The element of the center that counts a mini-batch; the same one in each layout of a run's data."""
         return epoch * sum(self.batches) + sum(self.batches[:worker]) + batch
-
 
     def checksum(self, worker: int, batch: int) -> int:
         """Of the rows of a partition up to a mini-batch: what a server keeps of them."""
@@ -292,7 +291,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     return _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
 
 
-def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
+def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  # noqa: C901 - an `if` an option
     """``plan`` with another rule, sometimes, and with the options that go with its rule.
 
     They have a stream of chance of their own: an option that is added to it leaves jobs and faults as they were.
@@ -334,10 +333,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:
 
 def _in_cluster(plan: Plan, chance: random.Random) -> Plan:
     """``plan`` with a server in the cluster, of which a second attempt may be run next to the first one."""
-    faults = [
-        replace(fault, amount=min(fault.amount, 12.0)) if fault.kind in ("stop server", "stop at start") else fault
-        for fault in plan.faults
-    ]
+    faults = list(plan.faults)
     for _ in range(chance.choice((0, 1, 1, 2))):
         faults.append(Fault("speculate", 1 + int(80 * chance.random())))
     return replace(plan, cluster=True, faults=tuple(faults))
@@ -357,12 +353,14 @@ def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
     drawn = {rule for rule, *_ in _RULES}
     name = chance.choice([name for name in rules.all_rules() if name not in drawn])
     hyper_parameters: dict[str, Any] = {}
-    family, default = rules.all_rules()[name].info.family, rules.make(name)
+    family = rules.all_rules()[name].info.family
     if family in ("delta", "elastic"):
         hyper_parameters["window"] = chance.choice((1, 2, 3))
     if family == "elastic":
         hyper_parameters["rho"] = 0.1
-    traits = default.traits
+    if name == "adag":
+        hyper_parameters |= {"form": chance.choice(("4.7", "4.1norm")), "algorithm": chance.choice((11, 12, 13))}
+    traits = rules.make(name, **hyper_parameters).traits
     held_back = traits.synchronous or traits.fixed_workers
     return replace(
         plan,

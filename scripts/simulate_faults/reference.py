@@ -82,7 +82,11 @@ def standing_of(center: Center) -> Standing:
         center.current.array.copy(),
         center.moving_statistics.copy(),
         tuple([vector.copy() for vector in center.model]),
-        {worker: tuple([vector.copy() for vector in lease.vectors]) for worker, lease in leases.items() if lease.sequence},
+        {
+            worker: tuple([vector.copy() for vector in lease.vectors])
+            for worker, lease in leases.items()
+            if lease.sequence
+        },
         _NOTHING if current.total is None else current.total.array.copy(),
         current.moving_statistics.copy(),
         {
@@ -103,7 +107,7 @@ def standing_of(center: Center) -> Standing:
     )
 
 
-def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:
+def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # noqa: C901 - one thing after another
     """In what a restored center differs from the one that was saved; "": in nothing.
 
     Args:

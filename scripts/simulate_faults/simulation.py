@@ -63,7 +63,8 @@ def simulate(plan: Plan, *, story: bool = False) -> Outcome:
     logging.disable(logging.CRITICAL)
     run = _Run(plan, story=story)
     finding: Finding | None = None
-    patched = mock.patch.multiple(cluster.MODULE, **cluster.patches(run.scheduler)) if plan.cluster else nullcontext()
+    patches = cluster.patches(run.scheduler)
+    patched = mock.patch.multiple(cluster.MODULE, **patches) if plan.cluster else nullcontext()
     try:
         with patched:
             run.scheduler.run(Process("job", "nowhere"), run.main)
@@ -180,7 +181,8 @@ class _Run:
             return False
         alone = not any(other.process.alive for other in self.drivers if other is not driver)
         late = (OwnershipLostError, DeadlineError, ServerLostError)
-        in_vain = self.plan.cluster and alone and bool(self.injected) and isinstance(driver.error, late)
+        unclaimed = "must find its job's claim" in driver.error.message  # nobody owns what it goes on from
+        in_vain = self.plan.cluster and (alone or unclaimed) and bool(self.injected) and isinstance(driver.error, late)
         return in_vain or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:
@@ -199,9 +201,7 @@ class _Run:
         assert driver.center is not None
         rows, layouts = driver.commits, self.watch.layouts
         own = [layouts[int(row["incarnation"])].number == driver.layout.number for row in rows]
-        first = min(
-            (int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=driver.epochs
-        )
+        first = min((int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=driver.epochs)
         first = first if driver.layout.number else 0
         for worker, count in enumerate(driver.layout.batches):
             covered = [

@@ -23,7 +23,6 @@ from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
 from distkeras.ps.transport.worker_client import WorkerClient
-from simulate_faults import cluster
 from simulate_faults.planting import Patch, mutation, nothing
 
 
@@ -300,4 +299,4 @@ def _whoever_answers_is_the_server() -> list[Patch]:
             object.__setattr__(self, "mutant", locate(self, world))
         return self.mutant
 
-    return [(cluster.AnnouncedAddress, "locate", first)]
+    return [(announcement.AnnouncedAddress, "locate", first)]

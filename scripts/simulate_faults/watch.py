@@ -20,7 +20,16 @@ from simulate_faults.scheduler import Finding, Process
 from simulate_faults.world import Surroundings, VirtualChild
 
 #: Faults after which two processes still reach each other soon, and a disk answers.
-_QUIET = {"kill server", "kill worker", "kill driver", "kill next server", "kill server twice", "rival", "nan", "speculate"}
+_QUIET = {
+    "kill server",
+    "kill worker",
+    "kill driver",
+    "kill next server",
+    "kill server twice",
+    "rival",
+    "nan",
+    "speculate",
+}
 #: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
 #: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
@@ -75,8 +84,8 @@ class Watch:
         self._lives: dict[Center, _Life] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
-        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let go, of a job of
-        #: so many epochs.
+        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let
+        #: go, of a job of so many epochs.
         self.durable: dict[tuple[int, int], int] = {}
         self.let_go: dict[tuple[int, int], int] = {}
         #: Whether a driver has ended the job early; and when each one did.
@@ -195,7 +204,8 @@ class Watch:
             worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
         }
         driver, layout = child.driver, self._surroundings.layouts[child.driver]
-        exact = center.began == (0, 0) or any(lease.sequence for lease in center.leases.values())
+        # Of other partitions than before none has joined; a server that goes on with these has them all.
+        exact = center.began == (0, 0) or bool(center.scheduler.active)
         count = len(center.log)
         life = self._lives[center] = _Life(
             center,
@@ -390,7 +400,8 @@ class Watch:
         expected = float(np.linalg.norm((before[-1] - then[-1]).astype(np.float64))) / np.sqrt(self.size)
         if abs(expected - float(row["gap"])) > 1e-3 * (1.0 + expected):
             raise Finding(
-                "gap", f"the gap of partition {worker} must be {expected:.6g}, since clock {began}. Received: {row['gap']}"
+                "gap",
+                f"the gap of partition {worker} must be {expected:.6g}, since clock {began}. Received: {row['gap']}",
             )
 
     def _check_bound(self, scheduler: BoundedStaleness, leases: dict[int, PartitionLease], worker: int) -> None:

@@ -38,7 +38,7 @@ class WatchedClient(WorkerClient):
         address, options: see `WorkerClient`.
     """
 
-    def __init__(  # noqa: PLR0913 - a client's, and who watches it
+    def __init__(
         self, plan: Plan, watch: Watch, driver: Process, layout: Layout, address: Address, **options: Any
     ) -> None:
         super().__init__(address, **options)

@@ -307,3 +307,12 @@ class TestWhatIsRecorded:
             send(center, commit_of(sequence=number + 1, first=number, last=number, overlapped=number > 0))
             center.release(0, 0).buffer.drop()
         assert center.log.commits()["staleness"].tolist() == [0, 1, 1]
+
+
+def test_a_window_of_an_elastic_rule_begins_behind_its_worker_s_own_commit() -> None:
+    center = center_of("aeasgd")
+    joined(center)
+    for number in range(3):
+        center.release(0, 0)
+        send(center, commit_of(sequence=number + 1, first=number, last=number, wants_center=False))
+    assert center.log.commits(0)["staleness"].tolist() == [0, 0, 0]

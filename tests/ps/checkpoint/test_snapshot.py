@@ -93,7 +93,7 @@ def test_after_a_restart_no_worker_gets_further_ahead_than_the_bound() -> None:
 @pytest.mark.parametrize("name", ["ssgd", "downpour"])
 def test_moving_statistics_go_on_by_steps_after_a_restart(name: str) -> None:
     """Of a round, also those that were contributed before; else each worker's share is that of its latest steps."""
-    options = {"learning_rate": 0.1} if name == "ssgd" else {}
+    options: dict[str, Any] = {"learning_rate": 0.1} if name == "ssgd" else {}
     statistics = np.zeros(2, np.float32)
     center, restored = (center_of(name, moving_statistics=statistics, **options) for _ in range(2))
     for worker in range(2):
