@@ -201,7 +201,8 @@ class KerasReplica:
             out.fill(0.0)
             return row
         collecting.gradient.read(out)
-        inner_optimizer(self.model.optimizer).iterations.assign_add(1)
+        # `iterations` counts updates only, where gradients are accumulated.
+        inner_optimizer(self.model.optimizer)._iterations.assign_add(1)  # noqa: SLF001 - Keras has no public one
         return row
 
     @property
@@ -271,10 +272,12 @@ def _plain(dtype: str) -> str:
 
 def _check_ready(model: keras.Model) -> None:
     layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public list of layers at every depth
-    if not model.built or not all(layer.built for layer in layers):
+    unbuilt = [f"{layer.name!r} of {type(layer).__name__}" for layer in layers if not layer.built]
+    if unbuilt:
         raise ConfigurationError(
-            "`model` must be built: give it an Input, or call it on a batch first. "
-            f"Received: model={model.name!r}, not built"
+            "`model` must be built: give it an Input, or call it on a batch first. Layers that look text up, such as "
+            "TextVectorization, belong into the data: apply them to the rows, and train a model of numbers. "
+            f"Received: model={model.name!r}, of which {', '.join(unbuilt)} is not built"
         )
     if not model.compiled or model.optimizer is None:
         raise ConfigurationError(
