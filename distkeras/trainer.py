@@ -76,8 +76,8 @@ class Trainer(JobResults):
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``.
         worker_optimizer: of each worker: a Keras optimizer or its name. Gradient rules take only its clipping and, if
             `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, in the
-            state that it is in, or "sgd". Not one that stores weights or averages of them (ScheduleFreeAdamW, `use_ema`),
-            nor one of several optimizers.
+            state that it is in, or "sgd". Not one that stores weights or averages of them (`use_ema`,
+            ScheduleFreeAdamW), nor one of several optimizers.
         loss, metrics, loss_weights, weighted_metrics: as in `keras.Model.compile`. Default: the model's own.
         features_col: column, or columns in the order of the model's inputs: numbers, arrays of them, or ML vectors;
             reshaped to the input. A mapping where the inputs are a dictionary: {"user": "user_column", ...}.

@@ -25,8 +25,10 @@ _HISTORY = {
     "_trainable_variables", "_non_trainable_variables", "_variables", "_inbound_nodes", "_outbound_nodes",
     "_input_spec", "_auto_config", "_saved_model_inputs_spec", "_saved_model_arg_spec", "_call_signature",
     "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
-    "_trainable_variables_indices", "_exclude_from_weight_decay_cache", "_distribution_strategy", "_initial_seed", "seed",
-    "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile", "optimizer",
+    "_trainable_variables_indices", "_exclude_from_weight_decay_cache", "_distribution_strategy",
+    "_initial_seed",
+    "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
+    "optimizer",
     "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker", "_compile_config", "_initial_epoch",
     "_eval_epoch_iterator", "_compiled_trainable_state", "steps_per_execution", "unrolled_steps_per_execution",
     "_run_eagerly", "_compute_loss_has_training_arg", "_distribute_strategy", "_self_setattr_tracking",
@@ -55,7 +57,7 @@ def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
 
 
 def lost(given: Any, rebuilt: Any) -> str | None:
-    """Return what an argument of ``compile`` says and what its configuration makes does not; None if that is nothing."""
+    """Return what an argument of ``compile`` says and the one made from its configuration does not; None if nothing."""
     walk = _Comparison()
     walk.compare(given, rebuilt, "")
     return walk.found
@@ -72,19 +74,13 @@ class _Comparison:
         """Compare plain values, containers of them, and Keras objects by their attributes; leave all others."""
         if self.found is not None or given is rebuilt:
             return
-        if _is_object(given) or _is_object(rebuilt):
-            if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
-                self._compare_attributes(given, rebuilt, where)
-            elif _is_known(given) and _is_known(rebuilt):
-                self._differ(given, rebuilt, where)
+        if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
+            self._compare_attributes(given, rebuilt, where)
         elif isinstance(given, Mapping) and isinstance(rebuilt, Mapping):
-            for key in given:
-                if isinstance(key, str):
-                    self.compare(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]")
-        elif _is_list(given) and _is_list(rebuilt):
-            if len(given) != len(rebuilt):
-                self._differ(given, rebuilt, where)
-            for place, (part, other) in enumerate(zip(given, rebuilt, strict=False)):
+            for key in filter(_is_text, given):
+                self.compare(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]")
+        elif _is_list(given) and _is_list(rebuilt) and len(given) == len(rebuilt):
+            for place, (part, other) in enumerate(zip(given, rebuilt, strict=True)):
                 self.compare(part, other, f"{where}[{place}]")
         elif _is_known(given) and _is_known(rebuilt) and not _is_equal(given, rebuilt):
             self._differ(given, rebuilt, where)
@@ -106,7 +102,7 @@ class _Comparison:
                 self.compare(value, theirs.get(name, _ABSENT), path)
 
     def _differ(self, given: Any, rebuilt: Any, where: str) -> None:
-        if self.found is None and not (rebuilt is _ABSENT and (not given or _is_state(given))):
+        if self.found is None and not (rebuilt is _ABSENT and (_is_state(given) or not given)):
             other = "nothing" if rebuilt is _ABSENT else _shown(rebuilt)
             self.found = f"{where or 'it'} is {_shown(given)}, and {other} once it is rebuilt"
 
@@ -153,6 +149,10 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, keras.Variable) or (_is_list(value) and all(map(_is_state, value)))
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
@@ -166,11 +166,13 @@ def _is_known(value: Any) -> bool:
 
 
 def _is_equal(given: Any, rebuilt: Any) -> bool:
+    if _is_object(given) or _is_object(rebuilt):
+        return False  # of two classes, or one of them is no object
     if isinstance(given, np.ndarray) or isinstance(rebuilt, np.ndarray):
         return np.array_equal(given, rebuilt)
     if isinstance(given, list | tuple | Set) and isinstance(rebuilt, list | tuple | Set):
         return len(given) == len(rebuilt) and (given == rebuilt or list(given) == list(rebuilt))
-    return bool(given == rebuilt) or (given != given and rebuilt != rebuilt)  # noqa: PLR0124 - a NaN
+    return bool(given == rebuilt) or (given != given and rebuilt != rebuilt)  # a NaN
 
 
 def _shown(value: Any) -> str:
@@ -184,7 +186,8 @@ def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
     Raises:
         ConfigurationError: an attribute gets lost, or a layer's state needs mini-batches of one size.
     """
-    stateful = [layer.name for layer in given._flatten_layers() if getattr(layer, "stateful", False)]  # noqa: SLF001
+    layers = given._flatten_layers()  # noqa: SLF001 - there is no public list
+    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
     if stateful and any(tensor.shape[0] not in (None, 1) for tensor in given.inputs or ()):
         raise ConfigurationError(
             "`model` must not have stateful layers: the last mini-batch of an epoch may have fewer rows, and rows have "

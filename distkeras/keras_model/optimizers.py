@@ -1,7 +1,7 @@
 """Optimizers that cannot train beside others: those that keep the weights, or an average of them, in their state.
 
-After each exchange a worker takes over the center's weights. An optimizer that has stored weights goes on from those, and
-draws every following step back to the worker's own old ones.
+After each exchange a worker takes over the center's weights. An optimizer that has stored weights goes on from those,
+and draws every following step back to the worker's own old ones.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def require_independent(given: Any) -> None:
         )
     if any(part.use_ema for part in parts):
         raise ConfigurationError(
-            "`worker_optimizer` must not have `use_ema`: each worker would average its own path, and training ends with "
-            f"the weights of the center. Received: {optimizer.name!r} with use_ema=True; {_ADVICE}"
+            "`worker_optimizer` must not have `use_ema`: each worker would average its own path, and training ends "
+            f"with the weights of the center. Received: {optimizer.name!r} with use_ema=True; {_ADVICE}"
         )
     stored = _stored_weights(type(parts[-1]), parts[-1].get_config())
     if stored is not None:
@@ -54,7 +54,7 @@ def require_independent(given: Any) -> None:
 
 
 def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
-    """Return how the state of an optimizer depends on weights, as a text; None if it does not, as far as a trial shows."""
+    """Return how an optimizer's state depends on weights, as a text; None if a trial shows no such thing."""
     import keras
 
     try:

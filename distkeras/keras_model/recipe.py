@@ -163,7 +163,7 @@ def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
-    """Return what else the model was compiled with that changes how a worker trains, as far as it is not the default."""
+    """Return what else the model was compiled with that changes how a worker trains, where it is not the default."""
     import keras
 
     if not model.compiled:
@@ -173,9 +173,9 @@ def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
     flags = {name: given[name] for name in ("run_eagerly", "jit_compile") if isinstance(given.get(name), bool)}
     if not flags.get("run_eagerly"):
         flags.pop("run_eagerly", None)
-    if own_optimizer and not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        if model.dtype_policy.name == "mixed_float16":
-            flags["auto_scale_loss"] = False  # or the model's optimizer would scale the loss
+    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if own_optimizer and not scales and model.dtype_policy.name == "mixed_float16":
+        flags["auto_scale_loss"] = False  # Keras would wrap the optimizer otherwise
     return flags
 
 

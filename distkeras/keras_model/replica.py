@@ -46,10 +46,6 @@ class KerasReplica:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self._use(model)
-
-    def _use(self, model: keras.Model) -> None:
-        """Begin with ``model``; nothing is traced."""
         import keras
 
         _check_ready(model)
@@ -244,7 +240,7 @@ class KerasReplica:
             weights, statistics = self.layout.empty(), self.moving_statistics.empty()
             self.read(weights)
             self.read_moving_statistics(statistics)
-            self._use(new)
+            KerasReplica.__init__(self, new)
             self.load(weights)
             self.load_moving_statistics(statistics)
 

@@ -149,13 +149,13 @@ def test_what_workers_would_not_do_is_refused_by_name(make: Callable[[], keras.M
 def test_an_argument_is_compared_as_well() -> None:
     optimizer = keras.optimizers.AdamW()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    with pytest.raises(ConfigurationError, match="`worker_optimizer`.*_exclude_from_weight_decay_pattern"):
+    with pytest.raises(ConfigurationError, match=r"`worker_optimizer`.*_exclude_from_weight_decay_pattern"):
         Trainer(network(), "downpour", worker_optimizer=optimizer, loss="mse")
 
 
 def test_gradients_are_not_accumulated_under_a_gradient_rule() -> None:
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    with pytest.raises(ConfigurationError, match="without momentum, weight decay or accumulation"):
+    with pytest.raises(ConfigurationError, match=r"without momentum, weight decay or accumulation"):
         Trainer(network(), "asgd", worker_optimizer=optimizer, loss="mse")
 
 

@@ -78,7 +78,7 @@ LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
     "squares of a number": (lambda: "mse", "number"),
     "smoothed": (lambda: keras.losses.CategoricalCrossentropy(label_smoothing=0.1), "one-hot"),
     "smoother": (lambda: keras.losses.CategoricalCrossentropy(label_smoothing=0.3), "one-hot"),
-    "huber": (lambda: keras.losses.Huber(0.1), "one-hot"),
+    "huber": (lambda: keras.losses.Huber(), "one-hot"),
 }
 METRICS: dict[str, Callable[[bool], Any]] = {
     "accuracy": lambda _: ["accuracy"],
@@ -264,8 +264,14 @@ def test_the_second_of_two_jobs_trains_as_if_it_were_alone(optimizer: str, pytes
     cache, before = ReplicaCache(), None
     alone.cache_clear()
     packed.cache_clear()
-    for job in walk(draw, optimizer, -(-pairs // len(OPTIMIZERS))):
-        for place, (found, expected) in enumerate(zip(run(cache, job), alone(job), strict=True)):
+    compared, jobs = 0, walk(draw, optimizer, -(-pairs // len(OPTIMIZERS)))
+    for job in jobs:
+        try:
+            wanted = alone(job)
+        except Exception:  # noqa: BLE001 - Keras itself cannot train some: Muon with clipped gradients of two dtypes
+            continue
+        for place, (found, expected) in enumerate(zip(run(cache, job), wanted, strict=True)):
             changed: dict[str, Any] = {} if before is None else dict(set(job) - set(before))
             np.testing.assert_array_equal(found, expected, err_msg=f"{changed=} at {place} of {job} after {before}")
-        before = job
+        before, compared = job, compared + 1
+    assert compared > 0.7 * len(jobs)
