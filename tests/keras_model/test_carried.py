@@ -133,7 +133,7 @@ def of_text() -> keras.Model:
         (lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)), "must not have `use_ema`.*AdamW"),
         (
             lambda: with_optimizer(keras.optimizers.ScheduleFreeAdamW()),
-            "'schedule_free_adam_w', whose .*momentum.*AdamW",
+            "'schedule_free_adam_w.*', whose .*momentum.*AdamW",
         ),
         (lambda: with_optimizer(Lookahead(0.1)), "'lookahead.*whose steps without gradient move weights"),
         (several, "one optimizer for all weights"),
