@@ -30,6 +30,8 @@ from distkeras.job.callback_runner import begin_callbacks, fail_callbacks, requi
 from distkeras.job.plan import JobPlan, require_finite, require_fit, require_optimizer, require_shared, require_slots
 from distkeras.job.run import finish_job, run_job, server_ahead
 from distkeras.keras_model import archive
+from distkeras.keras_model.carried import require_carried
+from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
@@ -74,7 +76,8 @@ class Trainer(JobResults):
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``.
         worker_optimizer: of each worker: a Keras optimizer or its name. Gradient rules take only its clipping and, if
             `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, in the
-            state that it is in, or "sgd".
+            state that it is in, or "sgd". Not one that stores weights or averages of them (`use_ema`,
+            ScheduleFreeAdamW), nor one of several optimizers.
         loss, metrics, loss_weights, weighted_metrics: as in `keras.Model.compile`. Default: the model's own.
         features_col: column, or columns in the order of the model's inputs: numbers, arrays of them, or ML vectors;
             reshaped to the input. A mapping where the inputs are a dictionary: {"user": "user_column", ...}.
@@ -202,6 +205,8 @@ class Trainer(JobResults):
             objects=custom_objects,
         )
         replica = self._build_replica(to_train=True)  # what cannot work fails here, not in `train`
+        require_carried(model, replica.model)
+        require_independent(replica.model.optimizer)
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate

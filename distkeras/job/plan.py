@@ -251,7 +251,7 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
     if (traits.plain_sgd or traits.gradient) and not _is_plain_sgd(optimizer):
         why = "takes its steps at the server" if traits.gradient else "needs the plain step"
         raise ConfigurationError(
-            f"`worker_optimizer` must be SGD without momentum or weight decay: rule {rule.name!r} {why}. "
+            f"`worker_optimizer` must be SGD without momentum, weight decay or accumulation: rule {rule.name!r} {why}. "
             f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
         )
 
@@ -329,4 +329,6 @@ def _is_plain_sgd(optimizer: Any) -> bool:
     from distkeras.keras_model.gradient_collector import inner_optimizer
 
     inner = inner_optimizer(optimizer)
-    return isinstance(inner, keras.optimizers.SGD) and not inner.momentum and not inner.weight_decay
+    if not isinstance(inner, keras.optimizers.SGD):
+        return False
+    return not (inner.momentum or inner.weight_decay or inner.gradient_accumulation_steps)

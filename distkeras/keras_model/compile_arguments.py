@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from distkeras.keras_model.carried import lost
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.tracebacks import headline
 from distkeras.ps.validate import require_number
@@ -60,6 +61,30 @@ def pack(name: str, value: Any) -> Any:
         "an optimizer of Keras 3, or the name of one" if name == "optimizer" else "a name, a function or an object"
     )
     raise ConfigurationError(f"`{keyword}` must be {expected}. Received: {keyword}={value!r} of {type(value)}")
+
+
+def require_described(name: str, given: Any, packed: Any) -> None:
+    """Raise if an argument of ``compile`` says more than its configuration, from which workers rebuild it.
+
+    Args:
+        name: of the argument.
+        given: the argument.
+        packed: what `pack` made of it.
+
+    Raises:
+        ConfigurationError: an attribute gets lost.
+    """
+    try:
+        rebuilt = unpack(name, packed)
+    except ConfigurationError:  # the classes may be known to the workers only; building the model says more
+        return
+    keyword = _KEYWORDS.get(name, name)
+    found = lost(given, rebuilt)
+    if found is not None:
+        raise ConfigurationError(
+            f"`{keyword}` must be described by its `get_config`, from which workers rebuild it. "
+            f"Received: {given!r}, of which {found}"
+        )
 
 
 def classes_in(value: Any) -> Iterator[type]:

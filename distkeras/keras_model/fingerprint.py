@@ -182,10 +182,10 @@ def _keras_settings() -> dict[str, str]:
 
     found = {}
     for name, function in sorted(vars(keras.config).items()):
-        if inspect.isfunction(function) and not name.startswith(("enable_", "disable_", "set_")):
-            if not inspect.signature(function).parameters:
-                value = function()
-                found[name] = value if isinstance(value, str) else repr(getattr(value, "name", value))
+        changes = name.startswith(("enable_", "disable_", "set_"))
+        if inspect.isfunction(function) and not changes and not inspect.signature(function).parameters:
+            value = function()
+            found[name] = value if isinstance(value, str) else repr(getattr(value, "name", value))
     return found
 
 

@@ -17,7 +17,7 @@ from distkeras.keras_model.archive import (
     require_objects,
     running_backend,
 )
-from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, unpack
+from distkeras.keras_model.compile_arguments import PackedObject, classes_in, pack, require_described, unpack
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.tracebacks import headline
 
@@ -126,6 +126,10 @@ def recipe_of(
     found.update((keras.saving.get_registered_name(kind), kind) for kind in own)
     found.update(require_objects(objects))
     packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
+    with keras.saving.custom_object_scope(found):
+        for name, value in packed.items():
+            require_described(name, arguments[name], value)
+    packed.update(_flags(model, own_optimizer=optimizer is None))
     return Recipe(running_backend(), found, packed, optimizer is None and has_optimizer_state(model))
 
 
@@ -156,6 +160,23 @@ def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
     if model.optimizer is not None:
         arguments["optimizer"] = model.optimizer
     return arguments
+
+
+def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
+    """Return what else the model was compiled with that changes how a worker trains, where it is not the default."""
+    import keras
+
+    if not model.compiled:
+        return {}
+    configured = getattr(model, "_compile_config", None)
+    given = dict(configured.config) if configured is not None else {}
+    flags = {name: given[name] for name in ("run_eagerly", "jit_compile") if isinstance(given.get(name), bool)}
+    if not flags.get("run_eagerly"):
+        flags.pop("run_eagerly", None)
+    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if own_optimizer and not scales and model.dtype_policy.name == "mixed_float16":
+        flags["auto_scale_loss"] = False  # Keras would wrap the optimizer otherwise
+    return flags
 
 
 def _as_json(value: Any) -> Any:

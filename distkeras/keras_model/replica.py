@@ -46,10 +46,6 @@ class KerasReplica:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self._use(model)
-
-    def _use(self, model: keras.Model) -> None:
-        """Begin with ``model``; nothing is traced."""
         import keras
 
         _check_ready(model)
@@ -201,7 +197,8 @@ class KerasReplica:
             out.fill(0.0)
             return row
         collecting.gradient.read(out)
-        inner_optimizer(self.model.optimizer).iterations.assign_add(1)
+        # `iterations` counts updates only, where gradients are accumulated.
+        inner_optimizer(self.model.optimizer)._iterations.assign_add(1)  # noqa: SLF001 - Keras has no public one
         return row
 
     @property
@@ -243,7 +240,7 @@ class KerasReplica:
             weights, statistics = self.layout.empty(), self.moving_statistics.empty()
             self.read(weights)
             self.read_moving_statistics(statistics)
-            self._use(new)
+            KerasReplica.__init__(self, new)
             self.load(weights)
             self.load_moving_statistics(statistics)
 
@@ -271,10 +268,12 @@ def _plain(dtype: str) -> str:
 
 def _check_ready(model: keras.Model) -> None:
     layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public list of layers at every depth
-    if not model.built or not all(layer.built for layer in layers):
+    unbuilt = [f"{layer.name!r} of {type(layer).__name__}" for layer in layers if not layer.built]
+    if unbuilt:
         raise ConfigurationError(
-            "`model` must be built: give it an Input, or call it on a batch first. "
-            f"Received: model={model.name!r}, not built"
+            "`model` must be built: give it an Input, or call it on a batch first. Layers that look text up, such as "
+            "TextVectorization, belong into the data: apply them to the rows, and train a model of numbers. "
+            f"Received: model={model.name!r}, of which {', '.join(unbuilt)} is not built"
         )
     if not model.compiled or model.optimizer is None:
         raise ConfigurationError(

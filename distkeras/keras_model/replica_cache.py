@@ -52,7 +52,9 @@ class ReplicaCache:
             kept, self._kept = self._kept, None
         model = recipe.build_to_train(with_all_weights(model_file))
         key = _key(recipe, model_file, model)
-        replica = kept[1] if kept is not None and kept[0] == key and kept[1].begin_again(model) else KerasReplica(model)
+        replica = kept[1] if kept is not None and kept[0] == key and kept[1].begin_again(model) else None
+        if replica is None:
+            replica = KerasReplica(model)
         del kept, model
         yield replica
         if key is not None and replica.nbytes <= _MOST_BYTES:

@@ -17,6 +17,7 @@ from support.running_server import Running
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive
+from distkeras.keras_model.carried import lost_from_model
 from distkeras.keras_model.inputs import model_inputs
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -256,6 +257,7 @@ def trained(model: keras.Model, batches: list[Batch]) -> Trained:
     given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
     recipe = recipe_of(model, file, **given)
     replica = KerasReplica(recipe.build_to_train(file))
+    assert lost_from_model(model, replica.model) is None
     replica.prepare(batches[0])
     start, statistics = replica.layout.empty(), replica.moving_statistics.empty()
     replica.read(start)

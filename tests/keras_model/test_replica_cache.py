@@ -324,7 +324,7 @@ def test_labels_of_another_shape_settle_the_metrics_again() -> None:
     """What "accuracy" means depends on the labels."""
     recipe, file = packed(network(loss="mse"))
     x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
-    one_hot, numbers = np.eye(3, dtype=np.float32)[np.arange(8) % 3], np.float32(np.arange(8) % 3)[:, None]
+    one_hot, numbers = np.eye(3, dtype=np.float32)[np.arange(8) % 3], (np.arange(8) % 3).astype(np.float32)[:, None]
     cache = ReplicaCache()
     with cache.lent(recipe, file) as first:
         start = np.random.default_rng(0).normal(size=first.size).astype(np.float32)

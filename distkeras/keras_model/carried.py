@@ -1,0 +1,202 @@
+"""What a Keras object says and its configuration does not: workers would train without it.
+
+A worker rebuilds the model from configurations. So each object is compared with what its configuration makes of it, by
+their attributes: a property that gets lost on the way is found without a list of such properties.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+#: Attributes that say what was done with an object so far, or where it is, and not what it does.
+_HISTORY = {
+    "built", "_built", "_called", "_tracker", "_tracked", "_lock", "_path", "_parent_path", "_name", "name",
+    "_build_shapes_dict", "_losses", "_loss_ids", "_losses_override", "_metrics", "_seed_generators", "_layers",
+    "_trainable_variables", "_non_trainable_variables", "_variables", "_inbound_nodes", "_outbound_nodes",
+    "_input_spec", "_auto_config", "_saved_model_inputs_spec", "_saved_model_arg_spec", "_call_signature",
+    "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
+    "_trainable_variables_indices", "_exclude_from_weight_decay_cache", "_distribution_strategy",
+    "_initial_seed",
+    "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
+    "optimizer",
+    "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker", "_compile_config", "_initial_epoch",
+    "_eval_epoch_iterator", "_compiled_trainable_state", "steps_per_execution", "unrolled_steps_per_execution",
+    "_run_eagerly", "_compute_loss_has_training_arg", "_distribute_strategy", "_self_setattr_tracking",
+}  # fmt: skip
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, re.Pattern, np.generic)
+#: A value that is absent.
+_ABSENT = object()
+
+
+def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
+    """Return what ``given`` says and ``rebuilt`` does not, as a text; None if that is nothing.
+
+    Args:
+        given: the user's model.
+        rebuilt: the model from its archive.
+    """
+    walk = _Comparison()
+    ours, theirs = (model._flatten_layers() for model in (given, rebuilt))  # noqa: SLF001 - there is no public list
+    for layer, other in zip(ours, theirs, strict=False):
+        walk.compare(layer, other, f"layer {layer.name!r}" if layer is not given else "the model")
+        if walk.found is not None:
+            return walk.found
+    for variable, same in zip(given.weights, rebuilt.weights, strict=False):
+        walk.compare(variable, same, f"variable {variable.path!r}")
+    return walk.found
+
+
+def lost(given: Any, rebuilt: Any) -> str | None:
+    """Return what an argument of ``compile`` says and the one made from its configuration does not; None if nothing."""
+    walk = _Comparison()
+    walk.compare(given, rebuilt, "")
+    return walk.found
+
+
+class _Comparison:
+    """Walks two objects at once, up to the first difference."""
+
+    def __init__(self) -> None:
+        self.found: str | None = None
+        self._seen: set[int] = set()
+
+    def compare(self, given: Any, rebuilt: Any, where: str) -> None:
+        """Compare plain values, containers of them, and Keras objects by their attributes; leave all others."""
+        if self.found is not None or given is rebuilt:
+            return
+        if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
+            self._compare_attributes(given, rebuilt, where)
+        elif isinstance(given, Mapping) and isinstance(rebuilt, Mapping):
+            for key in filter(_is_text, given):
+                self.compare(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]")
+        elif _is_list(given) and _is_list(rebuilt) and len(given) == len(rebuilt):
+            for place, (part, other) in enumerate(zip(given, rebuilt, strict=True)):
+                self.compare(part, other, f"{where}[{place}]")
+        elif _is_known(given) and _is_known(rebuilt) and not _is_equal(given, rebuilt):
+            self._differ(given, rebuilt, where)
+
+    def _compare_attributes(self, given: Any, rebuilt: Any, where: str) -> None:
+        if id(given) in self._seen:
+            return
+        self._seen.add(id(given))
+        ours, theirs = vars(given), vars(rebuilt)
+        for name, value in list(ours.items()):
+            if not isinstance(name, str) or name in _HISTORY or name.startswith("_self_"):
+                continue
+            if name == "_trainable" and not _has_own_variables(given):
+                continue  # the layers within say it themselves
+            path = f"{where}.{name}".lstrip(".")
+            if name not in theirs and inspect.isroutine(value) and hasattr(type(given), name):
+                self._differ(value, "the class's own", path)
+            elif _is_setting(given, name):
+                self.compare(value, theirs.get(name, _ABSENT), path)
+
+    def _differ(self, given: Any, rebuilt: Any, where: str) -> None:
+        if self.found is None and not (rebuilt is _ABSENT and (_is_state(given) or not given)):
+            other = "nothing" if rebuilt is _ABSENT else _shown(rebuilt)
+            self.found = f"{where or 'it'} is {_shown(given)}, and {other} once it is rebuilt"
+
+
+def _is_setting(owner: Any, name: str) -> bool:
+    """Return whether an attribute may say what its owner does: of classes of the user's own, arguments of theirs."""
+    kind = type(owner)
+    if kind.__module__.partition(".")[0] == "keras":
+        return True
+    arguments = {name for part in kind.__mro__ if "__init__" in vars(part) for name in _parameters(part)}
+    return name in arguments or name.lstrip("_") in arguments
+
+
+def _parameters(kind: type) -> Sequence[str]:
+    try:
+        return list(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]  # it is looked at, not called
+    except (TypeError, ValueError):
+        return []
+
+
+def _is_object(value: Any) -> bool:
+    import keras
+
+    kinds = (
+        keras.Layer, keras.Variable, keras.Loss, keras.Metric, keras.optimizers.Optimizer, keras.Regularizer,
+        keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
+        keras.quantizers.Quantizer, keras.optimizers.OptimizerMap,
+    )  # fmt: skip
+    return isinstance(value, kinds)
+
+
+def _has_own_variables(layer: Any) -> bool:
+    import keras
+
+    if not isinstance(layer, keras.Layer):
+        return True
+    return bool(layer._trainable_variables or layer._non_trainable_variables)  # noqa: SLF001 - the public lists have more
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is variables, which an object makes when it is first used."""
+    import keras
+
+    return isinstance(value, keras.Variable) or (_is_list(value) and all(map(_is_state, value)))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_known(value: Any) -> bool:
+    if value is _ABSENT or isinstance(value, _PLAIN) or _is_object(value):
+        return True
+    if isinstance(value, np.ndarray):
+        return True
+    return isinstance(value, list | tuple | Set) and all(map(_is_known, value))
+
+
+def _is_equal(given: Any, rebuilt: Any) -> bool:
+    if _is_object(given) or _is_object(rebuilt):
+        return False  # of two classes, or one of them is no object
+    if isinstance(given, np.ndarray) or isinstance(rebuilt, np.ndarray):
+        return np.array_equal(given, rebuilt)
+    if isinstance(given, list | tuple | Set) and isinstance(rebuilt, list | tuple | Set):
+        return len(given) == len(rebuilt) and (given == rebuilt or list(given) == list(rebuilt))
+    return bool(given == rebuilt) or (given != given and rebuilt != rebuilt)  # a NaN
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, _PLAIN) else f"{type(value).__name__} {value!r}"
+    return text if len(text) < 200 else text[:200] + "…"
+
+
+def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
+    """Raise unless the model that workers rebuild says what the given one does, and they can train it.
+
+    Raises:
+        ConfigurationError: an attribute gets lost, or a layer's state needs mini-batches of one size.
+    """
+    layers = given._flatten_layers()  # noqa: SLF001 - there is no public list
+    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
+    if stateful and any(tensor.shape[0] not in (None, 1) for tensor in given.inputs or ()):
+        raise ConfigurationError(
+            "`model` must not have stateful layers: the last mini-batch of an epoch may have fewer rows, and rows have "
+            f"an order of their own in each epoch. Use stateful=False. Received: model={given.name!r} with {stateful}"
+        )
+    found = lost_from_model(given, rebuilt)
+    if found is not None:
+        raise ConfigurationError(
+            "`model` must be described by its configuration and its weights, from which workers rebuild it: "
+            "set what follows by arguments of the layer, or in `get_config`. "
+            f"Received: model={given.name!r}, of which {found}"
+        )

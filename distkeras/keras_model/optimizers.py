@@ -1,0 +1,105 @@
+"""Optimizers that cannot train beside others: those that keep the weights, or an average of them, in their state.
+
+After each exchange a worker takes over the center's weights. An optimizer that has stored weights goes on from those,
+and draws every following step back to the worker's own old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.errors import ConfigurationError
+
+#: Shapes of the weights that an optimizer is tried on: a bias, a kernel of a dense layer, one of a convolution.
+_SHAPES = ((3,), (3, 4), (2, 2, 3, 4))
+#: Steps of a trial: lookahead and the like store weights every few steps.
+_STEPS = 12
+#: What to use instead.
+_ADVICE = "use an optimizer such as AdamW, and average the weights of the center if that is wanted"
+
+
+def require_independent(given: Any) -> None:
+    """Raise if the state of an optimizer depends on weights that a pull replaces, or if it has no learning rate.
+
+    Args:
+        given: an optimizer, or the name of one.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    import keras
+
+    optimizer = keras.optimizers.get(given)
+    parts = [optimizer, getattr(optimizer, "inner_optimizer", optimizer)]
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # older versions of Keras have none
+    if several is not None and any(isinstance(part, several) for part in parts):
+        raise ConfigurationError(
+            "`worker_optimizer` must have one learning rate, which workers report and servers set: use one optimizer "
+            f"for all weights. Received: {optimizer.name!r} of several optimizers"
+        )
+    if any(part.use_ema for part in parts):
+        raise ConfigurationError(
+            "`worker_optimizer` must not have `use_ema`: each worker would average its own path, and training ends "
+            f"with the weights of the center. Received: {optimizer.name!r} with use_ema=True; {_ADVICE}"
+        )
+    stored = _stored_weights(type(parts[-1]), parts[-1].get_config())
+    if stored is not None:
+        raise ConfigurationError(
+            "`worker_optimizer` must not store weights: a worker takes over those of the center, and each step would "
+            f"draw back to its own old ones. Received: {optimizer.name!r}, whose {stored}; {_ADVICE}"
+        )
+
+
+def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
+    """Return how an optimizer's state depends on weights, as a text; None if a trial shows no such thing."""
+    import keras
+
+    try:
+        states = [_state(_built(kind, config, _weights(value))) for value in (1.0, 2.0)]
+    except Exception:  # noqa: BLE001 - an optimizer of the user's own that is for other shapes: no trial is possible
+        return None
+    for (name, one), (_, other) in zip(*states, strict=True):
+        if not np.array_equal(one, other):
+            return f"variable {name!r} begins as a function of the weights"
+    if kind.__module__.partition(".")[0] == "keras":
+        return None  # each of them was tried once: see the tests
+    return _draws_back(kind, config) if keras.backend.backend() != "jax" else None
+
+
+def _draws_back(kind: type, config: dict[str, Any]) -> str | None:
+    """Take steps without gradient and learning rate, replace the weights, and see whether steps move them."""
+    import keras
+
+    weights = _weights(1.0)
+    optimizer = _built(kind, {**config, "learning_rate": 0.0, "weight_decay": None}, weights)
+    gradients = [keras.ops.zeros(weight.shape) for weight in weights]
+    for value in (1.0, 2.0):
+        for weight in weights:
+            weight.assign(keras.ops.full(weight.shape, value))
+        for _ in range(_STEPS):
+            optimizer.apply(gradients, weights)
+    moved = [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in weights]
+    if all(np.allclose(value, 2.0) for value in moved):
+        return None
+    return "steps without gradient move weights that were replaced towards the old ones"
+
+
+def _built(kind: Any, config: dict[str, Any], weights: Sequence[Any]) -> Any:
+    optimizer = kind.from_config(dict(config))
+    optimizer.build(list(weights))
+    return optimizer
+
+
+def _weights(value: float) -> list[Any]:
+    import keras
+
+    return [keras.Variable(np.full(shape, value, np.float32), name=f"weight_{len(shape)}") for shape in _SHAPES]
+
+
+def _state(optimizer: Any) -> list[tuple[str, np.ndarray]]:
+    import keras
+
+    return [(variable.name, np.array(keras.ops.convert_to_numpy(variable))) for variable in optimizer.variables]

@@ -1,0 +1,241 @@
+"""What a model says and its configuration does not is refused by name; sound models are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from distkeras import Trainer
+from distkeras.keras_model import archive
+from distkeras.keras_model.carried import lost
+from distkeras.keras_model.optimizers import require_independent
+from distkeras.keras_model.recipe import compiled_recipe
+from distkeras.ps.errors import ConfigurationError
+
+
+@keras.saving.register_keras_serializable("carried")
+class Scaled(layers.Layer):
+    """Forgets its factor in `get_config`, and counts its calls."""
+
+    def __init__(self, factor: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.factor, self.calls = factor, 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        return self.factor * x
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config()}
+
+
+@keras.saving.register_keras_serializable("carried")
+class Lookahead(keras.optimizers.SGD):
+    """Stores weights with its fifth step, and draws back to them with each fifth one."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.slow = self.add_optimizer_variables(variables, "slow")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate)
+        slow = self.slow[self._get_variable_index(variable)]
+        due = keras.ops.cast(self.iterations % 5 == 4, variable.dtype)
+        first = keras.ops.cast(self.iterations == 4, variable.dtype)
+        self.assign(slow, slow + first * (variable - slow))
+        self.assign_add(variable, due * 0.5 * (slow - variable))
+
+
+@keras.saving.register_keras_serializable("carried")
+class Coupled(keras.optimizers.SGD):
+    """Weight decay within the momentum: it depends on weights, and draws back to none."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient + 0.01 * variable, variable, learning_rate)
+
+
+def network(*more: Any) -> keras.Model:
+    inner = [layers.Dense(4, name="first"), layers.BatchNormalization(), *more]
+    return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(3, "softmax")])
+
+
+def changed(change: Callable[[keras.Model], Any], *more: Any) -> keras.Model:
+    model = network(*more)
+    change(model)
+    model.compile("adam", "mse")
+    return model
+
+
+def excluding(**variables: Any) -> keras.Model:
+    optimizer, model = keras.optimizers.AdamW(), network()
+    optimizer.exclude_from_weight_decay(**variables or {"var_list": [model.layers[0].bias]})
+    model.compile(optimizer, "mse")
+    return model
+
+
+def freeze(model: keras.Model) -> None:
+    model.layers[0].kernel.trainable = False
+
+
+def constrain(model: keras.Model) -> None:
+    model.layers[0].kernel.constraint = keras.constraints.NonNeg()
+
+
+def regularize(model: keras.Model) -> None:
+    model.layers[0].kernel.regularizer = keras.regularizers.L2(0.1)
+
+
+def step_otherwise(model: keras.Model) -> None:
+    model.train_step = lambda data: {}
+
+
+def with_optimizer(optimizer: Any) -> keras.Model:
+    model = network()
+    model.compile(optimizer, "mse")
+    return model
+
+
+def several() -> keras.Model:
+    rates = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {"first/.*": keras.optimizers.Adam()})
+    return with_optimizer(keras.optimizers.MultiOptimizer(rates))
+
+
+def stateful() -> keras.Model:
+    inner = [layers.LSTM(3, stateful=True, name="memory"), layers.Dense(1)]
+    model = keras.Sequential([keras.Input(batch_shape=(4, 5, 2)), *inner])
+    model.compile("sgd", "mse")
+    return model
+
+
+def of_text() -> keras.Model:
+    inputs = keras.Input((1,), dtype="string")
+    words = layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot", name="words")
+    model = keras.Model(inputs, layers.Dense(2)(words(inputs)))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (excluding, "`worker_optimizer`.*_exclude_from_weight_decay is"),
+        (lambda: excluding(var_names=["bias"]), "`worker_optimizer`.*_exclude_from_weight_decay_pattern is.*bias"),
+        (lambda: changed(freeze), "'first'.*kernel.*trainable is False, and True once it is rebuilt"),
+        (lambda: changed(constrain), "'first'.*kernel.*constraint is NonNeg"),
+        (lambda: changed(regularize), "'first'.*kernel.*regularizer is L2"),
+        (lambda: changed(step_otherwise), "the model.train_step is"),
+        (lambda: changed(lambda _: None, Scaled(3.0)), "scaled.*factor is 3.0, and 1.0 once it is rebuilt"),
+        (lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)), "must not have `use_ema`.*AdamW"),
+        (
+            lambda: with_optimizer(keras.optimizers.ScheduleFreeAdamW()),
+            "'schedule_free_adam_w.*', whose .*momentum.*AdamW",
+        ),
+        (lambda: with_optimizer(Lookahead(0.1)), "'lookahead.*whose steps without gradient move weights"),
+        (several, "one optimizer for all weights"),
+        (stateful, r"stateful=False.*\['memory'\]"),
+        (of_text, "TextVectorization, belong into the data.*'string_lookup.*' of StringLookup"),
+    ],
+)
+def test_what_workers_would_not_do_is_refused_by_name(make: Callable[[], keras.Model], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"(?s){named}"):
+        Trainer(make(), "downpour")
+
+
+def test_an_argument_is_compared_as_well() -> None:
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.raises(ConfigurationError, match=r"`worker_optimizer`.*_exclude_from_weight_decay_pattern"):
+        Trainer(network(), "downpour", worker_optimizer=optimizer, loss="mse")
+
+
+def test_gradients_are_not_accumulated_under_a_gradient_rule() -> None:
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    with pytest.raises(ConfigurationError, match=r"without momentum, weight decay or accumulation"):
+        Trainer(network(), "asgd", worker_optimizer=optimizer, loss="mse")
+
+
+def frozen_base() -> list[Any]:
+    base = keras.Sequential([keras.Input((6,)), layers.Dense(6), layers.BatchNormalization()])
+    base.trainable = False
+    return [base]
+
+
+SOUND: dict[str, Callable[[], list[Any]]] = {
+    "a frozen base": frozen_base,
+    "a frozen layer": lambda: [layers.BatchNormalization(trainable=False), layers.Dropout(0.5, seed=1)],
+    "regularized": lambda: [layers.Dense(5, kernel_regularizer="l2", kernel_constraint=keras.constraints.MaxNorm(1))],
+    "recurrent": lambda: [layers.Reshape((3, 2)), layers.Bidirectional(layers.LSTM(2, dropout=0.2, seed=1))],
+    "attention": lambda: [layers.Reshape((3, 2)), layers.SpectralNormalization(layers.Conv1D(2, 2)), layers.Flatten()],
+    "half precision": lambda: [layers.Dense(4, dtype="mixed_float16")],
+}
+
+
+@pytest.mark.parametrize("make_layers", SOUND.values(), ids=SOUND)
+def test_sound_models_pass_new_and_used_and_loaded(make_layers: Callable[[], list[Any]]) -> None:
+    model = keras.Sequential([keras.Input((6,)), *make_layers(), layers.Dense(3)])
+    model.compile(keras.optimizers.AdamW(), "mse", metrics=["mae", keras.metrics.CosineSimilarity()])
+    assert Trainer(model, "downpour")
+    model.fit(np.ones((4, 6)), np.zeros((4, 3)), verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss")])
+    assert Trainer(model, "downpour")
+    assert Trainer(archive.from_bytes(archive.to_bytes(model), compiled=True), "downpour")
+
+
+def test_what_a_layer_counts_is_its_own() -> None:
+    model = changed(lambda _: None, Scaled())
+    model.fit(np.zeros((4, 6)), np.zeros((4, 3)), verbose=0)
+    assert Trainer(model, "downpour")
+
+
+def keras_own() -> list[Any]:
+    kinds = [*vars(keras.losses).values(), *vars(keras.optimizers).values(), *vars(keras.metrics).values()]
+    found: list[Any] = []
+    for kind in kinds:
+        if isinstance(kind, type) and hasattr(kind, "get_config") and kind.__name__ not in ("Loss", "Optimizer"):
+            for arguments in ({}, {"num_classes": 3}, {"recall": 0.5}, {"precision": 0.5}):
+                try:
+                    found.append(kind(**arguments))
+                    break
+                except (TypeError, ValueError, NotImplementedError):
+                    continue
+    return found
+
+
+def test_keras_own_objects_are_described_by_their_configurations() -> None:
+    objects = keras_own()
+    assert len(objects) > 60
+    for given in objects:
+        rebuilt = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(given))
+        assert lost(given, rebuilt) is None, given
+
+
+@pytest.mark.parametrize("optimizer", [Coupled(0.1, momentum=0.9), "adam", "muon", "lion", "adafactor"])
+def test_an_optimizer_that_stores_no_weights_is_taken(optimizer: Any) -> None:
+    require_independent(keras.optimizers.get(optimizer))
+
+
+def test_flags_of_compile_reach_the_workers() -> None:
+    model = network()
+    for flags in ({"run_eagerly": True}, {"jit_compile": True}):
+        model.compile("sgd", "mse", **flags)
+        file = archive.to_bytes(model)
+        built = compiled_recipe(model, file).build(file)
+        assert {name: getattr(built, name) for name in flags} == flags
+
+
+def test_an_unscaled_loss_stays_so() -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = network()
+        for scaled in (True, False):
+            model.compile("sgd", "mse", auto_scale_loss=scaled)
+            file = archive.to_bytes(model)
+            built = compiled_recipe(model, file).build(file)
+            assert isinstance(built.optimizer, keras.optimizers.LossScaleOptimizer) is scaled
+    finally:
+        keras.config.set_dtype_policy(before)
