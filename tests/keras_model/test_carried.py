@@ -218,6 +218,16 @@ def test_an_optimizer_that_stores_no_weights_is_taken(optimizer: Any) -> None:
     require_independent(keras.optimizers.get(optimizer))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [("ftrl", "steps without gradient move weights"), (keras.optimizers.ScheduleFreeAdamW(), "begins as a function")],
+    ids=["ftrl", "schedule free"],
+)
+def test_an_optimizer_that_goes_on_from_weights_of_its_own_is_refused(optimizer: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"must not store weights: .*{text}"):
+        require_independent(keras.optimizers.get(optimizer))
+
+
 def test_flags_of_compile_reach_the_workers() -> None:
     model = network()
     for flags in ({"run_eagerly": True}, {"jit_compile": True}):
