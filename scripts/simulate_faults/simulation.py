@@ -240,7 +240,7 @@ class _Run:
 
     def _require_excuse(self, error: DistkerasError, others: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
-        # The latter where tasks tell it first; in the cluster a driver that comes too late finds the other one's server.
+        # The latter where tasks tell it first; in the cluster, who comes too late finds the other one's server.
         lost = (OwnershipLostError, WorkerError, *((DeadlineError, ServerLostError) if self.plan.cluster else ()))
         if others and isinstance(error, lost):
             return
