@@ -206,18 +206,8 @@ def run_attempt(
     Raises:
         DistkerasError: it failed; Spark may try again.
     """
-    epochs = watch.epochs[driver]
-    settings = WorkerSettings(
-        plan.make_rule(),
-        len(layout.batches),
-        wire_format=plan.wire_format,
-        overlap=plan.overlap,
-        communication_share=plan.share,
-        deadlines=plan.deadlines,
-    )
-    rule, windows = settings.rule, None
-    if settings.communication_share is not None:
-        windows = AutoWindow(rule, settings.communication_share, overlap=settings.overlap, now=world.monotonic)
+    epochs, settings = watch.epochs[driver], _settings(plan, layout)
+    rule, windows = settings.rule, _windows(settings, world)
     client = WatchedClient(
         plan,
         watch,
@@ -266,6 +256,24 @@ def run_attempt(
         raise
     finally:
         client.close()
+
+
+def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
+    """What the workers of a job are told."""
+    return WorkerSettings(
+        plan.make_rule(),
+        len(layout.batches),
+        wire_format=plan.wire_format,
+        overlap=plan.overlap,
+        communication_share=plan.share,
+        deadlines=plan.deadlines,
+    )
+
+
+def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:
+    """What chooses a worker's window; None: it is the rule's."""
+    share = settings.communication_share
+    return None if share is None else AutoWindow(settings.rule, share, overlap=settings.overlap, now=world.monotonic)
 
 
 def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:
