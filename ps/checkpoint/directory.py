@@ -193,6 +193,14 @@ class SnapshotDirectory:
         """
         return self._ownership.standing(self._patiently(self._names))
 
+    def is_superseded(self) -> bool:
+        """Return whether another job says that it has taken the directory from this one.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        return self._ownership.is_superseded(self._patiently(self._names))
+
     def announce(self, place: Mapping[str, Any]) -> None:
         """Writes down where this server is to be reached, JSON-ready: `announcement.find` reads it.
 

@@ -31,6 +31,8 @@ from distkeras.ps.world.world import REAL, World
 
 #: Attempts of one job's server whose claims can never be equal, even where they are made at the same moment.
 ATTEMPTS = 1024
+#: Jobs that a claim says it has taken the directory from, at most; the latest ones.
+_SUPERSEDED = 64
 
 
 class Standing(NamedTuple):
@@ -97,8 +99,20 @@ class Ownership:
         start = lowest if attempt is None else lowest + (attempt - lowest) % ATTEMPTS
         claim = Claim(epoch, self._token, start)
         header = {"host": socket.gethostname(), "pid": os.getpid(), "time": self._world.time(), **(place or {})}
+        header["superseded"] = self._superseded_by(max(claims, default=None), claims)
         self._store.save(str(Name("owner", claim)), header, {})
         self._claim = claim
+
+    def _superseded_by(self, highest: Claim | None, claims: Iterable[Claim]) -> list[str]:
+        """Return the tokens of the jobs that a new claim of this one takes the directory from, the latest last."""
+        before = [] if highest is None else self._header(highest).get("superseded", [])
+        tokens = [*before, *(claim.token for claim in sorted(claims))]
+        return [token for token in dict.fromkeys(tokens) if token != self._token][-_SUPERSEDED:]
+
+    def is_superseded(self, names: Iterable[Name]) -> bool:
+        """Return whether the owner says that it has taken the directory from this job, whose claims may be gone."""
+        highest = max((name.claim for name in names if name.kind == "owner"), default=None)
+        return highest is not None and self._token in self._header(highest).get("superseded", [])
 
     def standing(self, names: Iterable[Name]) -> Standing:
         """What this job has in the directory, of which ``names`` are all files."""
@@ -144,10 +158,16 @@ class Ownership:
                 f"Received: claim {highest} of {self._owner_text(highest)}"
             )
 
-    def _owner_text(self, claim: Claim) -> str:
+    def _header(self, claim: Claim) -> Mapping[str, Any]:
+        """Return what a claim's file says; nothing if it cannot be read."""
         try:
-            header, _ = self._store.load(str(Name("owner", claim)))
+            return self._store.load(str(Name("owner", claim)))[0]
         except SnapshotError:
+            return {}
+
+    def _owner_text(self, claim: Claim) -> str:
+        header = self._header(claim)
+        if not header:
             return "another server"
         when = datetime.fromtimestamp(header["time"], UTC)
         return f"process {header['pid']} on {header['host']}, since {when:%Y-%m-%d %H:%M:%S} UTC"

@@ -247,14 +247,13 @@ def _build(request: StartRequest, attempt: int, again: bool, world: World) -> tu
     """Return a server that has claimed the checkpoint, with its report; see `build_server` for what it raises.
 
     Raises:
-        OwnershipLostError: nothing there is this job's any more, or was when the one before ended.
+        OwnershipLostError: another job has taken the directory from this one, and removed its claims.
     """
     uri = _uri_of(request)
-    standing = SnapshotDirectory(uri, token=request.token, world=world).standing()
-    if again and standing.others and not standing.epoch:
-        raise OwnershipLostError(
-            f"a server that is started again must find its job's claim in {uri!r}. Received: those of others alone"
-        )
+    directory = SnapshotDirectory(uri, token=request.token, world=world)
+    standing = directory.standing()
+    if again and not standing.epoch and directory.is_superseded():
+        raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
     listener = world.listen(request.settings.host, request.settings.port)
     try:
         next_request = request.again(standing.epoch, standing.epoch)

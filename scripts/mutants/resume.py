@@ -86,7 +86,7 @@ RESUME = (
         "        others = (self.leases[other] for other in self.scheduler.active)\n",
         "        others = iter(self.leases.values())\n",
         "moving statistics of a job's last worker hardly move any more",
-        _SIMULATED,
+        _CENTER,
     ),
     Mutant(
         "steps of the latest commits are not saved",
@@ -120,24 +120,6 @@ RESUME = (
         "            return self._pull() if applied else self.request(commit, _COMMITTED)\n",
         "with int8 it has the residual twice",
         _SIMULATED,
-    ),
-    Mutant(
-        "the records of a merged log file begin where those of the last one did",
-        DIRECTORY,
-        "        before = LogFiles(files.files[: len(files.files) - replaced]).commits\n",
-        "        before = files.commits\n",
-        "a file's name says that it is behind commits that it has",
-        ("tests/ps/checkpoint",),
-        equivalent="nobody reads the number in the name of a log file",
-    ),
-    Mutant(
-        "a log ends one commit before its snapshot",
-        "ps/checkpoint/checkpointer.py",
-        "                if self._log_files.commits + len(rows.commits) == len(center.log):\n",
-        "                if self._log_files.commits + len(rows.commits) >= len(center.log) - 1:\n",
-        "a commit is missing in the ledger of a resumed job, and its mini-batches are trained on",
-        ("tests/ps/checkpoint/test_checkpointer.py",),
-        equivalent="more than a file's commits at once are read again, until none is left",
     ),
     Mutant(
         "rows that two partitions compared count once",

@@ -181,8 +181,7 @@ class _Run:
             return False
         alone = not any(other.process.alive for other in self.drivers if other is not driver)
         late = (OwnershipLostError, DeadlineError, ServerLostError)
-        unclaimed = "must find its job's claim" in driver.error.message  # nobody owns what it goes on from
-        in_vain = self.plan.cluster and (alone or unclaimed) and bool(self.injected) and isinstance(driver.error, late)
+        in_vain = self.plan.cluster and alone and bool(self.injected) and isinstance(driver.error, late)
         return in_vain or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:
@@ -240,7 +239,7 @@ class _Run:
 
     def _require_excuse(self, error: DistkerasError, others: list[Driver]) -> None:
         """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
-        # The latter where tasks report it first; in the cluster a driver that comes too late finds the other server.
+        # The latter where tasks tell it first; in the cluster, who comes too late finds the other one's server.
         lost = (OwnershipLostError, WorkerError, *((DeadlineError, ServerLostError) if self.plan.cluster else ()))
         if others and isinstance(error, lost):
             return

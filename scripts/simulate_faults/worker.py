@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
+from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.messages import CenterReply, Commit, Message, Welcome
 from distkeras.ps.protocol.requests import Loop, Reply
 from distkeras.ps.protocol.wire_format import WorkerFormat
@@ -75,6 +76,11 @@ class WatchedClient(WorkerClient):
         sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first)
         self._watch.sent[self._driver, commit.incarnation, self.worker, self.attempt, commit.sequence] = sent
 
+    def commit(self, record: CommitRecord) -> Reply:
+        """See `WorkerClient`."""
+        self._account.due = True
+        return super().commit(record)
+
     def _delivered(self, reply: CenterReply) -> Reply:
         delivered = super()._delivered(reply)
         assert delivered.center is not None
@@ -89,6 +95,8 @@ class AccountedFormat(WorkerFormat):
         super().__init__(wire_format, size)
         #: What the server reads of the latest commit.
         self.read: list[np.ndarray] = []
+        #: Whether a commit is to be encoded.
+        self.due = False
         #: For each part, what was meant less what was read since the loop began.
         self._owed: list[np.ndarray] = []
 
@@ -99,6 +107,9 @@ class AccountedFormat(WorkerFormat):
     def encode(self, parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """See `WorkerFormat`."""
         encoded, codec = super().encode(parts), self._codec
+        if codec is not None and not self.due:
+            raise Finding("residual", "a commit must be encoded once, however often it is sent. Received: once more")
+        self.due = False
         if codec is None:
             return encoded
         self.read = [np.empty_like(part) for part in parts]
@@ -195,18 +206,8 @@ def run_attempt(
     Raises:
         DistkerasError: it failed; Spark may try again.
     """
-    epochs = watch.epochs[driver]
-    settings = WorkerSettings(
-        plan.make_rule(),
-        len(layout.batches),
-        wire_format=plan.wire_format,
-        overlap=plan.overlap,
-        communication_share=plan.share,
-        deadlines=plan.deadlines,
-    )
-    rule, windows = settings.rule, None
-    if settings.communication_share is not None:
-        windows = AutoWindow(rule, settings.communication_share, overlap=settings.overlap, now=world.monotonic)
+    epochs, settings = watch.epochs[driver], _settings(plan, layout)
+    rule, windows = settings.rule, _windows(settings, world)
     client = WatchedClient(
         plan,
         watch,
@@ -255,6 +256,24 @@ def run_attempt(
         raise
     finally:
         client.close()
+
+
+def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
+    """What the workers of a job are told."""
+    return WorkerSettings(
+        plan.make_rule(),
+        len(layout.batches),
+        wire_format=plan.wire_format,
+        overlap=plan.overlap,
+        communication_share=plan.share,
+        deadlines=plan.deadlines,
+    )
+
+
+def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:
+    """What chooses a worker's window; None: it is the rule's."""
+    share = settings.communication_share
+    return None if share is None else AutoWindow(settings.rule, share, overlap=settings.overlap, now=world.monotonic)
 
 
 def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:

@@ -226,6 +226,15 @@ class TestMovingStatistics:
         send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [5])  # 4 + (8 - 4) * 1 / (3 + 1)
 
+    def test_those_who_have_ended_have_no_share(self) -> None:
+        center = center_of(moving_statistics=np.zeros(1, np.float32))
+        joined(center, 0)
+        joined(center, 1)
+        send(center, commit_of(0, last=2, epoch_end=True, moving_statistics=np.array([4.0], np.float32)))
+        center.leave(0, 0)
+        send(center, commit_of(1, moving_statistics=np.array([8.0], np.float32)))
+        np.testing.assert_array_equal(center.moving_statistics, [8])
+
     def test_a_round_weighs_by_steps(self) -> None:
         center = center_of("averaging", moving_statistics=np.zeros(1, np.float32))
         for worker in (0, 1):

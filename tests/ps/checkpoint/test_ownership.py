@@ -86,6 +86,7 @@ def test_a_server_that_is_started_again_does_not_get_ahead_of_another_job(tmp_pa
     with pytest.raises(OwnershipLostError, match="claim 000002-0000000b of process"):
         again.take_over(epoch=1, after=1)
     newer.require_owned()
+    assert not list(tmp_path.glob("owner-000001-ffffffff.1*"))  # nobody serves under it
 
 
 def test_only_drafts_of_earlier_owners_are_removed(tmp_path: Path) -> None:

@@ -286,6 +286,33 @@ def test_a_job_with_more_epochs_keeps_them_where_its_first_attempt_dies(tmp_path
     assert again.returned() is None
 
 
+def test_a_resumed_job_whose_first_attempt_died_before_it_claimed_is_served_by_the_next(tmp_path: Path) -> None:
+    """What the next attempt finds is the earlier job's alone: nobody has taken anything from its own."""
+    first = Attempt(request(tmp_path), 0)
+    until(lambda: incarnation(tmp_path))
+    Worker(tmp_path).ended()
+    goodbye(tmp_path)
+    assert first.returned() is None
+    again = Attempt(request(tmp_path, fresh=False, token="0000000b", epochs=2), 1)
+    until(lambda: incarnation(tmp_path) > 1)
+    Worker(tmp_path, epochs=2).ended()
+    goodbye(tmp_path)
+    assert again.returned() is None
+
+
+def test_an_attempt_of_a_job_that_another_one_has_superseded_claims_nothing(tmp_path: Path) -> None:
+    """Its own claims are gone by then, as if it had never made one."""
+    for token in ("0000000a", "0000000b", "0000000c"):
+        later = SnapshotDirectory(str(tmp_path), token=token)
+        later.take_over()
+        for path in tmp_path.glob("*.dks"):
+            if token not in path.name:
+                path.unlink()
+    found = Attempt(request(tmp_path, fresh=False, token="0000000a"), 1).returned()
+    assert found is not None
+    assert ERRORS[found.code] is OwnershipLostError
+
+
 def test_a_first_attempt_claims_again_where_another_job_has_claimed_at_the_same_moment(tmp_path: Path) -> None:
     """That one's driver may be gone: so it is for a server next to its driver."""
     world = Meddled(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
