@@ -55,18 +55,22 @@ class Disk:
         file = self._entries[name] = self._synced[name] = _File()
         file.content = file.synced = content
 
-    def cut_power(self) -> None:
-        """Whatever was not synced may be lost, all of it or in part."""
+    def cut_power(self, writer: Process | None) -> None:
+        """Lose what a process has written and not synced, all of it or in part.
+
+        Another host's processes go on, and so does what they have handed to the disk.
+        """
         draw = self.scheduler.random.random
         names = sorted(self._entries.keys() | self._synced.keys())
         entries = {}
         for name in names:
             now, then = self._entries.get(name), self._synced.get(name)
-            kept = now if now is then or draw() < 0.5 else then
+            others = now is not None and now.writer is not writer
+            kept = now if now is then or others or draw() < 0.5 else then
             if kept is not None:
                 entries[name] = kept
         for file in {id(file): file for file in entries.values()}.values():
-            if file.content != file.synced:
+            if file.writer is writer and file.content != file.synced:
                 whole = file.content if file.synced is None or draw() < 0.5 else file.synced
                 file.content = whole[: int(draw() * (len(whole) + 1))] if file.synced is None else whole
         self._entries, self._synced = entries, dict(entries)

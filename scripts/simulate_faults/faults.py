@@ -152,8 +152,9 @@ class Striker:
             self.rotten.add(kind)
 
     def _cut_power(self) -> None:
+        servers = self._surroundings.servers
         self._kill_server()
-        self._disk.cut_power()
+        self._disk.cut_power(servers[-1].process if servers else None)
 
     def _crash_in(self, operations: int) -> None:
         self._crash_after = operations
