@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distkeras.keras_model.archive import (
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import keras
 
 
+#: What a Python worker would otherwise have at its default, or as an earlier job left it.
+_SETTINGS = ("floatx", "epsilon", "image_data_format")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What a model needs beside its file. Travels in Spark's own task closure.
@@ -35,12 +39,14 @@ class Recipe:
         arguments: of ``compile``: names, plain functions, which may come from a notebook, and configurations of Keras
             objects.
         optimizer_state: the optimizer is the model's own and has taken steps: training goes on from its state.
+        settings: of ``keras.config`` in the driver's process, which losses and layers read while they compute.
     """
 
     backend: str
     objects: CustomObjects
     arguments: Mapping[str, Any]
     optimizer_state: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, model_file: bytes) -> keras.Model:
         """The compiled model in this process.
@@ -51,6 +57,8 @@ class Recipe:
         ensure_backend(self.backend)
         import keras
 
+        for name, value in self.settings.items():
+            getattr(keras.config, f"set_{name}")(value)
         with keras.saving.custom_object_scope(self.objects) if self.objects else nullcontext():
             model = from_bytes(model_file, self.objects)
             arguments = {name: unpack(name, value) for name, value in self.arguments.items()}
@@ -130,7 +138,8 @@ def recipe_of(
         for name, value in packed.items():
             require_described(name, arguments[name], value)
     packed.update(_flags(model, own_optimizer=optimizer is None))
-    return Recipe(running_backend(), found, packed, optimizer is None and has_optimizer_state(model))
+    settings = {name: getattr(keras.config, name)() for name in _SETTINGS}
+    return Recipe(running_backend(), found, packed, optimizer is None and has_optimizer_state(model), settings)
 
 
 def compiled_recipe(model: keras.Model, model_file: bytes, objects: Mapping[str, Any] | None = None) -> Recipe:

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from distkeras.keras_model import archive
 from distkeras.keras_model.gradient_collector import inner_optimizer
-from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.recipe import compiled_recipe, recipe_of
 from distkeras.ps.errors import ConfigurationError
 
 
@@ -198,3 +198,19 @@ def test_a_wrapped_optimizer_can_be_rebuilt_more_than_once() -> None:
     )
     for _ in range(2):
         assert float(recipe.build(data).optimizer.inner_optimizer.learning_rate) == 0.25
+
+
+def test_workers_compute_with_the_drivers_settings_of_keras() -> None:
+    """Losses read `epsilon` while they compute; a reused worker may have that of an earlier job."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    before = keras.config.epsilon()
+    keras.config.set_epsilon(1e-3)
+    try:
+        file = archive.to_bytes(model)
+        recipe = compiled_recipe(model, file)
+        keras.config.set_epsilon(before)
+        recipe.build(file)
+        assert keras.config.epsilon() == 1e-3
+    finally:
+        keras.config.set_epsilon(before)
