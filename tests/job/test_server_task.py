@@ -132,11 +132,14 @@ def test_it_encrypts(tmp_path: Path) -> None:
 
 def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
     """Its server removes what the older job's had written there: that one, run again, has nothing to go by."""
-    running = Running(task(tmp_path))
-    until(lambda: incarnation(tmp_path) == 1)
+    SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
+    running = Running(task(tmp_path, fresh=False))
+    until(lambda: incarnation(tmp_path) > 1)
     with driver(tmp_path) as client:
         client.goodbye()
     running.rows()
+    for path in tmp_path.glob("*0000000b*"):
+        path.unlink()
     told = task(tmp_path, fresh=False, token="0000000b").serve(1)
     assert told is not None
     assert told.code == ERRORS.index(OwnershipLostError)
