@@ -188,7 +188,8 @@ def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
     trained = trainer.train(clouds)
     assert accuracy(trained, x, y) > 0.95
     history = trainer.history.orderBy("worker", "iteration").toPandas()
-    assert history.groupby("worker").loss.last().max() < history.groupby("worker").loss.first().min()
+    first = history.sort_values("timestamp").loss.iloc[0]  # a worker that starts later finds a model that has learned
+    assert history.groupby("worker").loss.last().max() < first
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert sum(sizes.values()) == 256
     assert committed(trainer) == expected_ranges(sizes, 4, 8)
