@@ -175,13 +175,14 @@ class _Run:
         """Whether a driver found no room to begin, and said so: nothing was done yet.
 
         In the cluster that may be for other reasons, too: its first servers died before they could claim anything, or
-        came up too late.
+        came up too late. Next to another driver, only a store that crawls makes them come up too late.
         """
         if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
             return False
         alone = not any(other.process.alive for other in self.drivers if other is not driver)
         late = (OwnershipLostError, DeadlineError, ServerLostError)
-        in_vain = self.plan.cluster and alone and bool(self.injected) and isinstance(driver.error, late)
+        crawls = any(fault.kind == "store crawls" for fault in self.injected)
+        in_vain = self.plan.cluster and (alone and bool(self.injected) or crawls) and isinstance(driver.error, late)
         return in_vain or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:

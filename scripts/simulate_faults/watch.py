@@ -11,7 +11,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.checkpoint.names import Claim, parsed
+from distkeras.ps.checkpoint.names import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
 from simulate_faults.plan import Layout, Plan
@@ -68,6 +68,11 @@ class _Life:
     since: float
     #: What workers were to be sent at each clock: several, where partitions ended in between.
     views: dict[int, list[np.ndarray]]
+
+
+def _name_of(text: str) -> Name | None:
+    """Return what a file of a checkpoint is called, a draft too."""
+    return parsed(text.removesuffix(".part").removesuffix(".dks"))
 
 
 class Watch:
@@ -136,9 +141,15 @@ class Watch:
                 self._require_has(owner, who)
 
     def _owner(self) -> Center | None:
-        """That of the server with the highest claim; None where that is not known: two may claim at one moment."""
-        highest = max((life.center.incarnation for life in self._lives.values()), default=0)
-        found = [life for life in self._lives.values() if life.center.incarnation == highest]
+        """Return that of the server with the highest claim; None where that is not known: two may claim at one moment.
+
+        Attempts of one job leave room between their incarnations, so the claim of a later job may have a lower one.
+        """
+        none = Claim(0, "")
+        claims = [(self._claims.get(life.child.process, none), life.center.incarnation) for life in self._lives.values()]
+        if any(claim is none for claim, _ in claims):
+            claims = [(none, incarnation) for _, incarnation in claims]
+        found = [life for life, claim in zip(self._lives.values(), claims, strict=True) if claim == max(claims)]
         if len(found) > 1:
             found = [life for life in found if life.child.process.alive]
         return found[0].center if len(found) == 1 else None
@@ -298,7 +309,7 @@ class Watch:
 
     def wrote(self, text: str) -> None:
         """The present process has written a file of the checkpoint's."""
-        name = parsed(text.removesuffix(".part"))
+        name = _name_of(text)
         if name is not None and name.kind == "owner":
             process = self._surroundings.scheduler.current.process
             self._claims[process] = name.claim
@@ -307,7 +318,7 @@ class Watch:
     def check_removal(self, text: str, writer: Process | None) -> None:
         """No server removes, or writes over, what another one of a higher claim has written."""
         process = self._surroundings.scheduler.current.process
-        name, own = parsed(text.removesuffix(".part").removesuffix(".dks")), self._claims.get(process)
+        name, own = _name_of(text), self._claims.get(process)
         if name is None or own is None or writer is None or writer is process or name.claim < own:
             return
         raise Finding("removed", f"{process.name} has claim {own} and must leave {text!r} alone. Received: its end")
