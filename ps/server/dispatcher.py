@@ -344,10 +344,13 @@ class Dispatcher:
         return self._ack()
 
     def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
+        return self._ack()
+
+    def end(self) -> None:
+        """Let the server end: the driver has said goodbye, and has its answer. Take the lock."""
         with self.changed:
             self.changed.over = True
             self.changed.notify_all()
-            return self._ack()
 
     # ---- what the answers share; the lock is held unless said otherwise
 

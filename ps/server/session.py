@@ -21,7 +21,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import report
 from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.messages import Message
+from distkeras.ps.protocol.messages import Goodbye, Message
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.peer_vectors import PeerVectors
@@ -127,7 +127,11 @@ class Session:
             return self._send_fault(message, error)
         finally:
             self.heard_at, self.asking = self._now(), False
-        self.channel.send(reply)
+        try:
+            self.channel.send(reply)
+        finally:
+            if isinstance(message, Goodbye):  # not before the answer is sent: the server's end closes this connection
+                self._dispatcher.end()
         self.heard_at = self._now()
         self.vectors.drop()
         return True
