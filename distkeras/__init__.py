@@ -3,7 +3,7 @@
 The public names below load on first use (PEP 562), so that ``import distkeras.ps`` needs neither Spark nor Keras. Each
 folder imports only from those above it, and from ``ps``::
 
-    cluster      what Spark says of its slots and its Python, and what it raises, as typed errors
+    spark        Spark's sessions, slots, Python workers and errors
     data         columns of a DataFrame to mini-batches, in a reproducible order
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
     settings     what a trainer is told, checked once
@@ -12,7 +12,7 @@ folder imports only from those above it, and from ``ps``::
     mlflow_logger  a job as a run of MLflow
     results      tables of history, commits and events
     dashboard    the live page of a job
-    job          one training job on Spark
+    training     one training job on Spark
     trainer      the trainer: one class for every rule
     compat       what dist-keras had otherwise
     trainers     dist-keras' trainers, and its other modules by their names:
@@ -21,9 +21,8 @@ folder imports only from those above it, and from ``ps``::
     utils        its functions
     job_deployment  its job server, refused
     flags        a trainer's keywords as flags, and a TOML file of them
-    spark        a Spark session whose workers begin with Keras imported
     ml           the trainer as a Spark ML estimator, which stands on `transformers` too
-    jobs         the job server, its client, and the command line of both
+    job_server   the job server, its client, and the command line of both
     analysis     metrics and plots of those tables, gradients for the simulator
 """
 

@@ -1,5 +1,5 @@
 """dist-keras' job server and client, at their old path; see `distkeras.compat`."""
 
-from distkeras.compat.job_deployment import Job, Punchcard, PunchcardJob
+from distkeras.compat.stages import Job, Punchcard, PunchcardJob
 
 __all__ = ["Job", "Punchcard", "PunchcardJob"]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distkeras.data.binding import listed, names_of
-from distkeras.data.class_weight import require_class_weight
-from distkeras.data.decoding import decoders
+from distkeras.data.schema import decoders, require_class_weight
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings

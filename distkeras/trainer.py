@@ -12,32 +12,24 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, TrainingSetup
-from distkeras.cluster.failures import short_errors
-from distkeras.cluster.session import default_workers, driver_host, server_host
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.watch import JobWatch
 from distkeras.data.binding import listed
-from distkeras.data.class_weight import CLASS_WEIGHT, require_classes, weighted
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_batch
-from distkeras.data.kept_layout import Arrangement
-from distkeras.data.labels import require_class_numbers
 from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
-from distkeras.data.schema import data_spec
+from distkeras.data.schema import CLASS_WEIGHT, data_spec, require_class_numbers, require_classes, weighted
 from distkeras.data.spec import DataSpec
-from distkeras.job.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
-from distkeras.job.plan import JobPlan, require_finite, require_fit, require_optimizer, require_shared, require_slots
-from distkeras.job.run import finish_job, run_job, server_ahead
 from distkeras.keras_model import archive
 from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
+from distkeras.ps.errors import headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
-from distkeras.ps.tracebacks import headline
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.results.job_results import JobOutcome, JobResults
 from distkeras.settings import (
@@ -49,13 +41,26 @@ from distkeras.settings import (
     train_settings,
     worker_settings,
 )
+from distkeras.spark.cluster import default_workers, driver_host, server_host
+from distkeras.spark.failures import short_errors
+from distkeras.spark.kept_layout import Arrangement
+from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
+from distkeras.training.plan import (
+    JobPlan,
+    require_finite,
+    require_fit,
+    require_optimizer,
+    require_shared,
+    require_slots,
+)
+from distkeras.training.run import finish_job, run_job, server_ahead
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
     from distkeras.data.batches import Batch
-    from distkeras.jobs import Client, RemoteJob
+    from distkeras.job_server import Client, RemoteJob
 
 
 class Trainer(JobResults):
@@ -326,15 +331,17 @@ class Trainer(JobResults):
         name before anything is sent: rows in memory, code of your own, `deadlines`, addresses of this machine.
 
         Args:
-            server: its URL, or a `distkeras.jobs.Client`.
+            server: its URL, or a `distkeras.job_server.Client`.
             data: path or URI of Parquet, as the server finds it.
             callbacks: a `TimeBudget`, or none.
-            token, name, checkpoint_every: see `distkeras.jobs.Client`.
+            token, name, checkpoint_every: see `distkeras.job_server.Client`.
 
         Raises:
             ConfigurationError: no URL, or no token; a `DescriptionError` where a part cannot travel or work.
         """
-        submission = importlib.import_module("distkeras.jobs.submission")  # which is above this module: it needs it
+        submission = importlib.import_module(
+            "distkeras.job_server.submission"
+        )  # which is above this module: it needs it
         settings = (self.settings, self.worker_settings, self.server_settings)
         parts = submission.TrainerParts(self.rule, self._model_file, self._recipe, *settings)
         return submission.submit(  # type: ignore[no-any-return]  # it is found while the program runs

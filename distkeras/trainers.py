@@ -13,18 +13,25 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distkeras.cluster.actions import in_callers_scope
-from distkeras.cluster.failures import short_errors
 from distkeras.compat import warn_porter
-from distkeras.compat.accessors import DistributedAccessors, Histories, TrainerAccessors, only_table
-from distkeras.compat.documents import documented
-from distkeras.compat.refusals import RULES, RefusedClass, refusal
+from distkeras.compat.trainers import (
+    RULES,
+    DistributedAccessors,
+    Histories,
+    RefusedClass,
+    TrainerAccessors,
+    documented,
+    only_table,
+    refusal,
+)
 from distkeras.data.binding import listed
 from distkeras.data.columns import quoted
 from distkeras.data.dataframe import field_of, require_batch
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.validate import require_integer
+from distkeras.spark.actions import in_callers_scope
+from distkeras.spark.failures import short_errors
 
 if TYPE_CHECKING:
     from typing import Self

@@ -1,6 +1,6 @@
 """dist-keras' functions, at their old path; see `distkeras.compat`."""
 
-from distkeras.compat.utils import (
+from distkeras.compat.trainers import (
     deserialize_keras_model,
     history_executor,
     history_executors_average,

@@ -3,7 +3,6 @@
 Needs the standard library, numpy and ml_dtypes only; neither Spark nor Keras is imported from here. Each folder imports
 only from those above it::
 
-    tracebacks   which lines of a traceback are the user's own
     errors       every typed error
     validate     checks of arguments
     events       what goes wrong, as log records and as rows of a table

@@ -21,7 +21,7 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.handshake import KEY_BYTES
-from distkeras.ps.server.lifeline import DriverLink
+from distkeras.ps.server.process import DriverLink
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
 from distkeras.ps.settings import ServerSettings

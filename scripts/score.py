@@ -17,8 +17,7 @@ from distkeras import KerasEstimator, KerasModel
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of, texts_of_arguments
 from distkeras.keras_model import archive
 from distkeras.ml.params import KEYWORDS
-from distkeras.ps.errors import ConfigurationError, DistkerasError
-from distkeras.ps.tracebacks import VARIABLE, headline
+from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
 
 if TYPE_CHECKING:
     from pyspark.ml import Transformer

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from distkeras import Checkpoint, EnsembleTrainer, Trainer
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
-from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
 from distkeras.ps.rules import all_rules, from_text, make
-from distkeras.ps.tracebacks import VARIABLE, headline
 
 if TYPE_CHECKING:
     import keras

@@ -11,10 +11,10 @@ import pytest
 
 from distkeras.callbacks import Callback, CallbackContext, CenterWeights, EarlyStopping, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
-from distkeras.job.callback_runner import begin_callbacks, require_callbacks
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
 from distkeras.ps.protocol.messages import Status
+from distkeras.training.callback_runner import begin_callbacks, require_callbacks
 
 STATUS = Status(0, 2, 0, 0, 0, math.nan, math.nan)
 

@@ -16,11 +16,11 @@ import pytest
 from distkeras import KerasCallbacks
 from distkeras.callbacks import CallbackContext, CenterWeights, TimeBudget, TrainingSetup
 from distkeras.data.batches import Batch
-from distkeras.job.callback_runner import require_callbacks
 from distkeras.keras_callbacks import REFUSED
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError
 from distkeras.ps.protocol.messages import Status
+from distkeras.training.callback_runner import require_callbacks
 
 ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)
 FRAME: Any = object()  # its rows are those of `Job`

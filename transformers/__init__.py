@@ -20,7 +20,7 @@ from distkeras.transformers.shaping import (
 )
 
 if TYPE_CHECKING:
-    from distkeras.compat.transformers import BinaryLabelTransformer, StandardTransformer, Transformer
+    from distkeras.compat.stages import BinaryLabelTransformer, StandardTransformer, Transformer
 
 #: What ``import *`` gives. dist-keras' scripts write it after that of `distkeras.predictors`, whose `ModelPredictor` is
 #: to stay; ask for this package's by its name.
@@ -43,6 +43,6 @@ def __getattr__(name: str) -> Any:
     """dist-keras' names that this package lacks; `distkeras.compat` has them."""
     if name not in __all__:
         raise AttributeError(f"module 'distkeras.transformers' has no attribute {name!r}")
-    import distkeras.compat.transformers as compat
+    import distkeras.compat.stages as compat
 
     return getattr(compat, name)

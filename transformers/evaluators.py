@@ -11,12 +11,12 @@ from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from distkeras.cluster.failures import short_errors
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
+from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, null_or_nan, raise_in_job, typed_errors
+from distkeras.transformers.files import ParamsWritable
 from distkeras.transformers.params import HasLabelCol, HasPredictionCol, StageEvaluator, finite_float, param
-from distkeras.transformers.writing import ParamsWritable
 
 #: Keras clips probabilities by this much before it takes their logarithm.
 _EPSILON = 1e-7

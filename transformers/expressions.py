@@ -17,7 +17,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from distkeras.cluster.failures import named_error
 from distkeras.data.columns import quoted
 from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import (
@@ -27,6 +26,7 @@ from distkeras.ps.errors import (
     EmptyDataError,
     ShapeError,
 )
+from distkeras.spark.failures import named_error
 
 
 @dataclass(frozen=True)

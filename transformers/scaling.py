@@ -12,10 +12,11 @@ from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from distkeras.cluster.failures import short_errors
 from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
+from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, raise_in_job, typed_errors
+from distkeras.transformers.files import ParamsWritable
 from distkeras.transformers.params import (
     HasInputCol,
     HasOutputCol,
@@ -27,7 +28,6 @@ from distkeras.transformers.params import (
     param,
     true_or_false,
 )
-from distkeras.transformers.writing import ParamsWritable
 
 
 class MinMaxTransformer(

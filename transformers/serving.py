@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from distkeras.data.columns import Column, to_numpy
 from distkeras.keras_model.archive import CustomObjects, from_bytes
-from distkeras.keras_model.first_import import import_keras
 from distkeras.ps.errors import BadValueError, ShapeError
+from distkeras.spark.first_import import import_keras
 from distkeras.transformers.outputs import OutputColumn
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from distkeras.cluster.failures import short_errors
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import raise_in_job
+from distkeras.transformers.files import ParamsWritable
 from distkeras.transformers.params import (
     HasInputCol,
     HasOutputCol,
@@ -24,7 +25,6 @@ from distkeras.transformers.params import (
     integer_from,
     param,
 )
-from distkeras.transformers.writing import ParamsWritable
 
 
 class OneHotTransformer(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 from distkeras.ps.validate import require_number
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.cluster.failures import short_errors
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns
 from distkeras.data.dataframe import require_dataframe
@@ -18,6 +17,7 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
 from distkeras.ps.validate import require_boolean, require_integer
+from distkeras.spark.failures import short_errors
 
 if TYPE_CHECKING:
     import keras

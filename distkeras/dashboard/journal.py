@@ -5,9 +5,25 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+# ---- Server-sent events, of a journal's lines.
+
+STREAM_TYPE = "text/event-stream"
+
+
+def as_events(entries: Sequence[Entry], retry_ms: int = 1000) -> bytes:
+    """The lines as events, each with its id; without any, a comment that shows that the stream lives.
+
+    Args:
+        entries: lines of JSON, which have no line breaks.
+        retry_ms: when a stream that has ended is to be asked for again.
+    """
+    parts = [f"id: {entry.id}\ndata: {entry.data}\n\n" for entry in entries] or [": alive\n\n"]
+    return (f"retry: {retry_ms}\n\n" + "".join(parts)).encode()
+
 
 #: Bytes of what came since that a file has at least before it begins anew.
 _SINCE_MIN = 256 << 10

@@ -12,9 +12,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from distkeras.dashboard.journal import read_since
+from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import Page, live_page, saved_page
-from distkeras.dashboard.stream import STREAM_TYPE, as_events
 from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.errors import ConfigurationError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,12 +12,137 @@ import numpy as np
 
 from distkeras.callbacks import Evaluation
 from distkeras.dashboard.buckets import Buckets, Histogram
-from distkeras.dashboard.rounding import number, ratio, rounded
-from distkeras.dashboard.time_split import TimeSplitter
-from distkeras.dashboard.worker_rows import WorkerRows
+from distkeras.dashboard.time_split import TimeSplit, TimeSplitter
 from distkeras.ps.events import Event
-from distkeras.ps.protocol.commit_record import FIXED_HISTORY
+from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.settings import JobFacts
+
+# ---- Numbers as a page needs them: four digits of each, and JSON's null for what is not finite.
+
+_DIGITS = 4
+
+
+def rounded(values: np.ndarray) -> Any:
+    """Nested lists of ``values``, of any shape, each with four significant digits; None for a NaN or infinity."""
+    values = np.asarray(values, np.float64)
+    with np.errstate(all="ignore"):
+        magnitude = np.floor(np.log10(np.abs(values)))
+        # Decimals below the point; whole numbers are kept as they are.
+        decimals = np.clip(np.nan_to_num(_DIGITS - 1 - magnitude, nan=0.0, posinf=0.0, neginf=0.0), 0, 300)
+        factor = 10.0**decimals
+        shown = np.where(decimals > 22, values, np.round(values * factor) / factor)  # beyond, powers are inexact
+    told = shown.astype(object)
+    told[~np.isfinite(shown)] = None
+    return told.tolist()
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """``above / below``; NaN where there is nothing below."""
+    with np.errstate(all="ignore"):
+        return np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
+
+
+def number(value: float | None) -> float | None:
+    """One number likewise."""
+    found: float | None = None if value is None else rounded(np.asarray(value))
+    return found
+
+
+# ---- A row for each worker: what it has done, where its time went, and when it was last heard of.
+
+#: Where a worker is, by number.
+WAITING, TRAINING, FINISHED = range(3)
+#: How much of a worker's loss the latest commit is.
+_SHARE = 0.2
+_SUMS = ("commits", "samples", "skipped", "compute", "wait", "wire", "retries", "fenced")
+
+
+class WorkerRows:
+    """All workers of a job.
+
+    Args:
+        workers: their number.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._sums = {name: np.zeros(workers) for name in _SUMS}
+        self._epoch = np.zeros(workers, np.int64)
+        self._attempt = np.full(workers, -1, np.int64)
+        self._last = np.full(workers, np.nan)
+        self._loss = np.full(workers, np.nan)
+        self._state = np.full(workers, WAITING, np.int64)
+
+    def add(self, commits: np.ndarray, samples: np.ndarray, split: TimeSplit) -> None:
+        """Takes rows of the commit log in, with the samples behind each and where the time before it went."""
+        workers = commits["worker"]
+        added: dict[str, Any] = {"commits": 1.0, "samples": samples, "skipped": commits["skipped"]}
+        added |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
+        for name, values in added.items():
+            np.add.at(self._sums[name], workers, values)
+        # Of several commits of one worker, the last one stays.
+        self._epoch[workers], self._last[workers] = commits["epoch"], commits["timestamp"]
+        self._attempt[workers] = commits["attempt"]
+        self._state[workers] = np.maximum(self._state[workers], TRAINING)
+
+    def note_loss(self, workers: np.ndarray, losses: np.ndarray) -> None:
+        """Takes the mean loss behind each of some commits in; NaN where there is none."""
+        for worker, loss in zip(workers.tolist(), losses.tolist(), strict=True):
+            if loss == loss:
+                before = self._loss[worker]
+                self._loss[worker] = loss if before != before else before + _SHARE * (loss - before)
+
+    def note_event(self, worker: int, kind: str) -> None:
+        """Counts an event that concerns a worker."""
+        if 0 <= worker < len(self._state):
+            self._sums["retries"][worker] += kind == "takeover"
+            self._sums["fenced"][worker] += kind == "fenced"
+
+    def forgetting_commits(self) -> WorkerRows:
+        """The same workers before their first commit, with the events that concern them."""
+        fresh = WorkerRows(len(self._state))
+        for name in ("retries", "fenced"):
+            fresh._sums[name] = self._sums[name]
+        return fresh
+
+    def set_table(self, table: np.ndarray) -> set[int]:
+        """Takes in who has joined and has data left (`messages.WorkerTable`); returns whose row has changed."""
+        there = table[:, 0].astype(np.int64)
+        state, attempt = self._state.copy(), self._attempt.copy()
+        gone = np.setdiff1d(np.flatnonzero(state == TRAINING), there)
+        state[gone], state[there] = FINISHED, TRAINING
+        attempt[there] = table[:, 1].astype(np.int64)
+        changed = np.flatnonzero((state != self._state) | (attempt != self._attempt))
+        self._state, self._attempt = state, attempt
+        return set(changed.tolist())
+
+    def finish(self) -> None:
+        """Nobody trains any more."""
+        self._state[self._state == TRAINING] = FINISHED
+
+    def totals(self) -> tuple[int, int]:
+        """Samples and commits of all."""
+        return int(self._sums["samples"].sum()), int(self._sums["commits"].sum())
+
+    def told(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+        """The rows of some workers, a list for each column, JSON-ready.
+
+        Args:
+            workers: whose.
+            seconds: turns timestamps into the seconds of the page.
+        """
+        chosen = np.fromiter(workers, np.int64)
+        times = self._last[chosen]
+        last = np.where(np.isnan(times), np.nan, seconds(np.nan_to_num(times)))
+        columns: dict[str, Any] = {"worker": chosen.tolist(), "state": self._state[chosen].tolist()}
+        columns |= {"attempt": self._attempt[chosen].tolist(), "epoch": self._epoch[chosen].tolist()}
+        columns |= {"last": [None if at != at else round(at, 1) for at in last.tolist()]}
+        columns |= {"loss": rounded(self._loss[chosen])}
+        counts = {name: self._sums[name][chosen].astype(np.int64).tolist() for name in _SUMS if name not in _SECONDS}
+        return columns | counts | {name: rounded(self._sums[name][chosen]) for name in _SECONDS}
+
+
+_SECONDS = ("compute", "wait", "wire")
+
 
 #: Buckets of time, at most and at least; what fits between them is as many as keep a page small.
 _BUCKETS_MAX, _BUCKETS_MIN = 600, 100

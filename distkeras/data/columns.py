@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from distkeras.cluster.session import drivers_python
 from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
+from distkeras.spark.cluster import drivers_python
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

@@ -9,8 +9,8 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distkeras.cluster.session import is_stopped
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError
+from distkeras.spark.cluster import is_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField

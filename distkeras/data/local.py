@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distkeras.cluster.failures import typed_error
-from distkeras.cluster.session import tasks_python
 from distkeras.data.batches import Batch
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
+from distkeras.spark.cluster import tasks_python
+from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

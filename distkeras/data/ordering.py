@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from distkeras.data.columns import arrow_ready, quoted
 from distkeras.data.spec import DataSpec
-from distkeras.ps.checkpoint.row_sums import SUM_BITS, SUM_SHIFT, checksum_of
+from distkeras.ps.checkpoint.snapshot import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RowChecksum:
     """A checksum over the row hashes of a partition as they arrive, kept for the end of each block.
 
     Its lower 32 bits are a CRC, which depends on the order; the others the sum of what the hashes begin with, which
-    does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.row_sums`.
+    does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.snapshot`.
 
     Args:
         block_rows: rows of a block.

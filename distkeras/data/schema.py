@@ -11,16 +11,201 @@ import numpy as np
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
-from distkeras.data.columns import Column
-from distkeras.data.dataframe import field_of, is_scalar, known_length, require_numbers
-from distkeras.data.labels import require_length
+from distkeras.data.columns import Column, quoted
+from distkeras.data.dataframe import field_of, is_scalar, is_vector, known_length, require_numbers
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
+from distkeras.ps.validate import invalid, require_integer, require_number
+from distkeras.spark.cluster import tasks_python
+from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
     import keras
+    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField
+
+
+# ---- The argument ``decode``: how values of encoded columns become arrays.
+
+
+def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:
+    """The argument ``decode``, by column; none for None.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if value is None:
+        return {}
+    if callable(value) and len(features) == 1:
+        return {features[0]: value}
+    functions = value if isinstance(value, Mapping) else {}
+    if not functions or not all(isinstance(k, str) and callable(v) for k, v in functions.items()):
+        expected = "a function, where there is one column of features, or a dictionary: column to function"
+        raise invalid("decode", value, expected)
+    return dict(functions)
+
+
+# ---- Labels that do not go with their loss, found before a job where types, metadata or one row can tell.
+
+
+def require_length(field: StructField, column: Column, loss: str, classes: int | None) -> None:
+    """Whether vectors of a length that Spark knows, as of its own encoders, fill what the loss wants.
+
+    Raises:
+        ShapeError: they do not.
+    """
+    length = known_length(field)
+    if length is not None and length != column.size:
+        raise _unfit(column, loss, classes, f"vectors of {length} values")
+
+
+def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
+    """Looks at one row where the loss wants a class number and the column's type lets it hold one-hot labels.
+
+    Raises:
+        ShapeError: it does.
+    """
+    for column, classes, loss in zip(spec.labels, spec.class_limits, spec.label_losses, strict=True):
+        kind = df.schema[column.name].dataType
+        if classes is None or column.size != 1 or is_scalar(kind) or column.decode is not None:
+            continue
+        length = _length_of_a_row(df, column.name, kind)
+        if length is not None and length != column.size:
+            raise _unfit(column, loss, classes, f"{length} values in the first row")
+
+
+def _unfit(column: Column, loss: str, classes: int | None, received: str) -> ShapeError:
+    number = "one value" if column.size == 1 else f"{column.size} values"
+    if classes is None:
+        expected = f"labels must hold {number}, like the model's output"
+    else:
+        expected = (
+            f"labels must be class numbers, {number} a row; one-hot ones need the loss 'categorical_crossentropy'"
+        )
+    return ShapeError(f"{expected}. Received: {received}, loss={loss!r}", column=column.name)
+
+
+def _length_of_a_row(df: DataFrame, name: str, kind: DataType) -> int | None:
+    """How many numbers the column holds in some row; None where there is no row, or a null."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    try:
+        row = df.select(_flat(F.col(quoted(name)), kind).alias("values")).first()
+    except PySparkException as error:
+        raise typed_error(error, tasks_python(df.sparkSession)) from None
+    return None if row is None or row["values"] is None else len(row["values"])
+
+
+def _flat(column: SparkColumn, kind: DataType) -> SparkColumn:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType
+
+    if is_vector(kind):
+        return F.when(column.isNotNull(), vector_to_array(column))
+    while isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
+        column, kind = F.flatten(column), kind.elementType
+    return column
+
+
+# ---- Class weights as sample weights.
+
+#: The column that `weighted` adds.
+CLASS_WEIGHT = "distkeras_class_weight"
+
+
+def require_class_weight(value: Any) -> dict[int, float]:
+    """A weight of at least 0 for each of some classes, from whatever a caller gave.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise invalid("class_weight", value, "a dictionary: class number to weight")
+    try:
+        return {
+            require_integer("class_weight", number, 0): require_number("class_weight", weight, inclusive=True)
+            for number, weight in value.items()
+        }
+    except ConfigurationError:
+        expected = "a dictionary: class number, from 0 on, to a finite weight of at least 0"
+        raise invalid("class_weight", value, expected) from None
+
+
+def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
+    """Whether the labels of ``spec`` are one class a row, and every weight is that of a class.
+
+    Raises:
+        ConfigurationError: it is not so.
+    """
+    labels = spec.labels
+    if len(labels) != 1:
+        raise ConfigurationError(
+            f"`class_weight` needs one label column. Received: label_col={[label.name for label in labels]}"
+        )
+    (label,), (classes,) = labels, spec.class_limits
+    if label.decode is not None:
+        raise ConfigurationError(
+            "`class_weight` needs labels that are not decoded. Received: `decode`", column=label.name
+        )
+    if (classes is not None and label.size != 1) or sum(extent != 1 for extent in label.shape) > 1:
+        raise ConfigurationError(
+            "`class_weight` needs one class a row: a class number, or a one-hot array. "
+            f"Received: labels of shape {label.shape}",
+            column=label.name,
+        )
+    if classes is None and label.size > 1:
+        classes = label.size
+    above = [] if classes is None else [number for number in class_weight if number >= classes]
+    if above:
+        raise ConfigurationError(
+            f"`class_weight` must be of classes in [0, {classes}), which the model's output has. Received: {above}",
+            column=label.name,
+        )
+
+
+def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weight: str | None) -> DataFrame:
+    """``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 where it has none), computed in the JVM.
+
+    Args:
+        df: any DataFrame.
+        label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element tells the class.
+        class_weight: of the classes.
+        weight: column of sample weights, by which the others are multiplied; None: there is none.
+
+    Raises:
+        ConfigurationError: ``df`` has a column `CLASS_WEIGHT`.
+    """
+    from pyspark.sql import functions as F
+
+    if CLASS_WEIGHT.casefold() in (name.casefold() for name in df.columns):
+        raise ConfigurationError(f"no column may have the name {CLASS_WEIGHT!r}. Received: columns={df.columns}")
+    number = _class_number(df, label)
+    row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
+    factor = F.lit(1.0)
+    for one, value in class_weight.items():
+        factor = F.when(number == F.lit(one), F.lit(float(value))).otherwise(factor)
+    return df.withColumn(CLASS_WEIGHT, row_weight * factor)
+
+
+def _class_number(df: DataFrame, label: str) -> SparkColumn:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    column, kind = F.col(quoted(label)), df.schema[label].dataType
+    if is_vector(kind):
+        column = F.when(column.isNotNull(), vector_to_array(column))
+    elif not isinstance(kind, T.ArrayType):
+        return column.cast("double")
+    else:
+        while isinstance(kind.elementType, T.ArrayType):  # axes of length 1
+            column, kind = F.flatten(column), kind.elementType
+    largest = F.array_position(column, F.array_max(column)) - 1
+    return F.when(F.size(column) == 1, F.get(column, F.lit(0))).otherwise(largest).cast("double")
+
 
 _ONE_HOT = ("CategoricalCrossentropy", "categorical_crossentropy")
 _SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")

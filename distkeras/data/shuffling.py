@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.data.batches import Batch, Stack
+from distkeras.data.batches import Batch, Stack, aligned, is_aligned
 from distkeras.data.columns import ColumnArrays
-from distkeras.data.memory import aligned, is_aligned
 from distkeras.data.spec import DataSpec
 
 # A block of the first epoch: large enough to part equal neighbors, small enough to start training soon.

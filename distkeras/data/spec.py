@@ -91,6 +91,11 @@ class DataSpec:
         return frozenset(column.name for column in self.columns if np.dtype(column.dtype).kind != "f")
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of one row."""
+        return sum(column.row_bytes for column in self.columns)
+
+    @property
     def label_losses(self) -> tuple[str, ...]:
         """The name of each label's loss; empty where nobody says."""
         return self.losses or ("",) * len(self.labels)

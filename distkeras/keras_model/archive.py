@@ -18,8 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.tracebacks import headline
+from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import invalid
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distkeras.keras_model.carried import lost
-from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.tracebacks import headline
+from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import require_number
 
 #: What callers name the arguments, where they name them otherwise.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distkeras.data.batches import Stack
-from distkeras.keras_model.inputs import arrays_of, model_inputs
 from distkeras.keras_model.tensorflow import lent, stacked, updates_last
 from distkeras.ps.errors import ConfigurationError
 
@@ -30,6 +29,38 @@ MOST_BYTES_A_CALL = 64 * 2**20
 _CompiledLoop = Callable[..., Any]
 """The first step and the end, and stacked arrays ``(batches, rows, ...)``, one an input, target or weight, to float64
 ``(end - first, metrics)``."""
+
+
+# ---- Mini-batches as a Keras model takes them.
+
+
+def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
+    """(x, y, sample weight) as ``train_step`` takes them.
+
+    Args:
+        model: built.
+        x: an array or tensor for each input, in the model's order.
+        y: likewise for each output.
+        weight: sample weights ``(n,)``, or None.
+
+    Returns:
+        Inputs and targets bare where there is one, a list in the model's order, or a dictionary by its names.
+    """
+    return _structured(model, "input", x), _structured(model, "output", y), weight
+
+
+def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
+    """Inputs, targets and, if there are any, sample weights."""
+    return [*batch.x, *batch.y] + ([] if batch.weight is None else [batch.weight])
+
+
+def _structured(model: Any, side: str, arrays: Sequence[Any]) -> Any:
+    structure = getattr(model, side, None) if hasattr(model, "inputs") and model.inputs else None
+    if isinstance(structure, dict):
+        import keras
+
+        return keras.tree.pack_sequence_as(structure, list(arrays))
+    return arrays[0] if len(arrays) == 1 else list(arrays)
 
 
 class CompiledSteps:

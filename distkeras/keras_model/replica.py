@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.keras_model.compiled_steps import CompiledSteps
-from distkeras.keras_model.inputs import model_inputs
+from distkeras.keras_model.compiled_steps import CompiledSteps, model_inputs
 from distkeras.keras_model.variables import (
     VariableVector,
     copied,

@@ -7,21 +7,215 @@ its model, and the kept replica begins again with the state of that one.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
+import re
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import TYPE_CHECKING
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model.fingerprint import fingerprint
+from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.weights_file import ELSEWHERE, WEIGHTS, with_all_weights
 
 if TYPE_CHECKING:
     import keras
+
+
+# ---- What two models must share for one's traced loop to serve the other: everything, except numbers in layers' names.
+
+#: Where a configuration names the layers that a tensor comes from.
+_REFERENCES = {"keras_history", "input_layers", "output_layers"}
+#: Attributes of a variable by which code can distinguish layers.
+_NAMES = {"name", "_name", "path", "_path"}
+_NUMBER = re.compile(r"_\d+$")
+
+
+def fingerprint(recipe: Recipe, config: Mapping[str, Any], optimizer: keras.optimizers.Optimizer) -> bytes | None:
+    """Return a digest of everything that is traced; None where a part is not Keras' own.
+
+    A learning rate that is a number is left out: it is the value of a variable of the optimizer.
+
+    Args:
+        recipe: how the model is compiled.
+        config: of the model, as ``config.json`` in its archive has it.
+        optimizer: one that the recipe built.
+    """
+    try:
+        arguments = json.loads(json.dumps(dict(recipe.arguments), default=_config_of))
+    except TypeError:
+        return None
+    # How the model was compiled when it was saved does not count: the recipe compiles it.
+    parts = {name: value for name, value in config.items() if name != "compile_config"}
+    if not _is_all_of_keras([parts, arguments]):
+        return None
+    settings = arguments["optimizer"]["config"] if isinstance(arguments.get("optimizer"), dict) else {}
+    settings.pop("name", None)
+    if isinstance(settings.get("learning_rate"), float):
+        settings["learning_rate"] = None
+    renaming = _Renaming(layers=_has_one_output(parts) and not _reads_names(optimizer))
+    renamed = renaming.of(parts)
+    if renaming.names & {word for text in _texts([renamed, arguments]) for word in re.split(r"\W+", text)}:
+        renamed = _Renaming(layers=False).of(parts)
+    text = json.dumps([recipe.backend, _keras_settings(), renamed, arguments], sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+class _Renaming:
+    """Numbers layers and shared objects by their first mention.
+
+    Args:
+        layers: whether to number layers, too; where there are several outputs, metrics are named after them.
+    """
+
+    def __init__(self, layers: bool) -> None:
+        self._layers = layers
+        self._numbers: dict[tuple[str, Any], int] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """The layers' names whose numbers were replaced."""
+        return {value for kind, value in self._numbers if kind == "layer"}
+
+    def of(self, config: Any) -> Any:
+        """Return ``config`` with other numbers in names and in the place of addresses."""
+        if isinstance(config, list):
+            return [self.of(part) for part in config]
+        if not isinstance(config, dict):
+            return config
+        layer = _is_layer(config.get("config"))
+        found = {}
+        for key, value in config.items():
+            if key == "shared_object_id":
+                found[key] = self._number("object", value)
+            elif self._layers and (key in _REFERENCES or (key == "name" and (layer or _is_layer(config)))):
+                found[key] = self._renamed(value)
+            else:
+                found[key] = self.of(value)
+        return found
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._renamed(part) for part in value]
+        if isinstance(value, dict):
+            return {key: self._renamed(part) for key, part in value.items()}
+        return [_NUMBER.sub("", value), self._number("layer", value)] if isinstance(value, str) else value
+
+    def _number(self, kind: str, value: Any) -> int:
+        return self._numbers.setdefault((kind, value), len(self._numbers))
+
+
+def _is_layer(config: Any) -> bool:
+    """Return whether that is the configuration of a layer or a model; other objects' names say what they are."""
+    return isinstance(config, dict) and "name" in config and ("trainable" in config or "batch_shape" in config)
+
+
+def _has_one_output(config: Mapping[str, Any]) -> bool:
+    if config["class_name"] == "Sequential":
+        return True
+    outputs = config["config"].get("output_layers")
+    return isinstance(outputs, list) and _strings(outputs) == 1
+
+
+def _strings(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_strings, value))
+    return int(isinstance(value, str)) if not isinstance(value, dict) else 2  # several, by name
+
+
+def _texts(config: Any, *, settings: bool = False) -> Iterator[str]:
+    """Yield every string in a configuration, and every key that is not the name of a setting."""
+    if isinstance(config, str):
+        yield config
+    elif isinstance(config, dict):
+        for key, value in config.items():
+            if key not in ("module", "class_name"):
+                if not settings and key not in ("config", "build_config"):
+                    yield str(key)
+                yield from _texts(value, settings=key == "config")
+    elif isinstance(config, list):
+        # A renamed name: its word alone says nothing of the layer.
+        if len(config) == 2 and isinstance(config[0], str) and isinstance(config[1], int):
+            return
+        for value in config:
+            yield from _texts(value)
+
+
+def _reads_names(optimizer: Any) -> bool:
+    """Return whether the code of an optimizer, below Keras' base classes, reads names of variables or layers."""
+    import keras
+
+    parts = [optimizer, *_inner(optimizer)]
+    classes = {kind for part in parts for kind in type(part).__mro__}
+    # What Keras' own base classes read is set by no configuration.
+    own = classes.difference(keras.optimizers.Optimizer.__mro__, (keras.optimizers.LossScaleOptimizer,))
+    return any(_NAMES.intersection(_words(code)) for kind in own for code in _code_of(kind))
+
+
+def _inner(optimizer: Any) -> Iterator[Any]:
+    """Yield optimizers within another."""
+    import keras
+
+    for value in vars(optimizer).values():
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+            yield from _inner(value)
+
+
+def _code_of(kind: type) -> Iterator[CodeType]:
+    for value in vars(kind).values():
+        for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func"))):
+            if inspect.isfunction(inspect.unwrap(function) if callable(function) else function):
+                yield inspect.unwrap(function).__code__
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Yield the attributes that a function and those within it read, and their texts, as `getattr` takes them."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words(constant)
+        elif isinstance(constant, str):
+            yield constant
+
+
+def _keras_settings() -> dict[str, str]:
+    """Return what ``keras.config`` says in this process: functions without arguments that change nothing."""
+    import keras
+
+    found = {}
+    for name, function in sorted(vars(keras.config).items()):
+        changes = name.startswith(("enable_", "disable_", "set_"))
+        if inspect.isfunction(function) and not changes and not inspect.signature(function).parameters:
+            value = function()
+            found[name] = value if isinstance(value, str) else repr(getattr(value, "name", value))
+    return found
+
+
+def _config_of(value: Any) -> Any:
+    if isinstance(value, PackedObject):
+        return value.config
+    raise TypeError(f"must have a configuration. Received: {value!r}")
+
+
+def _is_all_of_keras(config: Any) -> bool:
+    """Return whether every class and function that ``config`` names is Keras' own."""
+    if isinstance(config, list):
+        return all(map(_is_all_of_keras, config))
+    if not isinstance(config, dict):
+        return True
+    if "class_name" in config and "config" in config:
+        module = config.get("module")
+        if module is not None and str(module).partition(".")[0] != "keras":
+            return False
+    return all(map(_is_all_of_keras, config.values()))
+
 
 #: Most bytes of a replica that is kept: while a task builds its model, the process holds both.
 _MOST_BYTES = 256 * 2**20

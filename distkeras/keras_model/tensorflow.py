@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.memory import aligned
+from distkeras.data.batches import aligned
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -16,8 +16,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.tracebacks import headline
+from distkeras.ps.errors import ConfigurationError, headline
 
 if TYPE_CHECKING:
     import h5py

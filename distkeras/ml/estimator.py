@@ -3,31 +3,119 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 
 from distkeras.callbacks import EarlyStopping
-from distkeras.cluster.failures import short_errors
 from distkeras.data.binding import listed, names_of
+from distkeras.data.columns import quoted
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
-from distkeras.ml.features import assembled
-from distkeras.ml.fit_folders import folder_of_fit
-from distkeras.ml.model import KerasModel, TrainingSummary
+from distkeras.ml.model import KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
-from distkeras.ml.validation import split
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
+from distkeras.ps.errors import ConfigurationError, MissingColumnError
+from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import on_dataframe
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
+
+
+# ---- Which rows are there to train on, and which to validate on.
+
+
+def split(
+    df: DataFrame, columns: Iterable[str], indicator: str | None, share: float, seed: int
+) -> tuple[DataFrame, DataFrame | None]:
+    """The rows to train on, and those to validate on, if any.
+
+    Args:
+        df: the data.
+        columns: names of those whose values a row is known by.
+        indicator: boolean column that is true for rows to validate on.
+        share: of the rows to validate on, where there is no ``indicator``: by a hash of a row's values, so that it is
+            the same row again whenever Spark computes it.
+        seed: enters the hash.
+
+    Raises:
+        MissingColumnError: no such column, or one that is not boolean.
+    """
+    from pyspark.sql import functions as F
+
+    if indicator is not None:
+        kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+        if kinds.get(indicator) != "boolean":
+            raise MissingColumnError(
+                f"`validation_indicator_col` must be a boolean column. Received: {kinds.get(indicator)}",
+                column=indicator,
+            )
+        chosen = F.coalesce(F.col(quoted(indicator)), F.lit(False))
+        return df.where(~chosen), df.where(chosen)
+    if not share:
+        return df, None
+    values = [F.col(quoted(name)) for name in columns]
+    # Another seed than that of the row order, whose hash decides which partition a row goes to.
+    chosen = F.pmod(F.xxhash64(F.lit(f"validation {seed}"), *values), F.lit(1 << 30)) < int(share * (1 << 30))
+    return df.where(~chosen), df.where(chosen)
+
+
+# ---- The checkpoints of an estimator that is fitted several times, as a search does: no two fits share a folder.
+
+_LOCK = threading.Lock()
+#: Of this process: uid of an estimator and its checkpoint's place to the numbers of the fits that have a folder, each
+#: with whether it runs.
+_TAKEN: dict[tuple[str, str], dict[int, bool]] = {}
+
+
+@contextmanager
+def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoint | None]:
+    """Where one fit is saved, for as long as it runs.
+
+    The first fit has the place that the estimator is told; later ones of the same estimator, and its copies, one beside
+    it: ``folder-2`` and so on. A fit that failed leaves its folder to the next one, which resumes it or is told of it.
+
+    Args:
+        uid: of the estimator.
+        checkpoint, resume: of `Trainer.train`.
+
+    Raises:
+        ConfigurationError: they cannot work, or a fit is to be resumed while another one has the folder.
+    """
+    told = checkpoint_of(checkpoint, resume)
+    if told is None:
+        yield None
+        return
+    key = uid, told.uri
+    with _LOCK:
+        taken = _TAKEN.setdefault(key, {})
+        if resume and taken.get(1):
+            raise ConfigurationError(
+                "`resume` must be of one fit at a time, and not of those of a search. "
+                f"Received: checkpoint={told.uri!r}, which another fit of this estimator has now"
+            )
+        number = 1 if resume else next(number for number in range(1, len(taken) + 2) if number not in taken)
+        taken[number] = True
+    ended = False
+    try:
+        yield told if number == 1 else dataclasses.replace(told, uri=f"{told.uri.rstrip('/')}-{number}")
+        ended = True
+    finally:
+        with _LOCK:
+            if ended:
+                taken[number] = False
+            else:
+                del taken[number]
+
 
 #: Keras makes a model from its archive under names that it counts globally: one thread at a time.
 _BUILDING = threading.Lock()

@@ -12,7 +12,7 @@ from distkeras.data.binding import listed, names_of
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_choice, require_text
-from distkeras.transformers.prediction import ModelFunction, arrow_udf, field_of_output, struct_of
+from distkeras.transformers.predictor import ModelFunction, arrow_udf, field_of_output, struct_of
 from distkeras.transformers.serving import PredictionPlan
 
 if TYPE_CHECKING:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.ml import Model
 
-from distkeras.cluster.failures import short_errors
-from distkeras.data.binding import Parts, listed, names_of, outputs_of
-from distkeras.data.decoding import decoders
-from distkeras.data.schema import data_spec, example
+from distkeras.data.batches import Batch
+from distkeras.data.binding import GivenColumns, Parts, listed, names_of, outputs_of
+from distkeras.data.columns import arrow_ready, map_in_arrow, quoted
+from distkeras.data.schema import data_spec, decoders, example, loss_name, losses_of
+from distkeras.data.source import BatchSource
+from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive
-from distkeras.keras_model.recipe import compiled_recipe
-from distkeras.ml.evaluation import EvaluationTask, evaluate, metric_states, require_additive
-from distkeras.ml.features import ASSEMBLED, assembled
-from distkeras.ml.heads import Head, heads_of
+from distkeras.keras_model.compiled_steps import model_inputs
+from distkeras.keras_model.recipe import Recipe, compiled_recipe
 from distkeras.ml.params import PredictionParams
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.spark.failures import short_errors
+from distkeras.transformers import expressions
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import on_dataframe
-from distkeras.transformers.prediction import column_type, predicted
-from distkeras.transformers.predictor import PackedModel
+from distkeras.transformers.predictor import PackedModel, column_type, predicted
+from distkeras.transformers.serving import Archive
 
 if TYPE_CHECKING:
     import keras
@@ -31,6 +38,197 @@ if TYPE_CHECKING:
 
     from distkeras.callbacks import Callback
     from distkeras.trainer import Trainer
+
+
+# ---- Several scalar columns as the one input of a model.
+
+#: Types whose numbers all others but booleans hold.
+_SMALL = {"boolean", "byte", "short"}
+#: The column that scalar columns become.
+ASSEMBLED = "distkeras_features"
+
+
+def assembled(df: DataFrame, features: GivenColumns, inputs: int) -> tuple[DataFrame, GivenColumns]:
+    """Return ``df`` and its columns that feed a model with so many ``inputs``, one each.
+
+    Several columns for one input must hold one number each; they fill it together, in their order. Their type is one
+    that holds every number of theirs as well as a single column would: integers stay integers.
+
+    Raises:
+        ConfigurationError: one of several columns for one input is no number.
+    """
+    given = names_of(features, "features_col")
+    if inputs != 1 or len(given) == 1 or isinstance(given, Mapping):
+        return df, given
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import BooleanType, NumericType
+
+    kinds = {field.name: field.dataType for field in df.schema.fields}
+    for name in given:
+        if name in kinds and not isinstance(kinds[name], NumericType | BooleanType):
+            raise ConfigurationError(
+                "several columns for one input of the model must hold one number each. "
+                f"Received: {kinds[name].simpleString()}",
+                column=name,
+            )
+    kind = _common({kinds[name].typeName() for name in given if name in kinds})
+    numbers = [F.col(quoted(name)).cast(kind) for name in given]
+    return df.withColumn(ASSEMBLED, F.array(*numbers)), (ASSEMBLED,)
+
+
+def _common(kinds: set[str]) -> str:
+    """Return the smallest type that holds the numbers of all these types; of integers next to fractions, double."""
+    if kinds <= _SMALL:
+        return "short"
+    if kinds <= {*_SMALL, "integer"}:
+        return "int"
+    if kinds <= {*_SMALL, "integer", "long"}:
+        return "bigint"
+    return "float" if kinds <= {*_SMALL, "float"} else "double"
+
+
+# ---- What the outputs of a compiled model mean, as its losses tell: classes, or numbers.
+
+_CLASSES = {
+    "sparse_categorical_crossentropy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+}
+_BINARY = {"binary_crossentropy", "binary_focal_crossentropy"}
+
+
+@dataclass(frozen=True)
+class Head:
+    """One output of a model.
+
+    Args:
+        classes: it scores classes: one number each, or a single one for the second of two.
+        logits: the scores have not been through softmax or sigmoid.
+        size: numbers of one row.
+    """
+
+    classes: bool
+    logits: bool
+    size: int
+
+
+def heads_of(model: keras.Model) -> list[Head]:
+    """One for each output of a model; without a loss, an output is numbers."""
+    losses = losses_of(model) if model.compiled else [None] * len(model.outputs)
+    found = []
+    for output, loss in zip(model.outputs, losses, strict=True):
+        shape = tuple(output.shape[1:])
+        size = -1 if None in shape else math.prod(shape)
+        name = "" if loss is None else re.sub(r"(?<!^)(?=[A-Z])", "_", loss_name(loss)).lower()
+        # Several binary outputs in one are labels that may hold at once, none of which is the class.
+        classes = name in _CLASSES and len(shape) <= 1 and not (name in _BINARY and size != 1)
+        found.append(Head(classes, _from_logits(loss), size))
+    return found
+
+
+def _from_logits(loss: Any) -> bool:
+    return bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
+
+
+# ---- Loss and metrics of a model over a DataFrame, in one pass of the executors: as `keras.Model.evaluate` has them.
+
+#: What a partition sends: the states of all metrics, one after the other.
+_SCHEMA = "states array<double>"
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What an executor needs.
+
+    Args:
+        archive: where the model is.
+        recipe: how it is compiled.
+        spec: columns and batch size.
+    """
+
+    archive: Archive
+    recipe: Recipe
+    spec: DataSpec
+
+    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for ``mapInArrow``: the states of one partition's metrics, or nothing for no rows."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        model: keras.Model | None = None
+        states = np.zeros(())
+        with BatchSource(records, self.spec, worker=context.partitionId() if context else 0) as source:
+            for batch in source:
+                if model is None:
+                    model = self.recipe.build(self.archive.read())
+                states = states + metric_states(model, batch)
+        if model is not None:
+            yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
+
+
+def metric_states(model: keras.Model, batch: Batch) -> np.ndarray:
+    """The states of a compiled model's loss and metrics over one mini-batch in inference mode, float64, flat."""
+    x, y, weight = model_inputs(model, batch.x, batch.y, batch.weight)
+    model.reset_metrics()
+    model.test_on_batch(x, y, sample_weight=weight)
+    return np.concatenate([np.ravel(variable) for variable in metric_variables(model)]).astype(np.float64)
+
+
+def metric_variables(model: keras.Model) -> list[Any]:
+    """The states of loss and metrics, in an order that is the same for each copy of the model."""
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def require_additive(model: keras.Model) -> None:
+    """Checks that the states of all metrics add up: those of Keras' own do, being sums and counts.
+
+    Args:
+        model: compiled, and called on data once, before which Keras does not make the metrics.
+
+    Raises:
+        ConfigurationError: a metric of the user's own class, of which nobody can know.
+    """
+    for metric in _single_metrics(model.metrics):
+        if type(metric).__module__.split(".")[0] != "keras":
+            raise ConfigurationError(
+                "metrics must be Keras' own, or functions, to be evaluated on executors: the states of a class of your "
+                f"own may not add up. Received: {metric.name!r} of {type(metric)}"
+            )
+
+
+def _single_metrics(metrics: Any) -> Iterator[Any]:
+    for metric in metrics:
+        if isinstance(getattr(metric, "metrics", None), list):
+            yield from _single_metrics(metric.metrics)
+        else:
+            yield metric
+
+
+def evaluate(df: DataFrame, task: EvaluationTask, model: keras.Model) -> dict[str, float]:
+    """Loss and metrics over ``df``, by name.
+
+    Args:
+        df: the data, with the columns of ``task.spec``.
+        task: for the executors.
+        model: compiled by the task's recipe, its metrics made and reset.
+
+    Raises:
+        EmptyDataError: no rows.
+        BadValueError, ShapeError: a row that cannot be evaluated.
+    """
+    ready = arrow_ready(df, (column.name for column in task.spec.columns), task.spec.encoded, task.spec.whole)
+    with expressions.typed_errors():
+        rows = map_in_arrow(ready, task.run, _SCHEMA).collect()
+    if not rows:
+        raise EmptyDataError("`dataset` must have rows to evaluate on. Received: none")
+    total = np.sum([row["states"] for row in rows], axis=0)
+    for variable in metric_variables(model):
+        size = int(np.prod(variable.shape))
+        variable.assign(total[:size].reshape(variable.shape))
+        total = total[size:]
+    return {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
 class TrainingSummary:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable
 
-from distkeras.cluster.failures import short_errors
 from distkeras.keras_model import archive
 from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -19,8 +18,8 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.transformers.archive_files import load_archive, save_archive
-from distkeras.transformers.writing import StageWriter
+from distkeras.spark.failures import short_errors
+from distkeras.transformers.files import StageWriter, load_archive, save_archive
 
 if TYPE_CHECKING:
     import keras

@@ -11,7 +11,7 @@ import pyarrow as pa
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
 from distkeras.ps.events import Event
-from distkeras.ps.protocol.commit_record import FIXED_HISTORY
+from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.server.start import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 

@@ -15,23 +15,145 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.ps.center.arithmetic import CheckedArithmetic
-from distkeras.ps.center.buffers import Buffer, Pool
-from distkeras.ps.center.chunks import Chunks
+from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, PartitionLease
-from distkeras.ps.center.rounds import Round
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
-from distkeras.ps.center.view_ahead import ViewAhead
-from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
-from distkeras.ps.protocol.commit_record import NO_FLOATS
-from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError
+from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
+
+# ---- What fails within a commit leaves it applied in part, which is noted here.
+
+
+class CheckedArithmetic:
+    """Raises within ``with`` where numpy's flags tell of an overflow or an invalid operation; for one thread at a time.
+
+    Args:
+        rule: name of the rule whose arithmetic it is.
+        enabled: False: numbers are not checked.
+    """
+
+    def __init__(self, rule: str, *, enabled: bool) -> None:
+        self._rule = rule
+        self.enabled = enabled
+        #: Whether something was raised: what the arithmetic wrote may be written in part.
+        self.failed = False
+        self._where: tuple[int, int | None, int] = (-1, None, 0)
+        self._flags = np.errstate()
+
+    def of(self, worker: int, step: int | None, clock: int) -> CheckedArithmetic:
+        """This very object, about to be entered for a commit of ``worker``; all three are for the error."""
+        self._where = worker, step, clock
+        return self
+
+    def __enter__(self) -> None:
+        if self.enabled:
+            self._flags = np.errstate(over="raise", divide="raise", invalid="raise")
+            self._flags.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.failed = self.failed or error is not None
+        if not self.enabled:
+            return
+        self._flags.__exit__(kind, error, trace)
+        if isinstance(error, ArithmeticError):
+            worker, step, clock = self._where
+            raise NonFiniteError(
+                f"rule {self._rule!r} must keep the center finite. Received: {error}, at clock {clock}",
+                worker=worker,
+                step=step,
+            ) from error
+
+
+# ---- A synchronous rule's round: what its workers have contributed since the one before it ended.
+
+
+@dataclass
+class Round:
+    """The present round. Its end is `Center`'s, which has the rule's kernel for it.
+
+    Args:
+        moving_statistics: sum of those contributed, each times its steps.
+        total: sum of the payloads; None before the first.
+        steps: behind the moving statistics.
+        skipped: contributions that were left out for their NaN or infinity: their workers have arrived.
+        began, previous_began: clock when it and the round before it began.
+    """
+
+    moving_statistics: np.ndarray
+    total: Buffer | None = None
+    steps: int = 0
+    skipped: int = 0
+    began: int = 0
+    previous_began: int = 0
+
+    def contribute(self, part: Buffer) -> None:
+        """Adds a payload, which the round takes over."""
+        if self.total is None:
+            self.total = part
+        else:
+            self.total.array += part.array
+            part.drop()
+
+    def contribute_moving_statistics(self, commit: Commit) -> None:
+        """Adds those of ``commit``, by its steps."""
+        self.moving_statistics += commit.moving_statistics * commit.steps
+        self.steps += commit.steps
+
+    def take_moving_statistics(self) -> np.ndarray:
+        """Their mean over the steps of the round, which has none then."""
+        mean = self.moving_statistics / self.steps
+        self.moving_statistics = np.zeros_like(self.moving_statistics)
+        self.steps = 0
+        return mean
+
+    def end(self, clock: int) -> None:
+        """The next round begins at ``clock``, with nothing contributed."""
+        self.total = None
+        self.previous_began, self.began = self.began, clock
+
+
+# ---- The view that a commit's reply will be, made with the commit while its blocks are in the cache.
+
+
+class ViewAhead:
+    """At most one version that nobody has been sent yet, which a release soon after its commit takes.
+
+    Whatever changes the center in between makes it worthless: another commit, which the clock tells, or what `forget`
+    is called for.
+    """
+
+    def __init__(self) -> None:
+        self._made_for: tuple[int, int] | None = None
+        self._version: Buffer | None = None
+
+    def put(self, worker: int, clock: int, version: Buffer) -> None:
+        """Takes over ``version``: what ``worker`` is sent as long as the clock says ``clock``."""
+        self.forget()
+        self._made_for, self._version = (worker, clock), version
+
+    def take(self, worker: int, clock: int) -> Buffer | None:
+        """Gives the version to its only taker; None where there is none for it."""
+        if self._made_for != (worker, clock):
+            return None
+        version, self._version, self._made_for = self._version, None, None
+        return version
+
+    def forget(self) -> None:
+        """Gives an untaken version back to its pool."""
+        if self._version is not None:
+            self._version.drop()
+        self._version = self._made_for = None
 
 
 class Released(NamedTuple):

@@ -12,10 +12,9 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import NonFiniteError, RemoteProtocolError, ShapeError
-from distkeras.ps.protocol.commit_record import FIXED_HISTORY
 from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import Commit, Hello
+from distkeras.ps.protocol.messages import FIXED_HISTORY, Commit, Hello
 
 
 def check_hello(center: Center, message: Hello) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distkeras.ps.checkpoint.names import Claim, Name, parsed
+from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ServerLostError, SnapshotError
 from distkeras.ps.transport.client import Address

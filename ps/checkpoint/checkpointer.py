@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.commit_file import BLOCK_COMMITS, LogRows, joined
-from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory, take
-from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
+from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory, take
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
-from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import invalid, require_boolean, require_integer, require_text
 from distkeras.ps.world.world import REAL, Condition, World
 

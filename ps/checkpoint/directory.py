@@ -7,25 +7,134 @@ names the log files before it, but does not need them to be gone on from: weight
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.commit_file import LogRows
-from distkeras.ps.center.commit_log import COMMIT, CommitLog
-from distkeras.ps.checkpoint.identity import require_same_job
-from distkeras.ps.checkpoint.log_files import LogFile, LogFiles
-from distkeras.ps.checkpoint.names import Claim, Name, parsed
-from distkeras.ps.checkpoint.ownership import Ownership, Standing
+from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
+from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, Standing, parsed
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
-from distkeras.ps.errors import ConfigurationError, DistkerasError, SnapshotError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, SnapshotError
 from distkeras.ps.events import report
-from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
+
+# ---- What a job is known by, and in what two differ.
+
+#: Differences that an error names, and characters of each value.
+_NAMED, _LONGEST_TEXT = 3, 120
+
+
+def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
+    """Whether what ``own`` tells of a job is what ``saved`` tells.
+
+    Args:
+        own, saved: JSON-ready; what only ``saved`` has does not count.
+        where: the saved job's directory, for the error.
+
+    Raises:
+        DifferentJobError: it is another job; the error names what differs.
+    """
+    found = list(differences(own, {name: saved.get(name) for name in own}))
+    if found:
+        path, ours, theirs = found[0]
+        others = [f"`{path}`" for path, _, _ in found[1:_NAMED]]
+        if len(found) > _NAMED:
+            others.append(f"{len(found) - _NAMED} more")
+        also = f"; also different: {', '.join(others)}" if others else ""
+        raise DifferentJobError(
+            f"`{path}` must be {_short(theirs)}, as in the job that {where!r} holds. Received: {_short(ours)}{also}"
+        )
+
+
+def differences(own: Any, saved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each place in which two JSON values differ: its path, and both values."""
+    if isinstance(own, Mapping) and isinstance(saved, Mapping):
+        for name in {**own, **saved}:
+            yield from differences(own.get(name), saved.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+        for number, (ours, theirs) in enumerate(zip(own, saved, strict=True)):
+            yield from differences(ours, theirs, f"{path}.{number}")
+    elif own != saved:
+        yield path, own, saved
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+
+
+# ---- How much of a commit log is in which files, and which of them are to become one.
+
+#: Files that become one, and bytes of the largest one.
+_MERGED, _LARGEST = 8, 64 << 20
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file.
+
+    Args:
+        name: of the file.
+        commits: in it.
+        size: its bytes.
+        level: how often files have become one for it.
+    """
+
+    name: str
+    commits: int
+    size: int
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """All files of a log, in order; levels never rise from one to the next."""
+
+    files: tuple[LogFile, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(file.name for file in self.files)
+
+    @property
+    def commits(self) -> int:
+        """In all of them."""
+        return sum(file.commits for file in self.files)
+
+    def due(self) -> int:
+        """How many of the last ones are to become one; 0: none."""
+        taken = size = 0
+        while taken < len(self.files):
+            files = self.files[: len(self.files) - taken]
+            level = files[-1].level
+            run = next((count for count, file in enumerate(reversed(files)) if file.level != level), len(files))
+            size += sum(file.size for file in files[-run:])
+            # What the levels below have become counts as one of this level, if it is just the next one.
+            merged = 1 if taken and level == self.files[-taken].level + 1 else 0
+            if run + merged < _MERGED or size > _LARGEST:
+                break
+            taken += run
+        return taken
+
+    def with_last(self, file: LogFile, replaced: int = 0) -> LogFiles:
+        """These, with ``file`` in place of the last ``replaced`` ones."""
+        return LogFiles((*self.files[: len(self.files) - replaced], file))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """JSON-ready; `from_json` takes it back."""
+        return [asdict(file) for file in self.files]
+
+    @classmethod
+    def from_json(cls, values: Iterable[dict[str, Any]]) -> LogFiles:
+        """What `to_json` gave."""
+        return cls(tuple(LogFile(**value) for value in values))
+
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ The log is left out too, for it only ever grows; `directory` writes its new part
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,25 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
-from distkeras.ps.checkpoint.row_sums import sum_of
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
+
+# ---- A checksum of rows of which a part does not depend on how they are spread over partitions.
+
+#: Bits of the sum, and how far a hash is shifted to the right for it.
+SUM_BITS, SUM_SHIFT = 31, 33
+_CRC_BITS = 32
+
+
+def checksum_of(total: int, crc: int) -> int:
+    """The checksum of rows whose hashes' first 31 bits add up to ``total``: at least 0, below 2⁶³."""
+    return (total % (1 << SUM_BITS)) << _CRC_BITS | crc
+
+
+def sum_of(checksums: Iterable[int]) -> int:
+    """The sum over the rows that these checksums are of, modulo 2³¹."""
+    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)
+
 
 #: What of a `PartitionLease` is kept as it is.
 _KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped")

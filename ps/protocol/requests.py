@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.ps.protocol.commit_record import NO_FLOATS, CommitRecord
+from distkeras.ps.protocol.messages import NO_FLOATS, CommitRecord
 from distkeras.ps.rules.base import Vector
 
 

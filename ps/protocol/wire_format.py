@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.commit_record import NO_FLOATS
 from distkeras.ps.protocol.compression import Codec, codec_of
-from distkeras.ps.protocol.messages import CenterReply, Commit
+from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply, Commit
 from distkeras.ps.rules.base import Vector
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from distkeras.ps.rules.base import Chunk, Context, Replica, Rule, RuleInfo, Traits, WorkerState
-from distkeras.ps.rules.registry import all_rules, from_text, json_or_text, make
-from distkeras.ps.rules.rule_table import table
+from distkeras.ps.rules.registry import all_rules, from_text, json_or_text, make, table
 
 __all__ = [
     "Chunk",

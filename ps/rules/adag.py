@@ -9,6 +9,7 @@ import numpy as np
 
 from distkeras.ps.rules.base import (
     BLOCK,
+    THESIS,
     Chunk,
     Context,
     Replica,
@@ -20,7 +21,6 @@ from distkeras.ps.rules.base import (
     WorkerState,
     sum_of_squares,
 )
-from distkeras.ps.rules.papers import THESIS
 from distkeras.ps.validate import check_field, require_choice, require_number
 
 FORMS = ("4.1", "4.7", "4.10", "4.1norm", "4.7norm")

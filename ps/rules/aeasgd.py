@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, Vector, WorkerState
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import THESIS, Replica, Rule, RuleInfo, Traits, Vector, WorkerState
 from distkeras.ps.validate import check_field, invalid, require_number
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, WorkerState
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import THESIS, Replica, Rule, RuleInfo, Traits, WorkerState
 
 
 @dataclass(frozen=True)

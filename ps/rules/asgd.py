@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
-from distkeras.ps.rules.papers import DANA
+from distkeras.ps.rules.base import DANA, Chunk, Context, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
 from distkeras.ps.validate import check_field, invalid, require_number
 
 

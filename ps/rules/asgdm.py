@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars
+from distkeras.ps.rules.base import ORMO, Chunk, Context, RuleInfo, Scalars
 from distkeras.ps.rules.nag_asgd import NagASGD
-from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)

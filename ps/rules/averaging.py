@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import THESIS, Chunk, Replica, Rule, RuleInfo, Scalars, Traits, WorkerState
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.base import DANA, Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.rules.dc_asgd import compensate
-from distkeras.ps.rules.papers import DANA
 from distkeras.ps.validate import check_field, require_number
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import Replica, RuleInfo, Vector, WorkerState
-from distkeras.ps.rules.papers import DANA
+from distkeras.ps.rules.base import DANA, Replica, RuleInfo, Vector, WorkerState
 from distkeras.ps.validate import check_field, require_number
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
-from distkeras.ps.rules.papers import DELAY_COMPENSATION
+from distkeras.ps.rules.base import DELAY_COMPENSATION, Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.validate import check_field, require_choice, require_number
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkeras.ps.rules.base import Rule, RuleInfo, Traits
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import THESIS, Rule, RuleInfo, Traits
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, Context, Rule, RuleInfo, Scalars, Traits
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import THESIS, Chunk, Context, Rule, RuleInfo, Scalars, Traits
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.aeasgd import AEASGD
-from distkeras.ps.rules.base import Chunk, Replica, RuleInfo, Scalars, Traits, Vector, WorkerState, sum_of_squares
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import (
+    THESIS,
+    Chunk,
+    Replica,
+    RuleInfo,
+    Scalars,
+    Traits,
+    Vector,
+    WorkerState,
+    sum_of_squares,
+)
 from distkeras.ps.validate import require_choice
 
 

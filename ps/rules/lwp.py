@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.base import DANA, Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
-from distkeras.ps.rules.papers import DANA
 
 
 @dataclass(frozen=True)

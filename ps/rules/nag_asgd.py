@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
-from distkeras.ps.rules.papers import DANA
+from distkeras.ps.rules.base import DANA, Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.validate import check_field, require_number
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgdm import momentum_correction
-from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
+from distkeras.ps.rules.base import ORMO, Chunk, Context, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.nag_asgd import NagASGD
-from distkeras.ps.rules.papers import ORMO
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules.base import Rule
+from distkeras.ps.rules.base import Rule, Traits
 
 
 @cache
@@ -69,3 +69,46 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+# ---- The table of rules for documentation, made of what each rule says of itself.
+
+HEADER = (
+    "rule",
+    "name",
+    "paper",
+    "equations",
+    "family",
+    "sends",
+    "server vectors beside the center",
+    "hyper-parameters",
+    "scheduler",
+)
+
+
+def table() -> str:
+    """The table of rules, in Markdown: from each rule's `RuleInfo`, traits and fields."""
+    lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    for name, kind in all_rules().items():
+        rule, info = kind(), kind.info
+        hyper_parameters = ", ".join(f"`{key}={value!r}`" for key, value in rule.config().items())
+        lines.append(
+            f"| `{name}` | {info.title} | {info.paper} | {info.equations} | {info.family} | {info.sends} | "
+            f"{_server_vectors(rule.traits)} | {hyper_parameters} | {_scheduler(rule.traits)} |"
+        )
+    return "\n".join(lines)
+
+
+def _server_vectors(traits: Traits) -> str:
+    vectors = [*traits.model_vectors, *(f"n × {vector}" for vector in traits.worker_vectors)]
+    if traits.keeps_sent:
+        vectors.append("n × what was sent")
+    if traits.synchronous:
+        vectors.append("the round's sum")
+    return " + ".join(vectors).replace("_", " ") or "–"
+
+
+def _scheduler(traits: Traits) -> str:
+    if traits.synchronous:
+        return "rounds"
+    return "asynchronous, all workers must fit" if traits.fixed_workers else "asynchronous"

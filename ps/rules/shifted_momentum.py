@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import Chunk, Context, Replica, RuleInfo, Scalars, Vector, WorkerState
-from distkeras.ps.rules.papers import ORMO
+from distkeras.ps.rules.base import ORMO, Chunk, Context, Replica, RuleInfo, Scalars, Vector, WorkerState
 from distkeras.ps.validate import check_field, require_number
 
 

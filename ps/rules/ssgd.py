@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.rules.asgd import ASGD
-from distkeras.ps.rules.base import Chunk, Context, RuleInfo, Scalars, Traits
-from distkeras.ps.rules.papers import ORMO
+from distkeras.ps.rules.base import ORMO, Chunk, Context, RuleInfo, Scalars, Traits
 
 
 @dataclass(frozen=True)

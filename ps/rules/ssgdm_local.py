@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distkeras.ps.rules.base import Chunk, RuleInfo, Scalars, Traits
-from distkeras.ps.rules.papers import ORMO
+from distkeras.ps.rules.base import ORMO, Chunk, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.shifted_momentum import ShiftedMomentum
 
 

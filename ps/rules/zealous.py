@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.rules.base import Replica, Rule, RuleInfo, Traits, WorkerState
-from distkeras.ps.rules.papers import THESIS
+from distkeras.ps.rules.base import THESIS, Replica, Rule, RuleInfo, Traits, WorkerState
 from distkeras.ps.validate import require_choice
 
 

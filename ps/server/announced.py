@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from distkeras.ps.checkpoint.announcement import Owner, owner_of
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.names import Claim
+from distkeras.ps.checkpoint.ownership import Claim
 from distkeras.ps.errors import (
     ERRORS,
     ConfigurationError,

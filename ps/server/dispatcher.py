@@ -6,23 +6,32 @@ Called from the sessions' threads, which do the receiving and the sending. The f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, not_finite
-from distkeras.ps.center.leases import NO_ATTEMPT
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
-from distkeras.ps.errors import DistkerasError, JobStoppedError, NodeError, NonFiniteError, Origin, RemoteProtocolError
+from distkeras.ps.errors import (
+    DistkerasError,
+    JobStoppedError,
+    LeaseLostError,
+    NodeError,
+    NonFiniteError,
+    Origin,
+    RemoteProtocolError,
+)
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import codec_of
-from distkeras.ps.protocol.error_codes import error_of, fault_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
     Abort,
+    Ack,
     CenterReply,
     Commit,
     Drain,
@@ -43,13 +52,165 @@ from distkeras.ps.protocol.messages import (
     Probe,
     Publish,
     Pull,
+    Records,
+    Status,
+    Welcome,
+    WorkerTable,
+    error_of,
+    fault_of,
 )
-from distkeras.ps.server import replies
-from distkeras.ps.server.holders import Holders, Peer
+from distkeras.ps.server.peer_vectors import PeerVectors
 from distkeras.ps.server.published_center import PublishedCenter, digest_of
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.world.world import REAL, World
+
+# ---- What the server answers, made from the center's state; the caller holds its lock.
+
+
+def _ack(center: Center | None, sequence: int, durable: int, *, skipped: bool = False) -> Ack:
+    """Commit ``sequence`` is applied, or something without a number noted."""
+    if center is None:
+        return Ack(0, 0, sequence, durable)
+    return Ack(center.incarnation, center.clock, sequence, durable, skipped, center.stopping is not None)
+
+
+def _center_reply(center: Center, released: Released, durable: int) -> CenterReply:
+    """The version that ``released`` has."""
+    return CenterReply(
+        incarnation=center.incarnation,
+        clock=released.clock,
+        sequence=released.sequence,
+        durable=durable,
+        learning_rate=released.learning_rate,
+        center=released.buffer.array,
+        moving_statistics=released.moving_statistics,
+        stopping=center.stopping is not None,
+    )
+
+
+def _welcome(center: Center, lease: PartitionLease, durable: int, *, held: bool) -> Welcome:
+    """Where the partition of ``lease`` stands; ``held``: this attempt had it already, and nobody else since."""
+    return Welcome(
+        incarnation=center.incarnation,
+        clock=center.clock,
+        sequence=lease.sequence,
+        durable=durable,
+        epoch=lease.epoch,
+        batch=lease.batch,
+        finished=lease.finished,
+        held=held,
+        checksum=lease.checksum,
+        skipped=lease.skipped,
+        stopping=center.stopping is not None,
+    )
+
+
+def _status(center: Center | None, saved: tuple[int, float]) -> Status:
+    """How far the job has come, and its latest snapshot: the clock that this has, and its age."""
+    if center is None:
+        return Status(0, 0, 0, 0, 0, math.nan, math.nan)
+    leases: Collection[PartitionLease] = center.leases.values()
+    # Of partitions that have no rows nothing is to come.
+    empty = sum(lease.finished and not lease.sequence for lease in leases)
+    return Status(
+        clock=center.clock,
+        joined=len(leases),
+        finished=sum(lease.finished for lease in leases),
+        batches=center.log.batches,
+        samples=center.log.samples,
+        loss=center.log.loss,
+        staleness=center.log.staleness,
+        epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
+        saved_clock=saved[0],
+        saved_seconds=saved[1],
+    )
+
+
+def _records(center: Center, request: Drain) -> Records:
+    """The commit records that ``request`` asks for."""
+    commits, _, history = center.log.read(request.start, request.count)
+    return Records(len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history)
+
+
+def _worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int], now: float) -> WorkerTable:
+    """Who is silent since when, at ``now`` (seconds since the epoch); nobody in ``waiting``, who is owed an answer."""
+    rows = [
+        (worker, lease.attempt, lease.sequence, 0.0 if worker in waiting else now - lease.active_at)
+        for worker, lease in leases.items()
+        if not lease.finished and lease.attempt != NO_ATTEMPT
+    ]
+    return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
+
+
+# ---- Which connection speaks for each partition: an attempt may have several, of which only the newest is heard.
+
+
+class Peer(Protocol):
+    """A session, as far as its answers need it."""
+
+    #: Worker and attempt whose lease was given over this connection.
+    lease: tuple[int, int] | None
+    #: When the peer last gave a sign of life (`World.monotonic`), and whether it is owed an answer now.
+    heard_at: float
+    asking: bool
+
+    @property
+    def vectors(self) -> PeerVectors:
+        """Of its requests and their replies."""
+
+    def hung_up(self) -> bool:
+        """Whether the peer has closed its end."""
+
+
+class Holders(dict[int, Peer]):
+    """Who holds each partition's lease, or held it last; the job's lock guards it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The number of the newest connection over which each attempt (worker, attempt) has asked for a lease.
+        self._newest: dict[tuple[int, int], int] = {}
+
+    def announce(self, hello: Hello) -> None:
+        """An attempt asks for a lease; what comes over its older connections is late from now on.
+
+        Raises:
+            LeaseLostError: this one is late itself.
+        """
+        attempt = (hello.worker, hello.attempt)
+        self._newest[attempt] = max(self._newest.get(attempt, 0), hello.connection)
+        self.require_newest(hello)
+
+    def require_newest(self, hello: Hello) -> None:
+        """Whether the attempt has not asked over a newer connection since.
+
+        Raises:
+            LeaseLostError: it has.
+        """
+        newest = self._newest[hello.worker, hello.attempt]
+        if hello.connection < newest:
+            raise LeaseLostError(
+                f"attempt {hello.attempt} speaks over its connection {newest}. "
+                f"Received: a Hello over connection {hello.connection}",
+                worker=hello.worker,
+            )
+
+    def require(self, peer: Peer, worker: int) -> None:
+        """Whether ``peer`` is the connection that the partition's lease was given over.
+
+        Raises:
+            LeaseLostError: it is not: the same attempt may have come back over another one.
+        """
+        if self.get(worker) is not peer:
+            raise LeaseLostError(
+                "the lease must have been given over this connection. Received: a request over another one",
+                worker=worker,
+            )
+
+    def asking(self) -> Collection[int]:
+        """The partitions whose holders are owed an answer."""
+        return {worker for worker, peer in self.items() if peer.asking}
+
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +359,7 @@ class Dispatcher:
                 peer.lease = (worker, attempt)
                 self.holders[worker] = peer
             self.changed.notify_all()
-            welcome = replies.welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
+            welcome = _welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
@@ -210,7 +371,7 @@ class Dispatcher:
             center = self._host.require()
             center.require_incarnation(message.worker, message.incarnation)
             released = self._release(peer, center, message.worker, message.attempt)
-        return peer.vectors.encode(self._center_reply(peer, center, released), whole=True)
+        return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
         center = self._host.require()
@@ -237,9 +398,9 @@ class Dispatcher:
             # Rounds and bounded staleness release others here; an observer may be waiting for news.
             self.changed.notify_all()
             if not commit.wants_center:
-                return replies.ack(center, commit.sequence, self._host.durable(commit.worker, commit.sequence))
+                return _ack(center, commit.sequence, self._host.durable(commit.worker, commit.sequence))
             released = self._release(peer, center, commit.worker, commit.attempt)
-        return peer.vectors.encode(self._center_reply(peer, center, released), whole=False)
+        return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
     def _skip(self, peer: Peer, center: Center, commit: Commit, error: NonFiniteError) -> Message:
         with self.changed:
@@ -254,7 +415,7 @@ class Dispatcher:
             self._host.committed()
             self.changed.notify_all()
             durable = self._host.durable(commit.worker, commit.sequence)
-            answer = replies.ack(center, commit.sequence, durable, skipped=True)
+            answer = _ack(center, commit.sequence, durable, skipped=True)
         if news:
             count = f"{skipped + 1} of at most {most}"
             text = "a commit is skipped (%s): %s"
@@ -267,7 +428,7 @@ class Dispatcher:
         return Occupancy(bool(self._committing))
 
     def _on_heartbeat(self, peer: Peer, message: Heartbeat) -> Message:
-        return self._ack()  # that the session was heard is all there is to it
+        return self._acknowledge()  # that the session was heard is all there is to it
 
     def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
         self._wait_for_publish(peer)
@@ -283,7 +444,7 @@ class Dispatcher:
             center.leave(message.worker, message.attempt)
             self.changed.notify_all()
             self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, message.worker)
-        return self._ack()
+        return self._acknowledge()
 
     def _on_fault(self, peer: Peer, message: Fault) -> Message:
         error = error_of(message)
@@ -292,7 +453,7 @@ class Dispatcher:
         else:  # Spark tries again where it may
             worker, attempt = peer.lease or (message.worker, None)
             report(log, "node", "an attempt has failed: %s", error.message, worker=worker, attempt=attempt)
-        return self._ack()
+        return self._acknowledge()
 
     # ---- the driver, likewise
 
@@ -307,7 +468,7 @@ class Dispatcher:
                     self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
                 self._model, self._published = message.model, digest
                 self.changed.notify_all()
-        return self._ack()
+        return self._acknowledge()
 
     def _on_observe(self, peer: Peer, message: Observe) -> Message:
         deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN
@@ -316,35 +477,35 @@ class Dispatcher:
                 if not self.changed.wait_for_news(deadline, peer.hung_up):
                     break
             fault = self.changed.fault
-            return replies.status(self._host.center, self._host.saved) if fault is None else fault
+            return _status(self._host.center, self._host.saved) if fault is None else fault
 
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:
             center = self._require_center(peer)
             released = center.inspect()
-        return self._center_reply(peer, center, released)
+        return self._reply_with_center(peer, center, released)
 
     def _on_drain(self, peer: Peer, message: Drain) -> Message:
         with self.changed:
-            return replies.records(self._require_center(peer), message)
+            return _records(self._require_center(peer), message)
 
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
             leases, now = self._require_center(peer).leases, self._world.time()
-            return replies.worker_table(leases, self.holders.asking(), now)
+            return _worker_table(leases, self.holders.asking(), now)
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
             self._require_center(peer).end_early(message.reason)
             self.changed.notify_all()
-        return self._ack()
+        return self._acknowledge()
 
     def _on_abort(self, peer: Peer, message: Abort) -> Message:
         self.changed.fail(fault_of(JobStoppedError(message.reason)))
-        return self._ack()
+        return self._acknowledge()
 
     def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
-        return self._ack()
+        return self._acknowledge()
 
     def end(self) -> None:
         """Let the server end: the driver has said goodbye, and has its answer. Take the lock."""
@@ -361,9 +522,9 @@ class Dispatcher:
             return 0.0
         return self._world.monotonic() - (self._began if holder is None else holder.heard_at)
 
-    def _ack(self) -> Message:
+    def _acknowledge(self) -> Message:
         """Not of a commit."""
-        return replies.ack(self._host.center, 0, self._host.durable(-1, 0))
+        return _ack(self._host.center, 0, self._host.durable(-1, 0))
 
     def _wait_for_publish(self, peer: Peer) -> None:
         """Wait for the driver's `Publish`."""
@@ -406,8 +567,8 @@ class Dispatcher:
         center.leases.held(worker, attempt)
         self.holders.require(peer, worker)
 
-    def _center_reply(self, peer: Peer, center: Center, released: Released) -> CenterReply:
+    def _reply_with_center(self, peer: Peer, center: Center, released: Released) -> CenterReply:
         """Not under the lock."""
         peer.vectors.hold_until_sent(released.buffer)
         worker = -1 if peer.lease is None else peer.lease[0]
-        return replies.center_reply(center, released, self._host.durable(worker, released.sequence))
+        return _center_reply(center, released, self._host.durable(worker, released.sequence))

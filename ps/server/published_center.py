@@ -14,8 +14,7 @@ from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import DifferentJobError, DistkerasError, NodeError, RemoteProtocolError, ServerLostError
-from distkeras.ps.protocol.error_codes import fault_of
-from distkeras.ps.protocol.messages import Publish
+from distkeras.ps.protocol.messages import Publish, fault_of
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 

@@ -19,9 +19,8 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.events import report
-from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.messages import Goodbye, Message
+from distkeras.ps.protocol.messages import Goodbye, Message, fault_of
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.peer_vectors import PeerVectors

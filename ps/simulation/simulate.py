@@ -20,9 +20,8 @@ from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.simulation.function_replica import Gradient
 from distkeras.ps.simulation.timing import Communication, Timing
-from distkeras.ps.simulation.trace import Trace
 from distkeras.ps.simulation.virtual_clock import VirtualClock
-from distkeras.ps.simulation.virtual_job import VirtualJob
+from distkeras.ps.simulation.virtual_job import Trace, VirtualJob
 from distkeras.ps.validate import invalid, require_integer
 
 #: ``occupied(worker, clock)``

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,15 +11,48 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import Scheduler
-from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.protocol.messages import Commit, CommitRecord
 from distkeras.ps.protocol.requests import Loop, PullRequest, Reply, Request
 from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.simulation.function_replica import FunctionReplica, Gradient, endless_batches, gradient_of
-from distkeras.ps.simulation.trace import Trace
 from distkeras.ps.validate import require_number
 from distkeras.ps.worker.loop import work
+
+# ---- What happened in a simulation.
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened, one entry a commit, in clock order.
+
+    Args:
+        theta: the center at the end.
+        worker: who committed.
+        staleness: commits by others since the worker was last sent the center, tau.
+        time: virtual time at which the commit was applied; its number, under an explicit schedule.
+        steps: local steps behind it.
+        scale: mean scale factor.
+        gap: ``||center - sent|| / sqrt(size)`` before it was applied; NaN unless measured.
+        normalized_gap: gap over the norm of the payload; NaN unless measured.
+        centers: the center after each commit, shape ``(commits, size)``, if kept.
+    """
+
+    theta: Vector
+    worker: np.ndarray
+    staleness: np.ndarray
+    time: np.ndarray
+    steps: np.ndarray
+    scale: np.ndarray
+    gap: np.ndarray
+    normalized_gap: np.ndarray
+    centers: np.ndarray | None
+
+    @property
+    def clock(self) -> np.ndarray:
+        """The commits' numbers."""
+        return np.arange(len(self.worker))
+
 
 #: Elements of one chunk: twice a server's, for there is one core, and Python's share of each chunk counts.
 _BLOCK = 2 * BLOCK

@@ -16,8 +16,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.framing import Allocate, EndOfStream
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Message
-from distkeras.ps.transport.backoff import Backoff
-from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world.streams import Stream
 from distkeras.ps.world.world import REAL, World
 

@@ -14,9 +14,8 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.error_codes import error_of
 from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.messages import Fault, Message
+from distkeras.ps.protocol.messages import Fault, Message, error_of
 from distkeras.ps.transport.channel import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.tls import client_context

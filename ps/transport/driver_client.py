@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distkeras.ps.protocol.commit_record import NO_BYTES, NO_FLOATS
 from distkeras.ps.protocol.layout import Layout, encode
 from distkeras.ps.protocol.messages import (
+    NO_BYTES,
+    NO_FLOATS,
     Abort,
     Ack,
     CenterReply,

@@ -15,13 +15,13 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
     Commit,
+    CommitRecord,
     FetchModel,
+    Heartbeat,
     Hello,
     Leave,
     Message,
@@ -31,18 +31,151 @@ from distkeras.ps.protocol.messages import (
     Probe,
     Pull,
     Welcome,
+    fault_of,
 )
 from distkeras.ps.protocol.requests import Reply
 from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address, Client
-from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.transport.heartbeats import BEATS_A_LEASE, Heartbeats
-from distkeras.ps.transport.posting import Posting
-from distkeras.ps.world.world import REAL, World
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
+from distkeras.ps.world.world import REAL, Lock, World
+
+# ---- Signs of life of a worker that computes: a lease lasts as long as its holder lives, whatever a window takes.
+
+#: How many heartbeats a lease lasts: some may be late.
+BEATS_A_LEASE = 4
+
+
+class Heartbeats:
+    """Sends a `Heartbeat` at an interval from a thread of its own, while no request is under way on the channel.
+
+    A peer that is owed an answer is alive to the server, so a request under way stands for the heartbeat. Where the
+    connection is found dead it is hung up: the next request finds that, and connects again.
+
+    Args:
+        channel: of one connection, whose worker has joined.
+        lock: held by whoever has a request under way on it.
+        interval: seconds.
+        timeout: seconds for an answer.
+        name: of the thread.
+    """
+
+    def __init__(self, channel: Channel, lock: Lock, *, interval: float, timeout: float, name: str) -> None:
+        self._channel = channel
+        self._lock = lock
+        self._interval = interval
+        self._timeout = timeout
+        self._stopped = channel.world.event()
+        self._thread = channel.world.thread(self._run, name)
+
+    def start(self) -> None:
+        """Begins, an interval from now."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sends no more; the thread ends by itself."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            if self._lock.acquire(blocking=False):
+                try:
+                    if not self._send_heartbeat():
+                        self._channel.hang_up()  # before anybody's next request, which finds it so
+                        return
+                finally:
+                    self._lock.release()
+
+    def _send_heartbeat(self) -> bool:
+        if self._stopped.is_set():
+            return True
+        try:
+            self._channel.send(Heartbeat())
+            return isinstance(self._channel.receive(self._timeout, "the server's answer to a Heartbeat"), Ack)
+        except (DistkerasError, OSError):
+            return False
+
+
+# ---- A call in a thread of its own, whose outcome is asked for later: a commit, while the next window is computed.
 
 _T = TypeVar("_T")
+
+#: Seconds after which a thread that has nothing to do looks around.
+_IDLE = 60.0
+
+
+class Posting(Generic[_T]):
+    """Makes one call at a time, in one thread; it ends with `close`.
+
+    Args:
+        world: its threads.
+        name: of the thread.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self._changed = world.condition()
+        self._now = world.monotonic
+        self._call: Callable[[], _T] | None = None
+        self._outcome: list[_T | BaseException] = []
+        self._closed = False
+        self._thread = world.thread(self._run, name)
+        self._thread.start()
+
+    def post(self, call: Callable[[], _T]) -> None:
+        """Begins ``call``; the one before has ended."""
+        with self._changed:
+            self._call = call
+            self._outcome.clear()
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the call has ended, or does so within ``timeout`` seconds."""
+        deadline = self._now() + timeout
+        with self._changed:
+            while not self._outcome:
+                left = deadline - self._now()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def outcome(self) -> _T:
+        """What the call returned; it has ended.
+
+        Raises:
+            BaseException: what it raised.
+        """
+        outcome = self._outcome[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        """The thread ends, after the call that is under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            outcome: _T | BaseException
+            try:
+                outcome = call()
+            except BaseException as error:  # noqa: BLE001 - handed to who asks for the outcome, which raises it
+                outcome = error
+            with self._changed:
+                self._outcome.append(outcome)
+                self._changed.notify_all()
+
+    def _next(self) -> Callable[[], _T] | None:
+        with self._changed:
+            while self._call is None and not self._closed:
+                self._changed.wait(_IDLE)
+            call, self._call = self._call, None
+            return call
+
+
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
 #: The server is not to be reached; or a stranger has its port, for the time that it is away.
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distkeras.ps.errors import LeaseLostError
-from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.messages import Welcome
+from distkeras.ps.protocol.messages import CommitRecord, Welcome
 from distkeras.ps.protocol.requests import (
     CollectRequest,
     Compute,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.protocol.commit_record import NO_FLOATS, NO_ROWS, CommitRecord
+from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord
 from distkeras.ps.protocol.requests import (
     CollectRequest,
     Compute,

@@ -22,8 +22,8 @@ from bench.rig import WorkerExchange, elements
 from bench.workload import CLASSES, INPUTS, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.compression import FORMATS, codec_of
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.protocol.requests import Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess

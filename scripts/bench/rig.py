@@ -14,7 +14,7 @@ import numpy as np
 from bench import bare, echo, naive
 from bench.naive import Shapes
 from bench.processes import ExchangeClient, Fleet, serving
-from distkeras.ps.protocol.commit_record import NO_FLOATS, CommitRecord
+from distkeras.ps.protocol.messages import NO_FLOATS, CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

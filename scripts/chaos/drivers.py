@@ -154,7 +154,7 @@ class Drivers:
 
 
 def _epoch(snapshot: str) -> str:
-    """Of the claim of who wrote it: see `distkeras.ps.checkpoint.names`."""
+    """Of the claim of who wrote it: see `distkeras.ps.checkpoint.ownership`."""
     return snapshot.split("-")[1] if snapshot else ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import distkeras
-import distkeras.jobs
+import distkeras.job_server
 import distkeras.ps
 import distkeras.transformers
 from distkeras.ps import rules
@@ -114,7 +114,7 @@ def reference() -> dict[str, str]:
             found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value)
     own = [name for name, value in vars(distkeras.transformers).items() if inspect.isclass(value)]
     found["reference/transformers.md"] = _module("distkeras.transformers", distkeras.transformers, own)
-    found["reference/jobs.md"] = _module("distkeras.jobs", distkeras.jobs)
+    found["reference/jobs.md"] = _module("distkeras.job_server", distkeras.job_server)
     return found
 
 

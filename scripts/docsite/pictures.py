@@ -110,7 +110,7 @@ _DATAFRAME = (
         "sorted within partitions: the same",
         "rows in every attempt",
     ),
-    ("room", "job.task", "Executor: Arrow record batches", "mapInArrow, no Python object a row"),
+    ("room", "training.task", "Executor: Arrow record batches", "mapInArrow, no Python object a row"),
     (
         "room",
         "data.source",

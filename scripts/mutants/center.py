@@ -179,7 +179,7 @@ CENTER = (
     ),
     Mutant(
         "a view that was made with its commit is sent after another one",
-        "ps/center/view_ahead.py",
+        "ps/center/center.py",
         "        if self._made_for != (worker, clock):\n",
         "        if self._made_for is None or self._made_for[0] != worker:\n",
         "a worker is sent less than the server has",
@@ -195,7 +195,7 @@ CENTER = (
     ),
     Mutant(
         "a center that is half applied counts as whole",
-        "ps/center/arithmetic.py",
+        "ps/center/center.py",
         "        self.failed = self.failed or error is not None\n",
         "",
         "it is saved, and a resumed job goes on from it; a commit without memory is applied twice",
@@ -208,7 +208,7 @@ CENTER = (
     ),
     Mutant(
         "a NaN of the server's own arithmetic",
-        "ps/center/arithmetic.py",
+        "ps/center/center.py",
         'over="raise", divide="raise", invalid="raise"',
         'over="raise"',
         "the center becomes NaN at a commit that nobody names",

@@ -111,7 +111,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "another job's snapshots",
-        "ps/checkpoint/identity.py",
+        "ps/checkpoint/directory.py",
         "    if found:\n        path",
         "    if len(found) > 99:\n        path",
         "a job goes on from another model's weights",
@@ -159,7 +159,7 @@ CHECKPOINT = (
     ),
     Mutant(
         "a stray file is taken for a snapshot",
-        "ps/checkpoint/names.py",
+        "ps/checkpoint/ownership.py",
         "    if match is None or",
         "    if match is not None and",
         "a file that somebody put there ends the job",

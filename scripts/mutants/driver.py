@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-SOURCE, SUPERVISOR, TABLES = "distkeras/data/source.py", "distkeras/job/supervisor.py", "distkeras/results/tables.py"
+SOURCE, SUPERVISOR, TABLES = (
+    "distkeras/data/source.py",
+    "distkeras/training/supervisor.py",
+    "distkeras/results/tables.py",
+)
 _SOURCE, _SUPERVISOR, _TABLES = (
     ("tests/data/test_source.py", "tests/data/test_batches.py"),
-    ("tests/job/test_supervisor.py",),
+    ("tests/training/test_supervisor.py",),
     ("tests/results/test_tables.py",),
 )
 
@@ -70,11 +74,11 @@ DRIVER = (
     ),
     Mutant(
         "a model comes with an infinity in its moving statistics",
-        "distkeras/job/plan.py",
+        "distkeras/training/plan.py",
         "published = {*replica.layout.names, *replica.moving_statistics.names}",
         "published = {*replica.layout.names}",
         "workers are blamed for what the caller gave",
-        ("tests/job/test_plan.py",),
+        ("tests/training/test_plan.py",),
     ),
     Mutant(
         "a checksum of the last record only",

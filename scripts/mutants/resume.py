@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-LEASES, CENTER_FILE, ROUNDS = "ps/center/leases.py", "ps/center/center.py", "ps/center/rounds.py"
+LEASES, CENTER_FILE, ROUNDS = "ps/center/leases.py", "ps/center/center.py", "ps/center/center.py"
 SNAPSHOT, DIRECTORY, OWNERSHIP = "ps/checkpoint/snapshot.py", "ps/checkpoint/directory.py", "ps/checkpoint/ownership.py"
 _OF_SNAPSHOT, _OWNERSHIP = ("tests/ps/checkpoint/test_snapshot.py",), ("tests/ps/checkpoint/test_ownership.py",)
 _CENTER = ("tests/ps/center",)
@@ -123,7 +123,7 @@ RESUME = (
     ),
     Mutant(
         "rows that two partitions compared count once",
-        "ps/checkpoint/row_sums.py",
+        "ps/checkpoint/snapshot.py",
         "    return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)\n",
         "    return sum({checksum >> _CRC_BITS for checksum in checksums}) % (1 << SUM_BITS)\n",
         "a job over partitions of the same rows is not gone on with",

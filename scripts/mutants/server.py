@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/holders.py", "ps/server/waiting.py"
+DISPATCHER, HOLDERS, WAITING = "ps/server/dispatcher.py", "ps/server/dispatcher.py", "ps/server/waiting.py"
 _SUPERSEDED, _JOINING = ("tests/ps/server/test_superseded.py",), ("tests/ps/server/test_joining.py",)
 _SERVER = ("tests/ps/server/test_server.py",)
 _RESTART = "tests/ps/server/test_restart.py"
@@ -215,7 +215,7 @@ SERVER = (
     ),
     Mutant(
         "the end of the driver's process is not looked at",
-        "ps/server/lifeline.py",
+        "ps/server/process.py",
         "            elif self._driver in ready or os.getppid() != self._parent:",
         "            elif self._driver is None and os.getppid() != self._parent:",
         "a server outlives a driver that has forked",
@@ -223,7 +223,7 @@ SERVER = (
     ),
     Mutant(
         "no goodbye",
-        "ps/server/lifeline.py",
+        "ps/server/process.py",
         'return None if line + b"\\n" == GOODBYE else line.decode()',
         "return line.decode()",
         "a server whose driver has forked does not end when it is closed",

@@ -134,7 +134,7 @@ TRANSPORT = (
     ),
     Mutant(
         "pauses without end",
-        "ps/transport/backoff.py",
+        "ps/transport/deadlines.py",
         "        if self._world.monotonic() + self._pause > self._deadline:",
         "        if self._world.monotonic() - self._pause > self._deadline + 3600.0:",
         "a server that is gone is dialed for ever",

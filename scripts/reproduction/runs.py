@@ -15,7 +15,7 @@ from distkeras.ps import rules
 from distkeras.ps.rules.schedules import Schedule, StepDecay, WarmUp
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma, SlowWorkers, Timing
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 from reproduction import network
 
 #: The environments of the papers, by the names in the report.

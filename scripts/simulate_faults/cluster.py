@@ -10,9 +10,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from distkeras.job import cluster_server
-from distkeras.job.cluster_server import ClusterServer
-from distkeras.job.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
 from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find, owner_of
 from distkeras.ps.errors import (
     AuthenticationError,
@@ -24,16 +21,17 @@ from distkeras.ps.errors import (
     SnapshotError,
 )
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Fault, Message, Publish
+from distkeras.ps.protocol.messages import Fault, Message, Publish, fault_of
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
-from distkeras.ps.transport.backoff import Backoff
 from distkeras.ps.transport.client import Client
-from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import Thread
+from distkeras.training import cluster_server
+from distkeras.training.cluster_server import ClusterServer
+from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
 from simulate_faults.scheduler import Process, Scheduler, Task
 from simulate_faults.world import Surroundings, VirtualWorld
 

@@ -11,8 +11,7 @@ from distkeras.ps.center.leases import NO_ATTEMPT
 from distkeras.ps.checkpoint import snapshot, store
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.names import Claim, Name, parsed
-from distkeras.ps.checkpoint.ownership import Ownership
+from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
 from distkeras.ps.server import process

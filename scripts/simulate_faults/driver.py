@@ -8,8 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from distkeras.job.hold import Hold
-from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import DistkerasError, WorkerError
@@ -21,6 +19,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
+from distkeras.training.supervisor import Hold, Supervisor
 from simulate_faults.cluster import VirtualClusterServer
 from simulate_faults.plan import Layout, Plan
 from simulate_faults.scheduler import Finding, Process, Task

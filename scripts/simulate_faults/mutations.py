@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import Reader
 from distkeras.ps.protocol.sealing import Seal
 from distkeras.ps.server import dispatcher, waiting
-from distkeras.ps.server.dispatcher import Dispatcher
-from distkeras.ps.server.holders import Holders
-from distkeras.ps.server.lifeline import GOODBYE
+from distkeras.ps.server.dispatcher import Dispatcher, Holders
+from distkeras.ps.server.process import GOODBYE
 from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
+from distkeras.training.supervisor import Supervisor
 from simulate_faults import disk_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
 from simulate_faults.planting import MUTATIONS, Patch, mutation, nothing, planted
 from simulate_faults.world import VirtualChild

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from distkeras.ps import rules
-from distkeras.ps.checkpoint.row_sums import checksum_of, sum_of
+from distkeras.ps.checkpoint.snapshot import checksum_of, sum_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.job.cluster_server import ClusterServer
-from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
@@ -16,13 +14,15 @@ from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
 from distkeras.ps.checkpoint import announcement, directory, snapshot
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.names import parsed
+from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.protocol.compression import Int8
 from distkeras.ps.protocol.wire_format import PeerFormat, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
 from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.training.cluster_server import ClusterServer
+from distkeras.training.supervisor import Supervisor
 from simulate_faults.planting import Patch, mutation, nothing
 
 

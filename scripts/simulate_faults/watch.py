@@ -11,7 +11,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.checkpoint.names import Claim, Name, parsed
+from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
 from simulate_faults.plan import Layout, Plan
@@ -32,6 +32,8 @@ _QUIET = {
 }
 #: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
+#: Seconds from an attempt's look for another one to its own claim.
+_START_SECONDS = 10.0
 #: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
 _ROUNDED, _INEXACT = 0.02, 1e-4
 
@@ -146,10 +148,11 @@ class Watch:
         Attempts of one job leave room between their incarnations, so the claim of a later job may have a lower one.
         """
         none = Claim(0, "")
-        claims = [(self._claims.get(life.child.process, none), life.center.incarnation) for life in self._lives.values()]
+        lives = self._lives.values()
+        claims = [(self._claims.get(life.child.process, none), life.center.incarnation) for life in lives]
         if any(claim is none for claim, _ in claims):
             claims = [(none, incarnation) for _, incarnation in claims]
-        found = [life for life, claim in zip(self._lives.values(), claims, strict=True) if claim == max(claims)]
+        found = [life for life, claim in zip(lives, claims, strict=True) if claim == max(claims)]
         if len(found) > 1:
             found = [life for life in found if life.child.process.alive]
         return found[0].center if len(found) == 1 else None
@@ -303,6 +306,9 @@ class Watch:
         for other in self._surroundings.servers:
             if other is child or other.driver is not child.driver or not other.process.alive or other.server is None:
                 continue
+            life = None if other.server.center is None else self._lives.get(other.server.center)
+            if life is None or self._surroundings.scheduler.now - life.since < _START_SECONDS:
+                continue  # both have looked before either had claimed: the later claim counts, and nothing is lost
             if not (other.server.superseded or other.server.spoilt or other.server.over):
                 text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
                 raise Finding("two servers", text)

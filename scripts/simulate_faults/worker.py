@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
-from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.messages import CenterReply, Commit, Message, Welcome
+from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Message, Welcome
 from distkeras.ps.protocol.requests import Loop, Reply
 from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.settings import WorkerSettings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distkeras.ps.errors import ServerLostError
-from distkeras.ps.server.lifeline import GOODBYE
+from distkeras.ps.server.process import GOODBYE
 from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import Condition, Flag, Lock, Thread, World
 from simulate_faults.disk import Disk, VirtualFiles

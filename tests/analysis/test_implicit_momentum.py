@@ -13,7 +13,7 @@ from distkeras.analysis.implicit_momentum import implicit_momentum, measured_mom
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Memoryless
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 
 CURVES = np.linspace(0.5, 2.0, 20)
 START = np.ones(20)

@@ -13,7 +13,7 @@ from distkeras.analysis import metrics
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LedgerError, MissingColumnError
 from distkeras.ps.rules import make
 from distkeras.ps.simulation.simulate import simulate
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 
 START = pd.Timestamp("2026-01-01 12:00:00")
 

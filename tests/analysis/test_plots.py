@@ -14,7 +14,7 @@ from distkeras.analysis.implicit_momentum import MomentumEstimate
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Memoryless
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 
 
 def history(speed: float, workers: int = 4, steps: int = 150, seed: int = 0) -> pd.DataFrame:

@@ -19,30 +19,21 @@ PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
 OPTIONAL = {"files.py": {"pyarrow"}, "tls.py": {"cryptography"}}
 #: What an executor imports before Keras' backend is chosen, or `distkeras.ps` alone may be there for.
 LIGHT = [
-    *(
-        f"data/{name}"
-        for name in ("batches", "columns", "memory", "ordering", "prefetch", "shuffling", "source", "spec", "spool")
-    ),
-    *(
-        f"keras_model/{name}"
-        for name in ("archive", "compiled_steps", "inputs", "recipe", "replica", "tensorflow", "variables")
-    ),
-    "job/task",
+    *(f"data/{name}" for name in ("batches", "columns", "ordering", "shuffling", "source", "spec", "spool")),
+    *(f"keras_model/{name}" for name in ("archive", "compiled_steps", "recipe", "replica", "tensorflow", "variables")),
+    "training/task",
 ]
 #: dist-keras' transformers, predictors and evaluators at its own paths: they are made of this project's.
 OF_TRANSFORMERS = {
-    *(f"distkeras.compat.{name}" for name in ("transformers", "predictors", "evaluators")),
+    "distkeras.compat.stages",
     "distkeras.predictors",
     "distkeras.evaluators",
 }
 #: State machines: whoever drives them has the sockets, the threads and the clock.
 SANS_IO = [
-    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "requests", "error_codes", "layout")),
+    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "requests", "layout")),
     *(f"protocol/{name}" for name in ("compression", "wire_format")),
-    *(
-        f"center/{name}"
-        for name in ("center", "leases", "rounds", "schedulers", "commit_log", "checks", "chunks", "arithmetic")
-    ),
+    *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log", "checks")),
     "worker/loop",
     *(f"simulation/{name}" for name in ("simulate", "virtual_clock", "virtual_job", "function_replica", "daso")),
 ]
@@ -165,9 +156,11 @@ def test_the_core_does_not_import_the_transformers_on_import(path: Path) -> None
 @pytest.mark.parametrize("path", sources(TRANSFORMERS), ids=ids)
 def test_the_transformers_do_not_import_the_trainers(path: Path) -> None:
     for name in imports(path):
-        assert name.split(".")[:2] not in (["distkeras", "trainer"], ["distkeras", "trainers"], ["distkeras", "job"]), (
-            name
-        )
+        assert name.split(".")[:2] not in (
+            ["distkeras", "trainer"],
+            ["distkeras", "trainers"],
+            ["distkeras", "training"],
+        ), name
 
 
 @pytest.mark.parametrize("path", [*sources(CORE), *sources(PS), *sources(TRANSFORMERS)], ids=ids)

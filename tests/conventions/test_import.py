@@ -37,7 +37,7 @@ def test_the_parameter_server_needs_neither_spark_nor_keras(statement: str) -> N
 
 
 def test_a_task_loads_keras_only_once_its_backend_is_settled() -> None:
-    found = loaded("import distkeras.job.task, distkeras.keras_model.recipe, distkeras.data.source")
+    found = loaded("import distkeras.training.task, distkeras.keras_model.recipe, distkeras.data.source")
     assert not found & {"keras", "tensorflow", "jax", "torch"}
 
 

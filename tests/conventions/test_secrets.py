@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from distkeras.job.task import Task
 from distkeras.ps.errors import DistkerasError
-from distkeras.ps.protocol.error_codes import fault_of
 from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.messages import fault_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
 from distkeras.ps.settings import WorkerSettings
@@ -21,6 +20,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.world.streams import TcpStream
+from distkeras.training.task import Task
 
 KEY = bytes(range(48, 80))  # printable: it would show as it is
 PRIVATE = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----\n"

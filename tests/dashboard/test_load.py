@@ -18,11 +18,11 @@ from support.recorded_job import BEGAN, RecordedJob
 from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import JobRecord, Now
 from distkeras.dashboard.watch import JobWatch
-from distkeras.jobs.runner.files import JobFiles
-from distkeras.jobs.states import JobState
-from distkeras.jobs.store.accounts import Accounts
-from distkeras.jobs.store.jobs import JobStore, Quota
-from distkeras.jobs.store.tables import open_database
+from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.states import JobState
+from distkeras.job_server.store.accounts import Accounts
+from distkeras.job_server.store.jobs import JobStore, Quota
+from distkeras.job_server.store.tables import open_database
 
 pytestmark = pytest.mark.slow
 

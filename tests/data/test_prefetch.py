@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.patience import patience
 
-from distkeras.data.prefetch import Prefetcher
+from distkeras.data.source import Prefetcher
 from distkeras.ps.errors import ConfigurationError, DeadlineError, JobStoppedError
 
 SECONDS = patience(20)

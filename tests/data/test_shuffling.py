@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, aligned, is_aligned
 from distkeras.data.columns import Column, ColumnArrays
-from distkeras.data.memory import aligned, is_aligned
 from distkeras.data.shuffling import EpochOrder
 from distkeras.data.spec import DataSpec
 

@@ -18,11 +18,11 @@ from support.running_server import Running
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive
 from distkeras.keras_model.carried import lost_from_model
-from distkeras.keras_model.inputs import model_inputs
+from distkeras.keras_model.compiled_steps import model_inputs
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.commit_record import FIXED_HISTORY
+from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.rules import make
 from distkeras.ps.worker.driver import run_worker
 from distkeras.ps.worker.loop import work

@@ -12,10 +12,9 @@ import pytest
 from keras import layers
 
 from distkeras.keras_model import archive
-from distkeras.keras_model.identity import layout_identity, model_identity
-from distkeras.keras_model.recipe import recipe_of
+from distkeras.keras_model.recipe import layout_identity, model_identity, recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.checkpoint.identity import differences
+from distkeras.ps.checkpoint.directory import differences
 
 
 def branched(activation: str = "relu", units: int = 3, name: str | None = None, rate: float = 0.5) -> keras.Model:

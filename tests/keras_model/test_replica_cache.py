@@ -16,10 +16,9 @@ from support.small_classifier import batches, mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive
-from distkeras.keras_model.fingerprint import fingerprint
 from distkeras.keras_model.recipe import Recipe, compiled_recipe
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.replica_cache import ReplicaCache
+from distkeras.keras_model.replica_cache import ReplicaCache, fingerprint
 
 
 def network(optimizer: Any = "sgd", *, loss: Any = "sparse_categorical_crossentropy", units: int = 7) -> keras.Model:

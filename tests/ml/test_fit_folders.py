@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from distkeras import Checkpoint
-from distkeras.ml import fit_folders
-from distkeras.ml.fit_folders import folder_of_fit
+from distkeras.ml import estimator
+from distkeras.ml.estimator import folder_of_fit
 from distkeras.ps.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
 def nobody_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fits: dict[tuple[str, str], dict[int, bool]] = {}
-    monkeypatch.setattr(fit_folders, "_TAKEN", fits)
+    monkeypatch.setattr(estimator, "_TAKEN", fits)
     yield
     assert not any(running for taken in fits.values() for running in taken.values())
 

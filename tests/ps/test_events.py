@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from support.present import present
 
-from distkeras.job.stalls import StallDetector
 from distkeras.ps.events import Event, Events, JsonFormatter, record_from_json, report
 from distkeras.results.tables import event_table
+from distkeras.training.progress import StallDetector
 
 log = logging.getLogger("distkeras.tests")
 

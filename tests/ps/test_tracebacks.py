@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distkeras.ps.errors import BadValueError, DistkerasError, WorkerError
-from distkeras.ps.tracebacks import VARIABLE, headline, is_library, users_frames
+from distkeras.ps.errors import VARIABLE, BadValueError, DistkerasError, WorkerError, headline, is_library, users_frames
 
 REMOTE = """Traceback (most recent call last):
   File "/opt/venv/lib/python3.12/site-packages/distkeras/job/task.py", line 143, in run

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for op
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 #: As the guide has it; where Spark runs without, `training/test_cluster` trains.
-WARM = ("--conf", "spark.python.daemon.module=distkeras.job.daemon")
+WARM = ("--conf", "spark.python.daemon.module=distkeras.spark.daemon")
 LOSS = "sparse_categorical_crossentropy"
 ROWS = 300
 

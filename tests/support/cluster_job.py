@@ -27,7 +27,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Checkpoint, KerasEstimator, Trainer
-from distkeras.ps.checkpoint.names import Name, parsed
+from distkeras.ps.checkpoint.ownership import Name, parsed
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.rules import make
 from support.patience import until

@@ -6,10 +6,10 @@ import sys
 import threading
 from pathlib import Path
 
-from distkeras.jobs.runner.files import JobFiles
-from distkeras.jobs.runner.runner import JobRunner, RunnerSettings
-from distkeras.jobs.store.jobs import JobStore
-from distkeras.jobs.store.tables import open_database
+from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
+from distkeras.job_server.store.jobs import JobStore
+from distkeras.job_server.store.tables import open_database
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_driver.py")))
 

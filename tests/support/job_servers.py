@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from distkeras.jobs.states import JobState
-from distkeras.jobs.store.jobs import JobStore
-from distkeras.jobs.store.tables import open_database
+from distkeras.job_server.states import JobState
+from distkeras.job_server.store.jobs import JobStore
+from distkeras.job_server.store.tables import open_database
 from support.patience import patience
 
 

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distkeras.jobs import Client
-from distkeras.jobs.runner.files import JobFiles
-from distkeras.jobs.runner.runner import JobRunner, RunnerSettings
-from distkeras.jobs.server.app import create_app
-from distkeras.jobs.server.listener import HttpListener
-from distkeras.jobs.server.services import FailureLimit, Services, ServiceSettings
-from distkeras.jobs.states import FINAL
-from distkeras.jobs.store.accounts import Accounts
-from distkeras.jobs.store.jobs import JobStore
-from distkeras.jobs.store.tables import open_database
+from distkeras.job_server import Client
+from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
+from distkeras.job_server.server.app import create_app
+from distkeras.job_server.server.listener import HttpListener
+from distkeras.job_server.server.services import FailureLimit, Services, ServiceSettings
+from distkeras.job_server.states import FINAL
+from distkeras.job_server.store.accounts import Accounts
+from distkeras.job_server.store.jobs import JobStore
+from distkeras.job_server.store.tables import open_database
 from support.job_runner import STUB
 from support.patience import patience, until
 from support.present import present

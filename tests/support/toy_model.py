@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.messages import Commit, Welcome
+from distkeras.ps.protocol.messages import Commit, CommitRecord, Welcome
 from distkeras.ps.protocol.requests import (
     CollectRequest,
     Compute,

@@ -14,7 +14,7 @@ import numpy as np
 
 from distkeras.ps.rules import Rule
 from distkeras.ps.simulation.simulate import simulate
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 
 Vector = np.ndarray
 Centers = Iterator[Vector]

@@ -35,7 +35,7 @@ class TestBeforeAnyWork:
         def refuse(*args: object, **options: Any) -> None:
             raise AssertionError("a server was started")
 
-        monkeypatch.setattr("distkeras.job.run.ServerProcess", refuse)
+        monkeypatch.setattr("distkeras.training.run.ServerProcess", refuse)
 
     @pytest.mark.parametrize(
         "options", [{"features_col": "pixels"}, {"label_col": "pixels"}, {"sample_weight_col": "pixels"}]

@@ -229,7 +229,7 @@ def test_keras_own_on_a_real_fit(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_end_is_told_of_the_last_commits(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.job.spark_job._STATUS_SECONDS", 1000.0)  # no news after the first
+    monkeypatch.setattr("distkeras.training.spark_job._STATUS_SECONDS", 1000.0)  # no news after the first
     trainer = Trainer(
         wrong_model(),
         make("downpour", window=2),
@@ -264,7 +264,7 @@ class TestErrors:
         def refuse(*args: object, **options: Any) -> None:
             raise AssertionError("a server was started")
 
-        monkeypatch.setattr("distkeras.job.run.ServerProcess", refuse)
+        monkeypatch.setattr("distkeras.training.run.ServerProcess", refuse)
         df = counting_rows(spark, ROWS)
         with pytest.raises(ConfigurationError, match="`monitor` must be one of"):
             counter().train(df, callbacks=[EarlyStopping(df, "accuracy")])

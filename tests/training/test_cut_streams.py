@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 from support.small_jobs import EPOCHS, ROWS, counter
 from support.spark_jobs import counting_rows, counts
 
-from distkeras.data.record_batches import ROWS_SETTING
+from distkeras.spark.record_stream import ROWS_SETTING
 
 
 def test_no_row_is_lost_where_reading_the_input_fails_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from support.spark_jobs import (
 )
 
 from distkeras import Trainer
-from distkeras.job.progress import Progress
 from distkeras.ps.errors import (
     BadValueError,
     EmptyDataError,
@@ -43,6 +42,7 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
+from distkeras.training.progress import Progress
 
 # Nothing here takes longer than a worker's start; a hang is a failure.
 pytestmark = pytest.mark.timeout(120)
@@ -126,7 +126,7 @@ class TestInsideATask:
         assert caught.value.worker in (0, 1)
         assert caught.value.step == 3
         assert "Traceback (most recent call last)" in present(caught.value.remote_traceback)
-        assert "distkeras/job/task.py" in present(caught.value.remote_traceback)
+        assert "distkeras/training/task.py" in present(caught.value.remote_traceback)
 
     def test_what_the_others_learned_before_is_left(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:
@@ -212,7 +212,7 @@ class TestInsideATask:
                 super().__init__(*args, **options)
                 started.append(self)
 
-        monkeypatch.setattr("distkeras.job.run.ServerProcess", RecordedServerProcess)
+        monkeypatch.setattr("distkeras.training.run.ServerProcess", RecordedServerProcess)
         real = Progress.update
 
         def update(self: Any, status: Any) -> None:

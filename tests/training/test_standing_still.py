@@ -17,8 +17,8 @@ from support.spark_jobs import assert_nothing_left, counting_model, counting_row
 
 from distkeras import Checkpoint, Trainer
 from distkeras.callbacks import Callback, CallbackContext
-from distkeras.job.progress import Progress
 from distkeras.ps.server.process import ServerProcess
+from distkeras.training.progress import Progress
 
 pytestmark = pytest.mark.timeout(120)
 

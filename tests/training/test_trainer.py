@@ -199,7 +199,7 @@ def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(
     ones: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody can know the slots before the job."""
-    monkeypatch.setattr("distkeras.job.plan.known_slots", lambda *_: None)
+    monkeypatch.setattr("distkeras.training.plan.known_slots", lambda *_: None)
     trainer = counter("averaging", workers=3, deadlines=dataclasses.replace(PATIENT, gather=brief(3)))
     with pytest.raises(DeadlineError, match="2 of 3 got a slot; missing: ") as caught:
         trainer.train(ones)

@@ -17,7 +17,7 @@ from support.present import present
 
 from distkeras.data.columns import quoted
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
-from distkeras.transformers import LabelIndexTransformer, ModelPredictor, archive_files, prediction, predictor
+from distkeras.transformers import LabelIndexTransformer, ModelPredictor, files, predictor
 
 N = 53
 X = np.random.default_rng(2).normal(size=(N, 4)).astype("float32")
@@ -56,8 +56,8 @@ def rows(spark: SparkSession) -> DataFrame:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How rows reach the model: a function over the features, as PySpark has it from 4.1 on, or all through Python."""
     if request.param == "python":
-        monkeypatch.setattr(prediction, "arrow_udf", None)
-    elif prediction.arrow_udf is None:
+        monkeypatch.setattr(predictor, "arrow_udf", None)
+    elif predictor.arrow_udf is None:
         pytest.skip("PySpark is older than 4.1")
 
 
@@ -330,7 +330,7 @@ def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeyp
 def test_a_pipeline_survives_the_trip_to_disk(
     rows: DataFrame, model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_files, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 1000)
     stages = [ModelPredictor(model, batch_size=16, output_col="scores"), LabelIndexTransformer(3, "scores", "y")]
     Pipeline(stages=[*stages]).write().overwrite().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(rows)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, CommitOutcome
-from distkeras.ps.protocol.commit_record import NO_ROWS
-from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.protocol.messages import NO_ROWS, Commit
 
 
 def commit_of(number: int, steps: int, columns: int = 4) -> Commit:

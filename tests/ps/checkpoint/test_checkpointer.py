@@ -16,7 +16,7 @@ from support.toy_model import ToyJob
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.names import Claim
+from distkeras.ps.checkpoint.ownership import Claim
 from distkeras.ps.errors import (
     ConfigurationError,
     DifferentJobError,

@@ -13,8 +13,7 @@ from support.present import present
 from support.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
-from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import LocalFiles
 from distkeras.ps.world.world import World

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from support.toy_model import ToyJob
 
-from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
-from distkeras.ps.checkpoint.log_files import LogFiles
-from distkeras.ps.checkpoint.names import Claim, Name, parsed
-from distkeras.ps.checkpoint.ownership import Ownership
+from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
+from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import OwnershipLostError
 from distkeras.ps.rules import make

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from support.toy_model import ToyJob
 
-from distkeras.ps.checkpoint.directory import SnapshotDirectory, take
-from distkeras.ps.checkpoint.log_files import LogFiles
+from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
 from distkeras.ps.rules import make
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.frames import feed, joined, same_message, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol import commit_record, messages
+from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, Reader, decode, encode
 from distkeras.ps.protocol.messages import MESSAGES, Ack, Commit, Fault, Message, Publish
 
@@ -39,12 +39,11 @@ def any_message() -> st.SearchStrategy[Message]:
         bool: st.booleans(),
         float: st.floats(),
         str: st.text(max_size=20),
-        commit_record.Bytes: arrays("u1"),
-        commit_record.Floats: arrays("<f4"),
-        commit_record.Rows: st.tuples(st.integers(0, 4), st.integers(1, 4)).map(np.ones)
-        | st.just(commit_record.NO_ROWS),
-        tuple[commit_record.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
-        tuple[commit_record.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
+        messages.Bytes: arrays("u1"),
+        messages.Floats: arrays("<f4"),
+        messages.Rows: st.tuples(st.integers(0, 4), st.integers(1, 4)).map(np.ones) | st.just(messages.NO_ROWS),
+        tuple[messages.Floats, ...]: st.lists(arrays("<f4"), max_size=2).map(tuple),
+        tuple[messages.Bytes, ...]: st.lists(arrays("u1"), max_size=2).map(tuple),
     }
     kinds = [st.builds(kind, **{name: strategies[hint] for name, hint in fields_of(kind).items()}) for kind in MESSAGES]
     return st.one_of(kinds)

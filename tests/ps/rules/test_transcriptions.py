@@ -13,7 +13,7 @@ from support.transcriptions import Problem
 
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay, WarmUp
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 
 ETA = 0.05
 COMMITS = 36  # whole rounds of 1, 3 and 4

@@ -11,8 +11,7 @@ import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.running_server import Running
 
-from distkeras.ps.protocol.commit_record import CommitRecord
-from distkeras.ps.protocol.messages import FetchModel, Hello, ModelFile, Parked, Welcome
+from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, ModelFile, Parked, Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
 from distkeras.ps.transport.worker_client import RestartFromCenter

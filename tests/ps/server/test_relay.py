@@ -14,7 +14,7 @@ from support.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
-from distkeras.ps.protocol.commit_record import CommitRecord
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.protocol.sealing import LONG
 from distkeras.ps.rules import make
 from distkeras.ps.transport.worker_client import WorkerClient

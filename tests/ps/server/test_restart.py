@@ -18,7 +18,6 @@ from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.toy_model import toy_client
 
-from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import (
@@ -35,6 +34,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.driver import run_worker
+from distkeras.training.supervisor import Supervisor
 
 SIZE = 501
 #: Whole numbers, so that every order of addition gives the same sums in float32.

@@ -32,8 +32,7 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
-from distkeras.ps.protocol.error_codes import error_of
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status, error_of
 from distkeras.ps.protocol.requests import Compute, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address

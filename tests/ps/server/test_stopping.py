@@ -13,7 +13,6 @@ from support.patience import PATIENT, patience
 from support.running_server import Running
 from support.toy_model import Gradient, toy_client
 
-from distkeras.job.supervisor import Supervisor
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.rules import Rule, make
@@ -23,6 +22,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.driver import run_worker
+from distkeras.training.supervisor import Supervisor
 
 SIZE = 11
 ENDLESS = [1.0] * 100_000

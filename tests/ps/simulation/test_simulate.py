@@ -17,7 +17,7 @@ from distkeras.ps.rules.schedules import Constant
 from distkeras.ps.simulation import virtual_job
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing
-from distkeras.ps.simulation.trace import Trace
+from distkeras.ps.simulation.virtual_job import Trace
 
 CURVES = np.linspace(0.5, 2.0, 6, dtype=np.float32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkeras.ps.transport.backoff import Backoff
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import World
 
 

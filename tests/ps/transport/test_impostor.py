@@ -14,8 +14,8 @@ from support.relay import Relay
 from support.running_server import Running
 
 from distkeras.ps.errors import AuthenticationError, ServerLostError
-from distkeras.ps.protocol.commit_record import CommitRecord
 from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient

@@ -10,7 +10,7 @@ import pytest
 from support.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.commit_record import CommitRecord
+from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.protocol.requests import CollectRequest, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.worker.auto_window import LONGEST, MEASURED, AutoWindow

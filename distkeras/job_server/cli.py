@@ -1,0 +1,270 @@
+"""The command line: ``distkeras serve``, and ``distkeras jobs`` for those who send jobs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from distkeras.flags import PAIRS, add_trainer_flags, columns_of, trainer_keywords, values_of
+from distkeras.job_server.client import JobClient, RemoteJob
+from distkeras.job_server.connection import TOKEN
+from distkeras.job_server.schema import LEFT_OUT
+from distkeras.job_server.states import JobState
+from distkeras.ps.errors import ConfigurationError, DistkerasError, headline
+from distkeras.ps.rules import all_rules, from_text
+
+URL = "DISTKERAS_URL"
+_DEFAULT_URL = "http://127.0.0.1:8571"
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands."""
+    main = argparse.ArgumentParser(prog="distkeras", description=__doc__, allow_abbrev=False)
+    commands = main.add_subparsers(dest="command", required=True)
+    server = commands.add_parser("serve", help="run the job server; needs distkeras[jobs]", allow_abbrev=False)
+    _add_serve_flags(server)
+    completion = commands.add_parser("completion", help="print what completes these commands in a shell")
+    completion.add_argument("shell", choices=["bash", "zsh"])
+    jobs = commands.add_parser("jobs", help="send jobs to a server, and look after them")
+    actions = jobs.add_subparsers(dest="action", required=True)
+    _add_submit(_action(actions, "submit", "send a job"))
+    _add_predict(_action(actions, "predict", "send a predict job"))
+    listing = _action(actions, "list", "list jobs, the latest first")
+    listing.add_argument("--state", choices=[state.value for state in JobState], help="only those in it")
+    listing.add_argument("--count", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
+    for name, text in (
+        ("watch", "show a job as it gets on, until it has ended"),
+        ("show", "print what the server says of a job, as JSON"),
+        ("log", "print what a job's driver and Spark print"),
+        ("cancel", "end a job"),
+        ("remove", "remove an ended job, and its files"),
+    ):
+        _action(actions, name, text).add_argument("job", help="the job's id")
+    fetch = _action(actions, "fetch", "fetch the model of a job that is done")
+    fetch.add_argument("job", help="the job's id")
+    fetch.add_argument("--out", type=Path, default=Path("model.keras"), help="file to write (default: %(default)s)")
+    token = _action(actions, "token", "print a new token, which the server tells this once")
+    token.add_argument("--note", default="", help="what it is for")
+    token.add_argument("--days", type=float, metavar="N", help="that it counts (default: until it is revoked)")
+    token.add_argument("--user", help="whose; only an administrator may make another user's")
+    user = _action(actions, "user", "add a user, as an administrator")
+    user.add_argument("name", help="of the user")
+    user.add_argument("--admin", action="store_true", help="as an administrator")
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
+    arguments = parser().parse_args(argv)
+    try:
+        if arguments.command == "serve":
+            return _serve(arguments)
+        if arguments.command == "completion":
+            return _completion(arguments.shell)
+        _ACTIONS[arguments.action](_client(arguments), arguments)
+    except (DistkerasError, OSError) as error:
+        sys.stderr.write(f"distkeras: {type(error).__name__}: {headline(str(error))}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    action.add_argument("--url", default=os.environ.get(URL, _DEFAULT_URL), help=f"of the server ({URL}; %(default)s)")
+    action.add_argument("--token-file", type=Path, metavar="FILE", help=f"with your token (default: {TOKEN})")
+    action.add_argument("--plain-http", action="store_true", help="send the token without TLS to another machine")
+    return action
+
+
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    try:
+        from distkeras.job_server.serve import add_flags
+    except ImportError:
+        return  # whoever asks for it is told, below
+    add_flags(parser)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        from distkeras.job_server.serve import serve
+    except ImportError as error:
+        raise ConfigurationError(f"`serve` needs more: pip install 'distkeras[jobs]'. Received: {error}") from error
+    return serve(arguments)
+
+
+def _completion(shell: str) -> int:
+    try:
+        import shtab
+    except ImportError as error:
+        raise ConfigurationError(
+            f"`completion` needs more: pip install 'distkeras[completion]'. Received: {error}"
+        ) from error
+    main = parser()
+    pending = [main]
+    for part in pending:
+        for action in part._actions:  # noqa: SLF001 - argparse lists them nowhere else
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - likewise
+                pending += action.choices.values()
+    sys.stdout.write(shtab.complete(main, shell=shell))
+    return 0
+
+
+def _add_submit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, type=Path, help="built model, as Keras saves it (.keras)")
+    parser.add_argument("--data", required=True, help="Parquet to train on, as the server finds it")
+    parser.add_argument("--rule", required=True, choices=list(all_rules()), metavar="RULE", help="the update rule")
+    parser.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
+    parser.add_argument("--name", default="", help="what you call the job")
+    parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
+    parser.add_argument(
+        "--early-stopping", **PAIRS, help="data=PLACE of validation rows as the server finds them, patience, monitor, …"
+    )
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
+    add_trainer_flags(parser.add_argument_group("training"))
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", type=Path, help="built model, as Keras saves it (.keras)")
+    model.add_argument("--job", help="id of a job that is done, whose model predicts")
+    parser.add_argument("--data", required=True, help="Parquet to predict for, as the server finds it")
+    parser.add_argument("--output", required=True, help="folder to write to, as the server finds it")
+    parser.add_argument("--name", default="", help="what you call the job")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
+    parser.add_argument("--features", nargs="+", metavar="COLUMN", help="columns to predict from (default: features)")
+    parser.add_argument("--predictions", nargs="+", metavar="COLUMN", help="new columns (default: prediction)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="rows a call of the model (default: 1024)")
+    parser.add_argument("--batch-bytes", type=int, metavar="N", help="of the arrays of a call (default: 64 MiB)")
+    parser.add_argument("--vectors", action="store_true", help="flat outputs as ML vectors, in place of arrays")
+
+
+def _client(arguments: argparse.Namespace) -> JobClient:
+    file = arguments.token_file
+    token = None if file is None else file.read_text(encoding="utf-8").strip()
+    return JobClient(arguments.url, token, plain_http=arguments.plain_http)
+
+
+def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
+    optimizer = arguments.optimizer, values_of(arguments.optimizer_set)
+    arguments.optimizer, arguments.optimizer_set = None, []  # the server's to make, not ours
+    options = trainer_keywords(arguments)
+    unknown = sorted(set(options) & LEFT_OUT)
+    if unknown:
+        raise ConfigurationError(f"a job on a server has no {', '.join(unknown)}. Received: a flag for it")
+    if optimizer[0] is not None:
+        options["worker_optimizer"] = {"class_name": optimizer[0], "config": optimizer[1]}
+    elif optimizer[1]:
+        raise ConfigurationError(f"`--optimizer-set` needs `--optimizer`. Received: {optimizer[1]} for none")
+    if "class_weight" in options:
+        options["class_weight"] = {str(label): weight for label, weight in options["class_weight"].items()}
+    job = client.submit(
+        arguments.model,
+        arguments.rule,
+        data=arguments.data,
+        hyper_parameters=from_text(arguments.rule, arguments.set),
+        name=arguments.name,
+        checkpoint_every=arguments.checkpoint_every,
+        early_stopping=values_of(arguments.early_stopping) or None,
+        **options,
+    )
+    _write(f"{job.id}\n")
+    if arguments.wait is not None:
+        job.wait(arguments.wait)
+
+
+def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
+    options = {
+        "features_col": arguments.features and columns_of(arguments.features),
+        "output_col": arguments.predictions and columns_of(arguments.predictions),
+        "batch_size": arguments.batch_size,
+        "batch_bytes": arguments.batch_bytes,
+        "output_type": "vector" if arguments.vectors else None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    model = arguments.model or client.job(arguments.job)
+    job = client.predict(model, data=arguments.data, output=arguments.output, name=arguments.name, **given)
+    _write(f"{job.id}\n")
+    if arguments.wait is not None:
+        job.wait(arguments.wait)
+
+
+def _list(client: JobClient, arguments: argparse.Namespace) -> None:
+    for place, job in enumerate(client.jobs(arguments.state)):
+        if place >= arguments.count:
+            break
+        began = datetime.fromtimestamp(job.told["created"]).strftime("%Y-%m-%d %H:%M")
+        _write(f"{job.id}  {job.state:<9}  {began}  {job.told['user']:<12}  {job.told['name']}\n")
+
+
+def _watch(client: JobClient, arguments: argparse.Namespace) -> None:
+    job = client.job(arguments.job)
+    before = None
+    for row in job.watch(math.inf):
+        if job.state != before:
+            before = job.state
+            _write(f"{before}\n")
+        _write(_line(row))
+    if job.told.get("error"):
+        _write(f"{job.told['error']}\n")
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row of what a job says of itself, as a line; nothing of one that says nothing to a reader."""
+    clock = time.strftime("%H:%M:%S", time.localtime(row.get("time", 0.0)))
+    if row.get("kind") == "event":
+        return f"{clock}  {row['event']}: {row['text']}\n"
+    if row.get("kind") == "tasks":
+        return f"{clock}  task {row['done']} of {row['of']}\n"
+    if row.get("kind") == "predicted":
+        return f"{clock}  {row['rows']} rows\n"
+    if row.get("kind") == "status" and row.get("loss") is not None:
+        workers = row["joined"] - row["finished"]
+        text = f"epoch {row['epochs']:.2f}, {row['samples']} samples, loss {row['loss']:.4f}, {workers} workers"
+        return f"{clock}  {text}\n"
+    return ""
+
+
+def _job(client: JobClient, arguments: argparse.Namespace) -> RemoteJob:
+    return client.job(arguments.job)
+
+
+def _token(client: JobClient, arguments: argparse.Namespace) -> None:
+    _write(client.new_token(arguments.note, days=arguments.days, user=arguments.user) + "\n")
+
+
+def _show(client: JobClient, arguments: argparse.Namespace) -> None:
+    _write(json.dumps(_job(client, arguments).told, indent=2) + "\n")
+
+
+def _write(text: str) -> None:
+    """Prints what a server says, without signs that a terminal would obey."""
+    sys.stdout.write(re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "?", text))
+    sys.stdout.flush()
+
+
+_ACTIONS: dict[str, Any] = {
+    "submit": _submit,
+    "predict": _predict,
+    "list": _list,
+    "watch": _watch,
+    "show": _show,
+    "log": lambda client, arguments: _write(_job(client, arguments).log()),
+    "cancel": lambda client, arguments: _job(client, arguments).cancel(),
+    "remove": lambda client, arguments: _job(client, arguments).remove(),
+    "fetch": lambda client, arguments: _job(client, arguments).save_model(arguments.out),
+    "token": _token,
+    "user": lambda client, arguments: client.add_user(arguments.name, "admin" if arguments.admin else "user"),
+}

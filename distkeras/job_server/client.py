@@ -1,0 +1,367 @@
+"""The job server's client, for notebooks and programs: it needs neither Spark nor what the server needs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from distkeras.job_server.connection import ServerConnection
+from distkeras.job_server.errors import DescriptionError, JobFailedError
+from distkeras.job_server.states import FINAL, JobState
+from distkeras.keras_model import archive
+from distkeras.ps.errors import DeadlineError, ServerLostError
+from distkeras.ps.validate import require_number
+
+if TYPE_CHECKING:
+    import keras
+    import pandas as pd
+
+#: Seconds from one look at a job to the next.
+_LOOK = 1.0
+#: Seconds that a server may be away, as for a restart, while its job is waited for.
+_AWAY = 120.0
+_WEEK = 7 * 86400.0
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+class JobClient:
+    """A job server, as one of its users.
+
+    ::
+
+        client = Client("https://gateway:8571", token)
+        job = client.submit(model, "agn", data="hdfs:///data/train", num_workers=8, loss="mse")
+        trained = job.wait().model()
+
+    Args:
+        url: of the server.
+        token: yours; None: what the environment has as ``DISTKERAS_TOKEN``.
+        timeout: seconds that an answer may keep silent.
+        plain_http: send the token over HTTP to another machine, where whoever is between may read it.
+
+    Raises:
+        ConfigurationError: no URL of HTTP, no token, or HTTP without TLS to another machine.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0, plain_http: bool = False) -> None:
+        self.connection = ServerConnection(url, token, timeout, plain_http=plain_http)
+
+    def submit(
+        self,
+        model: keras.Model | str | PathLike[str],
+        rule: str,
+        *,
+        data: str,
+        hyper_parameters: Mapping[str, Any] = _NO_OPTIONS,
+        name: str = "",
+        checkpoint_every: int = 100,
+        time_budget: float | None = None,
+        early_stopping: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> RemoteJob:
+        """Sends a job, and returns at once.
+
+        Args:
+            model: a built `keras.Model`, or the path of one that Keras saved.
+            rule: name of the update rule.
+            data: Parquet to train on, as the server finds it.
+            hyper_parameters: of the rule.
+            name: what you call the job.
+            checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
+            time_budget: seconds after which training ends early, and well.
+            early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
+                `distkeras.EarlyStopping`; without ``patience`` and ``target`` it only evaluates.
+            options: keywords of `distkeras.Trainer`, of values that JSON has: ``worker_optimizer`` is a name, or a
+                dictionary with ``class_name`` and ``config``; losses and metrics are names. A trainer that is there
+                already sends itself: `distkeras.Trainer.submit`.
+
+        Raises:
+            DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
+            QuotaError: you have too much there.
+        """
+        description: dict[str, Any] = {
+            "rule": rule,
+            "data": data,
+            "hyper_parameters": dict(hyper_parameters),
+            "name": name,
+        }
+        description |= {"options": options, "checkpoint_every": checkpoint_every}
+        description |= {} if time_budget is None else {"time_budget": time_budget}
+        description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
+        return self.send("/jobs", description, _bytes_of(model))
+
+    def predict(
+        self,
+        model: keras.Model | str | PathLike[str] | RemoteJob,
+        *,
+        data: str,
+        output: str,
+        name: str = "",
+        **options: Any,
+    ) -> RemoteJob:
+        """Sends a predict job, and returns at once: it writes the rows of ``data`` with what the model predicts.
+
+        Args:
+            model: a built `keras.Model`, the path of one that Keras saved, or a job that has trained one.
+            data: Parquet to predict for, as the server finds it.
+            output: folder to write to, as the server finds it: where nothing is yet, below one that it allows and that
+                has your name. It is whole once the job is done.
+            name: what you call the job.
+            options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
+
+        Raises:
+            DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
+            QuotaError: you have too much there.
+        """
+        description = {"data": data, "output": output, "name": name, "options": options}
+        if isinstance(model, RemoteJob):
+            return self.send("/predictions", description | {"job": model.id}, None)
+        return self.send("/predictions", description, _bytes_of(model))
+
+    def send(self, path: str, description: Mapping[str, Any], model: bytes | None) -> RemoteJob:
+        """Sends a description, and the model beside it, if there is one.
+
+        Raises:
+            DescriptionError: as in `submit`.
+        """
+        _require_json(description)
+        return RemoteJob(self.connection, self.connection.upload(path, "job", description, "model", model))
+
+    def job(self, job_id: str) -> RemoteJob:
+        """One of your jobs.
+
+        Raises:
+            NotThereError: you have no such job.
+        """
+        return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
+
+    def jobs(self, state: str | None = None) -> Iterator[RemoteJob]:
+        """Your jobs, the latest first; read in pages, as you go on.
+
+        Args:
+            state: only those in it.
+        """
+        before = None
+        while True:
+            page = self.connection.call("GET", "/jobs", state=state, before=before)
+            yield from (RemoteJob(self.connection, told) for told in page["jobs"])
+            before = page["next"]
+            if before is None:
+                return
+
+    def new_token(self, note: str = "", *, days: float | None = None, user: str | None = None) -> str:
+        """A new token, which the server tells this once.
+
+        Args:
+            note: what it is for.
+            days: that it counts; None: until it is revoked.
+            user: whose; only an administrator may make another user's.
+        """
+        given = {"note": note, "days": days, "user": user}
+        body = {name: value for name, value in given.items() if value is not None}
+        return str(self.connection.call("POST", "/tokens", body)["token"])
+
+    def add_user(self, name: str, role: str = "user") -> None:
+        """Adds a user, if you are an administrator; `new_token` makes their token."""
+        self.connection.call("POST", "/users", {"name": name, "role": role})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.connection.url!r})"
+
+
+@dataclass
+class RemoteJob:
+    """A job on the server.
+
+    Args:
+        connection: to the server.
+        told: what the server has last said of it: state, times, error and others.
+    """
+
+    connection: ServerConnection
+    told: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """What the server calls it."""
+        return str(self.told["id"])
+
+    @property
+    def state(self) -> JobState:
+        """As the server has last said; see `refresh`."""
+        return JobState(self.told["state"])
+
+    def refresh(self) -> RemoteJob:
+        """Asks the server again."""
+        self.told = self.connection.call("GET", self._path())
+        return self
+
+    def wait(self, timeout: float = _WEEK, *, progress: bool | None = None) -> RemoteJob:
+        """Waits until the job has ended well; shows how it gets on.
+
+        Args:
+            timeout: seconds.
+            progress: show a bar. Default: on a terminal and in a notebook.
+
+        Raises:
+            JobFailedError: it ended otherwise; the text says how.
+            DeadlineError: it has not ended in time; it goes on.
+            ServerLostError: the server is away for longer than a restart takes.
+        """
+        deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
+        told = self.told.get("description", {})
+        epochs = None if "output" in told else told.get("options", {}).get("num_epoch", 1)
+        hidden = None if progress is None else not progress
+        bar_format = _TASKS if epochs is None else _BAR
+        with tqdm(total=epochs or 1, desc=self.state.value, disable=hidden, bar_format=bar_format) as bar:
+            for status in self.watch(deadline):
+                if status.get("kind") == "tasks":
+                    bar.n, bar.total = status["done"], status["of"]
+                bar.n = min(bar.total, round(status.get("epochs", bar.n), 2))
+                bar.set_description_str(self.state.value, refresh=False)
+                if status.get("loss") is not None:
+                    bar.set_postfix_str(f"loss {status['loss']:.4f}", refresh=False)
+                bar.refresh()
+        if self.state is not JobState.DONE:
+            text = f": {self.told['error']}" if self.told.get("error") else ""
+            raise JobFailedError(f"job {self.id} must be done. Received: {self.state}{text}")
+        return self
+
+    def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
+        """What the job says of itself, as it comes, until the job has ended; an empty row where there is no news.
+
+        Args:
+            deadline: by `time.monotonic`.
+
+        Raises:
+            DeadlineError, ServerLostError: as in `wait`.
+        """
+        offset, away = 0, time.monotonic() + _AWAY
+        while True:
+            try:
+                self.refresh()
+                answer = self.connection.call("GET", self._path("metrics"), offset=offset)
+            except (ServerLostError, DeadlineError):
+                if time.monotonic() > min(away, deadline):
+                    raise
+                time.sleep(_LOOK)
+                continue
+            away = time.monotonic() + _AWAY
+            offset = answer["next"]
+            yield from answer["rows"] or [{}]
+            if answer["rows"]:
+                continue
+            if self.state in FINAL:
+                return
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"job {self.id} must end in time. Received: {self.state}; it goes on")
+            time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All that the job has said of itself so far: a row a second, and one for each event."""
+        rows: list[dict[str, Any]] = []
+        offset = 0
+        while True:
+            answer = self.connection.call("GET", self._path("metrics"), offset=offset)
+            if answer["next"] == offset:
+                return rows
+            rows += answer["rows"]
+            offset = answer["next"]
+
+    def log(self, last: int = 20_000) -> str:
+        """The end of what its driver and Spark have printed: at most so many bytes."""
+        return str(self.connection.call("GET", self._path("log"), offset=-last)["text"]) if last else ""
+
+    def cancel(self) -> RemoteJob:
+        """Asks for its end; `wait`, `refresh` and others tell when that has come.
+
+        Raises:
+            StateError: it has ended already.
+        """
+        self.told = self.connection.call("POST", self._path("cancel"))
+        return self
+
+    def remove(self) -> None:
+        """Removes the job, which has ended, and its files."""
+        self.connection.call("DELETE", self._path())
+
+    def save_model(self, path: str | PathLike[str]) -> None:
+        """Writes the trained model to a file (.keras).
+
+        Raises:
+            StateError: the job is not done.
+        """
+        self.connection.fetch(self._path("model"), Path(path))
+
+    def model(self, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+        """The trained model, compiled as it was trained. Lambdas in it are refused.
+
+        Args:
+            custom_objects: registered name to class or function, beside what this process has registered itself.
+
+        Raises:
+            StateError: the job is not done.
+        """
+        return archive.from_bytes(self._bytes("model"), custom_objects, compiled=True)
+
+    def history(self) -> pd.DataFrame:
+        """One row a mini-batch, as `distkeras.Trainer.history` has it.
+
+        Raises:
+            StateError: the job is not done.
+        """
+        return self._table("history")
+
+    def commits(self) -> pd.DataFrame:
+        """One row a commit, as `distkeras.Trainer.commits` has it.
+
+        Raises:
+            StateError: the job is not done.
+        """
+        return self._table("commits")
+
+    def _table(self, name: str) -> pd.DataFrame:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        return pq.read_table(pa.BufferReader(self._bytes(name))).to_pandas()
+
+    def _bytes(self, name: str) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="distkeras-") as folder:
+            path = Path(folder, name)
+            self.connection.fetch(self._path(name), path)
+            return path.read_bytes()
+
+    def _path(self, part: str = "") -> str:
+        return f"/jobs/{self.id}" + (f"/{part}" if part else "")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({json.dumps(self.told.get('name') or self.id)}, {self.state})"
+
+
+def _bytes_of(model: keras.Model | str | PathLike[str]) -> bytes:
+    return Path(model).read_bytes() if isinstance(model, str | PathLike) else archive.to_bytes(model)
+
+
+def _require_json(description: Mapping[str, Any]) -> None:
+    """Whether a description can be sent; an optimizer or a loss that is an object of Keras' cannot."""
+    for group, values in description.items():
+        for name, value in (values if isinstance(values, dict) else {"": values}).items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                where = f"{group}.{name}".rstrip(".")
+                raise DescriptionError(f"`{where}` must be what JSON has. Received: {value!r}", where) from error
+
+
+_TASKS = "{desc}: {percentage:3.0f}%|{bar}| task {n} of {total} [{elapsed}]"
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| epoch {n:.2f} of {total} [{elapsed}{postfix}]"

@@ -1,0 +1,152 @@
+"""A client's side of HTTP: the standard library's, which sends a token nowhere but to the server it is for."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request
+
+from distkeras.job_server.errors import BY_STATUS, DescriptionError, JobServerError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
+from distkeras.ps.validate import require_number
+
+_PREFIX = "/api/v1"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+#: Bytes of the longest answer of JSON.
+_LONGEST = 64 << 20
+TOKEN = "DISTKERAS_TOKEN"
+
+
+class ServerConnection:
+    """Where requests go, and in whose name.
+
+    Args:
+        url: of the server.
+        token: of the user; None: what the environment has as ``DISTKERAS_TOKEN``.
+        timeout: seconds that an answer may keep silent.
+        plain_http: send the token over HTTP to another machine, where whoever is between may read it.
+
+    Raises:
+        ConfigurationError: no URL of HTTP, no token, or HTTP without TLS to another machine.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float, *, plain_http: bool = False) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise ConfigurationError(f"`url` must be like https://host:port. Received: url={url!r}")
+        local = parts.hostname in _LOOPBACK
+        if parts.scheme == "http" and not (local or plain_http):
+            raise ConfigurationError(
+                f"`url` must be https://…, for the token travels with each request, or `plain_http` be set. "
+                f"Received: url={url!r}"
+            )
+        token = token or os.environ.get(TOKEN, "")
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigurationError(f"`token` must be one of the server's, or {TOKEN} be set. Received: none")
+        self.url = url.rstrip("/")
+        self._token = token
+        self._timeout = require_number("timeout", timeout)
+        proxies = [ProxyHandler({})] if local else []
+        self._opener = urllib.request.build_opener(_NoRedirect, *proxies)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """An endpoint's answer of JSON; None where it has none.
+
+        Raises:
+            JobServerError: of the kind that the server says.
+            ServerLostError: it cannot be reached; `DeadlineError`: it keeps silent.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        return self._json(self._request(method, path, data, "application/json", query))
+
+    def upload(self, path: str, name: str, value: Any, file_name: str, file: bytes | None) -> Any:
+        """Likewise, of a form that has a part of JSON, and a file, if there is one."""
+        boundary = secrets.token_hex(16)
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n'
+            f"Content-Type: application/json\r\n\r\n{json.dumps(value)}\r\n"
+        )
+        if file is not None:
+            head += (
+                f'--{boundary}\r\nContent-Disposition: form-data; name="{file_name}"; filename="{file_name}"\r\n'
+                f"Content-Type: application/octet-stream\r\n\r\n"
+            )
+        parts = [head.encode()] if file is None else [head.encode(), file, b"\r\n"]
+        data = b"".join((*parts, f"--{boundary}--\r\n".encode()))
+        request = self._request("POST", path, data, f"multipart/form-data; boundary={boundary}", {})
+        try:
+            return self._json(request)
+        except ServerLostError as error:
+            raise ServerLostError(f"{error.message}, of {len(data)} bytes: perhaps more than it takes") from error
+
+    def fetch(self, path: str, target: Path) -> None:
+        """Writes an endpoint's file to ``target``, whole or not at all."""
+        with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=".distkeras-", delete=False) as partial:
+            try:
+                with self._open(self._request("GET", path, None, "", {})) as answer:
+                    shutil.copyfileobj(answer, partial)
+                Path(partial.name).replace(target)
+            except BaseException:
+                Path(partial.name).unlink(missing_ok=True)
+                raise
+
+    def _request(self, method: str, path: str, data: bytes | None, kind: str, query: Mapping[str, Any]) -> Request:
+        given = {name: value for name, value in query.items() if value is not None}
+        text = f"{self.url}{_PREFIX}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "*/*"}
+        if data is not None:
+            headers["Content-Type"] = kind
+        return Request(text, data=data, headers=headers, method=method)
+
+    def _open(self, request: Request) -> IO[bytes]:
+        try:
+            answer: IO[bytes] = self._opener.open(request, timeout=self._timeout)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _error_of(error.code, error.read(_LONGEST)) from None
+        except TimeoutError as error:
+            raise DeadlineError(f"{self.url} must answer within {self._timeout:g} s. Received: nothing") from error
+        except (urllib.error.URLError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise DeadlineError(f"{self.url} must answer within {self._timeout:g} s. Received: nothing") from error
+            raise ServerLostError(f"{self.url} must be reachable. Received: {reason}") from error
+        return answer
+
+    def _json(self, request: Request) -> Any:
+        with self._open(request) as answer:
+            text = answer.read(_LONGEST)
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise JobServerError(f"{self.url} must answer with JSON. Received: {text[:100]!r}") from None
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows nowhere: the token would go along."""
+
+    def redirect_request(self, *_arguments: Any, **_keywords: Any) -> None:
+        """Has the answer be an error."""
+
+
+def _error_of(status: int, body: bytes) -> JobServerError:
+    """What the server says of an error; of one of somebody between, its status."""
+    kind = BY_STATUS.get(status, JobServerError)
+    try:
+        told = json.loads(body)["error"]
+        message, field = str(told["message"]), str(told.get("field", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return kind(f"the server must answer the request. Received: status {status}")
+    return kind(message, field) if kind is DescriptionError else kind(message)

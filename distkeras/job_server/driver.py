@@ -1,0 +1,176 @@
+"""One job's own process: ``python -m distkeras.job_server.driver FOLDER ATTEMPT``, as the job server starts it.
+
+It waits for a line on its standard input before it does anything: so a driver that its server could not write down does
+nothing. It outlives the server, and tells by files in its folder what becomes of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from distkeras.callbacks import Callback, TimeBudget
+from distkeras.dashboard.watch import JobWatch
+from distkeras.job_server.description import JobDescription
+from distkeras.job_server.model_file import require_archive, require_weights
+from distkeras.job_server.places import require_no_links
+from distkeras.job_server.prediction import PredictionDescription, predict
+from distkeras.job_server.runner.files import JobFolder, write_whole
+from distkeras.job_server.runner.progress import EventLines, ProgressLines
+from distkeras.job_server.states import PREDICT
+from distkeras.keras_model import archive
+from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.errors import headline
+from distkeras.spark import session
+from distkeras.trainer import Trainer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What the server writes once it has written down which process this is.
+GO = b"go\n"
+#: What Spark is told unless the server's operator says otherwise: its page shows everything to everybody.
+_CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the job; returns the exit status, which says less than the file of the result."""
+    folder, attempt = JobFolder(Path(arguments[0])), int(arguments[1])
+    if sys.stdin.buffer.readline() != GO:
+        return 3
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.umask(0o077)
+    signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    log = logging.getLogger("distkeras")
+    log.setLevel(logging.INFO)
+    log.addHandler(EventLines(folder.progress))
+    try:
+        summary = run(folder, attempt)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGTERM  # whoever asked for it says what it means
+    except Exception as error:  # noqa: BLE001 - whatever it is, the job has failed, and this says why
+        traceback.print_exc()
+        told = {"type": type(error).__name__, "error": headline(str(error))}
+        write_whole(folder.result(attempt), {"state": "failed"} | told)
+        return 1
+    write_whole(folder.result(attempt), {"state": "done", "summary": summary})
+    return 0
+
+
+def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
+    """Trains or predicts.
+
+    Returns:
+        What a summary has: of training rule, workers, commits, samples, seconds, and why it was stopped; of predictions
+        rows.
+    """
+    order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
+    require_no_links(order["data"])
+    require_archive(folder.sent_model)
+    require_weights(folder.sent_model.read_bytes())
+    return (_predict if order["kind"] == PREDICT else _train)(folder, attempt, order)
+
+
+def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    description = PredictionDescription.from_json(order["description"])
+    require_no_links(order["output"])
+    spark = _session(folder, order)
+    try:
+        return predict(spark, folder, description, (order["data"], order["output"]), attempt)
+    finally:
+        _stop(spark)
+
+
+def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    """The model, history and commits are in the folder then. Goes on with the attempt before."""
+    description = JobDescription.from_json(order["description"])
+    callbacks: list[Callback] = [ProgressLines(folder.progress, attempt)]
+    if description.time_budget is not None:
+        callbacks.append(TimeBudget(description.time_budget))
+    if "validation" in order:
+        require_no_links(order["validation"])
+    trainer = trainer_of(folder.sent_model.read_bytes(), description)
+    trainer.watch = JobWatch(folder.journal)
+    spark = _session(folder, order)
+    try:
+        if "validation" in order:
+            stopping = description.made_early_stopping(spark.read.parquet(order["validation"]))
+            callbacks += [stopping] if stopping is not None else []
+        trainer.train(
+            spark.read.parquet(order["data"]),
+            callbacks=callbacks,
+            checkpoint=Checkpoint(str(folder.checkpoint), description.checkpoint_every),
+            resume=True,
+        )
+        summary = _save(trainer, folder)
+    finally:
+        _stop(spark)
+    shutil.rmtree(folder.checkpoint, ignore_errors=True)
+    return summary
+
+
+def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
+    return session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | order["config"])
+
+
+def trainer_of(data: bytes, description: JobDescription) -> Trainer:
+    """The trainer that a description is of.
+
+    Args:
+        data: of the archive that was sent.
+        description: what to do.
+    """
+    keywords = description.keywords()
+    optimizer = keywords.get("worker_optimizer")
+    if isinstance(optimizer, Mapping):
+        import keras
+
+        keywords["worker_optimizer"] = keras.optimizers.get({"config": {}} | dict(optimizer))
+    model = archive.from_bytes(data, compiled=True)
+    return Trainer(model, description.made_rule(), progress=False, **keywords)
+
+
+def _save(trainer: Trainer, folder: JobFolder) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    history, commits = trainer.history.toArrow(), trainer.commits.toArrow()
+    folder.model.write_bytes(archive.to_bytes(trainer.model))
+    pq.write_table(history, folder.history)
+    pq.write_table(commits, folder.commits)
+    return {
+        "rule": trainer.rule.name,
+        "workers": len(commits["worker"].unique()),
+        "commits": len(commits),
+        "samples": sum(history["samples"].to_pylist()),
+        "seconds": trainer.timings,
+        "stopped": trainer.stopped,
+    }
+
+
+def _stop(spark: SparkSession) -> None:
+    """Ends Spark, also where a signal has come between two of its answers."""
+    try:
+        spark.stop()
+    except Exception:  # noqa: BLE001 - the processes of this session are ended by who started it
+        traceback.print_exc()
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Has the job end as Ctrl-C does; a second signal finds it doing so."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""What must hold of a ``.keras`` archive that somebody sent, before Keras opens it.
+
+`require_archive` looks at the archive's list of members and at the configuration: with Python's standard library, so
+that the job server itself never parses weights. `require_weights` looks at the file of weights, in the job's own
+process. Keras' safe mode refuses lambdas besides; what is refused here earlier would make it read files or addresses,
+unpickle, or unpack without a bound.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from distkeras.job_server.errors import DescriptionError
+
+#: Members, their bytes when unpacked against those of the archive, bytes of the configuration, depth of its values.
+MEMBERS_MAX, RATIO_MAX, CONFIG_MAX, DEPTH_MAX = 1000, 20, 4 << 20, 200
+#: Bytes of an archive's list of members, which is read whole.
+_LIST_MAX = 1 << 20
+
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+_NEEDED = {_CONFIG, "metadata.json", _WEIGHTS}
+#: Modules of Keras whose classes make up a model; what stands elsewhere reads files, addresses, or settings.
+_MODULES = {
+    "activations", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics", "models", "ops",
+    "optimizers", "quantizers", "random", "regularizers", "applications",
+}  # fmt: skip
+#: Of these, where functions stand that a model may call; those of others load and fetch things.
+_FUNCTIONS = {"activations", "constraints", "initializers", "losses", "metrics", "ops", "regularizers"}
+#: Keras' own words for values, of which the others are code.
+_VALUES = {"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"}
+#: Layers that are code, or load it.
+_CODE = {"Lambda", "TorchModuleWrapper", "JaxLayer", "FlaxLayer", "TFSMLayer"}
+#: Arguments of layers that name a file where they are a text.
+_FILES = {"vocabulary", "idf_weights", "file_path", "filepath"}
+#: What Python's readers of archives, of JSON and of HDF5 raise on what is none.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, NotImplementedError, RecursionError, RuntimeError,
+    ValueError, LookupError, TypeError,
+)  # fmt: skip
+_NAME = re.compile(r"[A-Za-z_][\w.>]{0,199}")
+
+
+def require_archive(file: Path | BytesIO) -> None:
+    """Whether a file may be opened by Keras.
+
+    Raises:
+        DescriptionError: it is no such archive, may unpack to too much, or names what is no part of a model.
+    """
+    try:
+        size = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
+        with _opened(file) as reader, zipfile.ZipFile(reader) as archive:
+            reader.bound = CONFIG_MAX
+            _require_members(archive, size)
+            config = json.loads(archive.read(_CONFIG))
+            metadata = json.loads(archive.read("metadata.json"))
+    except DescriptionError:
+        raise
+    except _DAMAGE as error:
+        raise _refused(f"an archive that Keras saved (.keras). Received: {str(error)[:200]}") from error
+    if not isinstance(config, dict) or not isinstance(metadata, dict):
+        raise _refused("an archive that Keras saved (.keras). Received: one without a configuration")
+    for part in _objects(config):
+        _require_part(part)
+
+
+def _require_members(archive: zipfile.ZipFile, size: int) -> None:
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    if len(members) > MEMBERS_MAX or len(set(names)) < len(names):
+        raise _refused(f"an archive of at most {MEMBERS_MAX} files, each once. Received: {len(members)}")
+    missing = sorted(_NEEDED - set(names))
+    if missing:
+        raise _refused(f"an archive that Keras saved (.keras). Received: one without {', '.join(missing)}")
+    for member in members:
+        path = PurePosixPath(member.filename)
+        expected = member.filename in _NEEDED or path.parts[0] == "assets"
+        if not expected or ".." in path.parts or path.is_absolute() or re.search(r"[\\\x00-\x1f:]", member.filename):
+            raise _refused(f"an archive of Keras' files. Received: {member.filename[:200]!r} in it")
+        if member.flag_bits & 1 or (member.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
+            raise _refused(f"an archive of plain files. Received: {member.filename[:200]!r}, which is none")
+    total = sum(member.file_size for member in members)
+    texts = max(archive.getinfo(name).file_size for name in _NEEDED - {_WEIGHTS})
+    if total > max(RATIO_MAX * size, 1 << 20) or texts > CONFIG_MAX:
+        raise _refused(f"an archive that unpacks to at most {RATIO_MAX} times its bytes. Received: {total} from {size}")
+
+
+class _BoundedReader(io.BufferedReader):
+    """A file that gives no more than ``bound`` bytes at once: an archive's own numbers say how much is read."""
+
+    bound = _LIST_MAX
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file.
+
+        Raises:
+            ValueError: it is more.
+        """
+        found = super().read(self.bound + 1 if size is None or size < 0 else min(size, self.bound + 1))
+        if len(found) > self.bound:
+            raise ValueError(f"a list of files that is too long: more than {self.bound} bytes")
+        return found
+
+
+def _opened(file: Path | BytesIO) -> _BoundedReader:
+    return _BoundedReader(io.FileIO(file) if isinstance(file, Path) else file)
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """Every object of JSON within ``config``."""
+    pending = [(config, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > DEPTH_MAX:
+            raise _refused(f"a model whose configuration is at most {DEPTH_MAX} values deep. Received: a deeper one")
+        if isinstance(value, dict):
+            yield value
+            pending += [(part, depth + 1) for part in value.values()]
+        elif isinstance(value, list):
+            pending += [(part, depth + 1) for part in value]
+
+
+def _require_part(part: dict[str, Any]) -> None:
+    """Whether an object of the configuration is a part of a model."""
+    files = [name for name in _FILES & set(part) if isinstance(part[name], str)]
+    if files:
+        raise _refused(f"a model that reads no file. Received: {files[0]}={str(part[files[0]])[:100]!r}")
+    if not {"class_name", "module"} & set(part):
+        return
+    name, module = part.get("class_name"), part.get("module")
+    if not isinstance(name, str) or not isinstance(module, str | None):
+        raise _refused(f"made of classes. Received: class_name={str(name)[:100]!r}, module={str(module)[:100]!r}")
+    if name in _VALUES and module is None:
+        return
+    if name.startswith("__") or name in _CODE or _NAME.fullmatch(name) is None:
+        raise _refused(f"made of Keras' classes that are no code. Received: {name[:100]!r}")
+    if module == "builtins":
+        called = part.get("config")
+        if name != "function" or not isinstance(called, str) or hasattr(builtins, called):
+            raise _refused(f"made of Keras' functions. Received: {str(called)[:100]!r}")
+    elif module is not None and not _is_of_models(module, part.get("config") if name == "function" else name):
+        raise _refused(f"made of Keras' classes. Received: {name[:100]!r} of {module[:100]!r}")
+
+
+def _is_of_models(module: str, name: Any) -> bool:
+    """Whether what stands there may be in a model: a class, whose name begins with a capital, or a function."""
+    parts = module.split(".")
+    if parts[0] != "keras" or not isinstance(name, str):
+        return False
+    below = parts[2:] if parts[1:2] == ["src"] else parts[1:]
+    if not name[:1].isupper():
+        return bool(below) and below[0] in _FUNCTIONS
+    if below[:1] == ["applications"]:
+        return name == "LayerScale"  # of ConvNeXt; the others build models, and fetch weights for them
+    return not below or below[0] in _MODULES
+
+
+def require_weights(data: bytes) -> None:
+    """Whether an archive's file of weights holds no more than it says, and nothing that lies elsewhere.
+
+    Args:
+        data: of an archive that `require_archive` has let pass.
+
+    Raises:
+        DescriptionError: it has links, arrays in other files, or arrays of more bytes than the file.
+    """
+    import h5py
+
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            weights = archive.read(_WEIGHTS)
+        with h5py.File(BytesIO(weights), "r") as file:
+            total = sum(_bytes_of(dataset) for dataset in _datasets(file))
+    except DescriptionError:
+        raise
+    except _DAMAGE as error:
+        raise _refused(f"an archive with weights. Received: {str(error)[:200]}") from error
+    if total > len(weights):
+        raise _refused(f"an archive whose arrays fill their file. Received: arrays of {total} in {len(weights)} bytes")
+
+
+def _datasets(file: Any) -> Iterator[Any]:
+    """Every array in a file of HDF5, each once, whatever links lead in circles."""
+    import h5py
+
+    pending, seen = [file], set()
+    while pending:
+        group = pending.pop()
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise _refused(f"an archive whose weights lie in it. Received: {name[:100]!r}, a link to elsewhere")
+            found = group[name]
+            address = h5py.h5o.get_info(found.id).addr
+            if address in seen:
+                continue
+            seen.add(address)
+            if isinstance(found, h5py.Group):
+                pending.append(found)
+            elif isinstance(found, h5py.Dataset):
+                yield found
+
+
+def _bytes_of(dataset: Any) -> int:
+    if dataset.external or dataset.is_virtual:
+        raise _refused(f"an archive whose weights lie in it. Received: {dataset.name[:100]!r}, which is elsewhere")
+    return int(dataset.nbytes)
+
+
+def _refused(expected: str) -> DescriptionError:
+    return DescriptionError(f"`model` must be {expected}", "model")

@@ -1,0 +1,111 @@
+"""Where jobs may read and write: what a user names, held against what the server's operator allows.
+
+A local path is looked at without its symbolic links, when a job is submitted and again by its driver: who may write to
+a place that jobs read must not lead these elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from distkeras.job_server.errors import DescriptionError
+
+#: Longest part of what came that an error repeats.
+_SHOWN = 300
+#: What Spark would take for a pattern, which might lead out of where a user may read.
+_PATTERN = re.compile(r"[*?#\[\]{}\\%\x00-\x1f]")
+_LOCAL = "file://"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something lies that a job may read or write.
+
+    Args:
+        uri: as Spark is told; of a local file without symbolic links.
+        root: likewise, what it lies in that the operator allows.
+    """
+
+    uri: str
+    root: str
+
+
+def require_no_links(uri: str) -> None:
+    """Whether a place is still what it was, and what lies in it lies nowhere else; as far as that is local.
+
+    Raises:
+        DescriptionError: it has become a symbolic link, or holds one that leads out of it.
+    """
+    if not uri.startswith(_LOCAL):
+        return
+    path = Path(uri.removeprefix(_LOCAL))
+    links = [path] if path.resolve() != path else []
+    for folder, folders, names in os.walk(path):
+        found = [Path(folder, name) for name in (*folders, *names)]
+        links += [one for one in found if one.is_symlink() and not one.resolve().is_relative_to(path)]
+    if links:
+        name = links[0].name[:_SHOWN]
+        raise DescriptionError(f"what {uri} has must lie there. Received: {name!r}, a symbolic link to elsewhere")
+
+
+def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Place:
+    """Where ``place`` is, if that lies below one of ``roots``.
+
+    Args:
+        place: a path, or a URI.
+        roots: paths and URIs of folders, or of what is read itself.
+        field: of the description.
+
+    Raises:
+        DescriptionError: it lies elsewhere, or may mean several things.
+    """
+    allowed = [_located(root) for root in roots]
+    if _PATTERN.search(place) or ".." in PurePosixPath(place).parts:
+        raise DescriptionError(
+            f"`{field}` must be one path or URI, without patterns and `..`. Received: {place[:_SHOWN]!r}", field
+        )
+    base, path = _located(place)
+    for root, below in allowed:
+        if base == root and path.is_relative_to(below):
+            return Place(f"{base}{path}", f"{root}{below}")
+    shown = ", ".join(roots) or "no place: its operator has allowed none"
+    raise DescriptionError(f"`{field}` must be where the server lets jobs be: {shown}. Received: {place!r}", field)
+
+
+def require_output(place: str, roots: Sequence[str], user: str) -> Place:
+    """Where ``place`` is, if it lies below the user's own folder in one of ``roots``: nobody writes among another's.
+
+    Raises:
+        DescriptionError: it lies elsewhere, or may mean several things.
+    """
+    own = [f"{root.rstrip('/')}/{user}" for root in roots]
+    found = require_allowed(place, own, "output")
+    if found.uri == found.root:
+        raise DescriptionError(f"`output` must lie in {found.root}. Received: that itself", "output")
+    return found
+
+
+def require_elsewhere(place: Place, folder: Path, field: str) -> None:
+    """Whether ``place`` lies outside of ``folder``, where the server has its own files, which are of others too.
+
+    Raises:
+        DescriptionError: it does not.
+    """
+    path, ours = Path(place.uri.removeprefix(_LOCAL)), folder.resolve()
+    if place.uri.startswith(_LOCAL) and (path.is_relative_to(ours) or ours.is_relative_to(path)):
+        raise DescriptionError(
+            f"`{field}` must be elsewhere than the server's own files. Received: a place there", field
+        )
+
+
+def _located(place: str) -> tuple[str, PurePosixPath]:
+    """Scheme and host, and the path there; that of a local file without its symbolic links."""
+    parts = urlsplit(place if "://" in place else f"{_LOCAL}{Path(place).absolute()}")
+    if parts.scheme == "file" and not parts.netloc:
+        return _LOCAL, PurePosixPath(Path(parts.path).resolve())
+    return f"{parts.scheme}://{parts.netloc}", PurePosixPath("/", parts.path)

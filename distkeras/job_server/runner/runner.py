@@ -1,0 +1,261 @@
+"""Starts jobs, watches their drivers, ends them, and tells what became of them, also after its own death.
+
+Rules:
+    1. A driver works only once the database says which process it is: no job has a driver that nobody knows.
+    2. What a driver says of its job, in the file of the result, is the truth. A driver that is gone and has said
+       nothing has died: the job goes on from its checkpoint, in a new one, or is lost.
+    3. A job has ended only when nothing of its session is left.
+    4. Each change of state is a compare-and-swap on the attempt and its server, so that two servers never both act.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from distkeras.job_server.driver import GO
+from distkeras.job_server.errors import NotThereError, StateError
+from distkeras.job_server.runner.files import JobFiles, JobFolder, write_whole
+from distkeras.job_server.runner.processes import ProcessId
+from distkeras.job_server.states import AT_WORK, JobState
+from distkeras.job_server.store.accounts import ADMIN, Account
+from distkeras.job_server.store.jobs import JobStore, StoredJob
+from distkeras.ps.validate import check_field, require_integer, require_number
+
+log = logging.getLogger(__name__)
+
+#: Seconds from one look at all jobs to the next, and from one look for what is too old.
+_LOOK, _SWEEP = 1.0, 600.0
+#: Who looks at everybody's jobs.
+_SERVER = Account(0, "server", ADMIN)
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """What the server's operator says of running jobs.
+
+    Args:
+        slots: jobs at a time.
+        master: of Spark, such as "local[4,4]" or "yarn".
+        config: further settings of Spark.
+        attempts_max: drivers that one job may have, one after the other.
+        grace: seconds that a driver has to end, when asked to, before it is killed.
+        retention: seconds that an ended job is kept; None: for ever.
+        run_max: seconds that a driver may run; None: for ever.
+        log_max: bytes of what a job's drivers print; of more, the latest are kept.
+        reserve: bytes that the disk of the jobs' files must have left for one to begin.
+        command: what starts a driver; its folder and attempt follow.
+
+    Raises:
+        ConfigurationError: a number that cannot work.
+    """
+
+    slots: int = 1
+    master: str = "local[*,4]"
+    config: Mapping[str, str] = field(default_factory=dict)
+    attempts_max: int = 3
+    grace: float = 60.0
+    retention: float | None = None
+    run_max: float | None = None
+    log_max: int = 64 << 20
+    reserve: int = 0
+    command: Sequence[str] = (sys.executable, "-m", "distkeras.job_server.driver")
+
+    def __post_init__(self) -> None:
+        check_field(self, "slots", require_integer, 0)
+        check_field(self, "attempts_max", require_integer)
+        check_field(self, "grace", require_number, inclusive=True)
+        check_field(self, "log_max", require_integer, 10_000)
+        for name in ("retention", "run_max"):
+            if getattr(self, name) is not None:
+                check_field(self, name, require_number)
+
+
+class JobRunner:
+    """See the module.
+
+    Args:
+        store: the jobs.
+        files: their folders.
+        settings: what the operator says.
+    """
+
+    def __init__(self, store: JobStore, files: JobFiles, settings: RunnerSettings) -> None:
+        self._store, self._files, self._settings = store, files, settings
+        self._host = socket.gethostname()[:100]
+        #: The process that answers for a job; what follows tells two runners of one process apart.
+        self.name = f"{self._host}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
+        self._next_sweep = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Looks after the jobs until ``stop``; the drivers go on after it."""
+        while not stop.wait(_LOOK):
+            try:
+                self.tick()
+            except (SQLAlchemyError, OSError) as error:
+                log.warning("the jobs could not be looked after, and will be again: %s", str(error).partition("\n")[0])
+
+    def tick(self) -> None:
+        """One look at all that is there to do."""
+        running = 0
+        for job in self._store.active():
+            if job.server != self.name and not self._adopt(job):
+                continue
+            running += not self._look(self._store.get(_SERVER, job.id))
+        while running < self._settings.slots and self._files.free() >= self._settings.reserve:
+            claimed = self._store.claim(self.name)
+            if claimed is None:
+                break
+            running += self._launch(claimed)
+        self._sweep()
+
+    # ---- whose jobs
+
+    def _adopt(self, job: StoredJob) -> bool:
+        """Takes a job over from a server that has died on this host: nobody else can see the driver."""
+        host, _, process = (job.server or "").partition("/")
+        server = ProcessId.parse(process.partition("/")[0])
+        if host != self._host or server is None or server.alive() or not self._store.adopt(job, self.name):
+            return False
+        log.info("job %s is looked after again, after the death of its server", job.id)
+        return True
+
+    # ---- one job
+
+    def _launch(self, job: StoredJob) -> bool:
+        """Starts a job's driver; whether it is there."""
+        folder = self._files.of(job.id)
+        settings = self._settings
+        order = {"description": job.told, **job.order, "master": settings.master, "config": dict(settings.config)}
+        try:
+            write_whole(folder.order(job.attempt), order)
+            with folder.log.open("ab") as output:
+                child = subprocess.Popen(
+                    [*settings.command, str(folder.path), str(job.attempt)],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=folder.path,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._store.move(job, JobState.FAILED, f"the driver could not be started: {error}")
+            return False
+        self._children[job.id] = child
+        assert child.stdin is not None
+        with child.stdin as pipe:
+            try:
+                if self._store.set_driver(job, str(ProcessId.of(child.pid))):
+                    pipe.write(GO)
+            except (ProcessLookupError, BrokenPipeError):
+                pass  # it has died already, which the next look finds
+        log.info("job %s of %s begins, attempt %d", job.id, job.user, job.attempt)
+        return True
+
+    def _look(self, job: StoredJob) -> bool:
+        """Looks after one job; whether nothing of it is left."""
+        folder = self._files.of(job.id)
+        child = self._children.get(job.id)
+        if child is not None:
+            child.poll()
+        driver = ProcessId.parse(job.driver)
+        if driver is not None and driver.alive():
+            folder.cut_log(self._settings.log_max)
+            if job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
+                self._end(job, driver)
+            elif job.state is JobState.STARTING and _works(folder, job):
+                self._store.move(job, AT_WORK[job.kind])
+            return False
+        if driver is not None and not driver.kill_session():
+            return False
+        self._settle(job, folder)
+        return True
+
+    def _overdue(self, job: StoredJob) -> bool:
+        """Whether its driver has run for longer than one may."""
+        most, started = self._settings.run_max, job.started
+        return most is not None and started is not None and time.time() - started > most
+
+    def _end(self, job: StoredJob, driver: ProcessId) -> None:
+        """Asks a driver to end, or waits for one that has said how its job ended; then kills it."""
+        asked = self._asked.get(job.id)
+        if asked is None:
+            self._asked[job.id] = time.monotonic()
+            if job.cancel is not None or self._overdue(job):
+                driver.terminate()
+        elif time.monotonic() - asked > self._settings.grace:
+            driver.kill_session()
+
+    def _settle(self, job: StoredJob, folder: JobFolder) -> None:
+        """Tells what became of a job whose driver is gone."""
+        child = self._children.pop(job.id, None)
+        self._asked.pop(job.id, None)
+        status = None if child is None else child.poll()
+        told, result = "" if status is None else f", with exit status {status}", folder.read_result(job.attempt) or {}
+        size = folder.size()
+        if result.get("state") == JobState.DONE:
+            self._store.move(job, JobState.DONE, size=size)
+        elif job.cancel is not None:
+            self._store.move(job, JobState.CANCELLED, size=size)
+        elif result.get("state") == JobState.FAILED:
+            self._store.move(job, JobState.FAILED, f"{result.get('type')}: {result.get('error')}", size)
+        elif self._overdue(job):
+            text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
+            self._store.move(job, JobState.FAILED, text, size)
+        elif job.attempt < self._settings.attempts_max:
+            log.warning("job %s: driver %d died%s; another one goes on", job.id, job.attempt, told)
+            self._store.move(job, JobState.QUEUED)
+        else:
+            text = f"its drivers died {job.attempt} times without a word, the last one{told}; see the log"
+            self._store.move(job, JobState.LOST, text, size)
+
+    # ---- what is too old
+
+    def _sweep(self) -> None:
+        """Removes what is kept no longer, now and then."""
+        if time.monotonic() < self._next_sweep:
+            return
+        self._next_sweep = time.monotonic() + _SWEEP
+        if self._settings.retention is not None:
+            for job in self._store.ended_before(time.time() - self._settings.retention):
+                self._files.remove(self._files.of(job.id))
+                try:
+                    self._store.remove(job)
+                except StateError:
+                    continue  # somebody has removed it meanwhile
+                log.info("job %s of %s is kept no longer", job.id, job.user)
+        for folder in self._files.strays():
+            try:
+                self._store.get(_SERVER, folder.path.name)
+            except NotThereError:
+                self._files.remove(folder)
+
+
+def _works(folder: JobFolder, job: StoredJob) -> bool:
+    """Whether a driver has said that it trains, or predicts: each attempt goes on with the file."""
+    mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
+    try:
+        with folder.progress.open("rb") as file:
+            return any(mark.search(line) for line in file)
+    except FileNotFoundError:
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """What a driver is given of this process' environment: none of the server's own secrets, nor its operator's."""
+    secrets = ("DISTKERAS_JOBS_", "DISTKERAS_TOKEN")
+    return {name: value for name, value in os.environ.items() if not name.startswith(secrets)}

@@ -1,0 +1,177 @@
+"""``distkeras serve``: the job server as a process, and what its operator may say."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
+from distkeras.job_server.server.app import create_app
+from distkeras.job_server.server.listener import HttpListener, is_loopback
+from distkeras.job_server.server.services import Services, ServiceSettings, data_roots
+from distkeras.job_server.store.accounts import Accounts
+from distkeras.job_server.store.jobs import JobStore, Quota
+from distkeras.job_server.store.tables import open_database
+from distkeras.ps.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+PORT = 8571
+#: What names the database where the command line, which others can see, does not.
+DATABASE = "DISTKERAS_JOBS_DATABASE"
+_MEGABYTE, _HOUR, _DAY = 1 << 20, 3600.0, 86400.0
+#: Seconds that the look at the jobs which is under way has to end.
+_LAST_LOOK = 30.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What `serve` is told."""
+    add = parser.add_argument
+    add("--folder", type=Path, default=Path("distkeras-jobs"), help="of database, files and first token (%(default)s)")
+    add("--data", action="append", default=[], metavar="PLACE", help="folder or URI that jobs may read; repeatable")
+    add("--output", action="append", default=[], metavar="PLACE", help="likewise, that predict jobs may write to")
+    add("--master", default="local[*,4]", help="of Spark (default: %(default)s)")
+    add("--conf", action="append", default=[], metavar="NAME=VALUE", help="setting of Spark; repeatable")
+    add("--slots", type=int, default=1, help="jobs at a time (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    add("--port", type=int, default=PORT, help="port to bind; 0: one that is free (default: %(default)s)")
+    add("--trusted-proxy", metavar="ADDRESS", help="of the reverse proxy that has TLS, and says who calls")
+    add("--plain-http", action="store_true", help="bind an address that others reach, without TLS")
+    add("--database", metavar="URL", help=f"of SQLAlchemy (default: {DATABASE}, or a file of SQLite in --folder)")
+    add("--files", type=Path, help="folder of the jobs' files, shared with a database (default: in --folder)")
+    add("--upload-max", type=int, default=512, metavar="MB", help="of one model (default: %(default)s)")
+    add("--user-max", type=int, default=20_480, metavar="MB", help="of one user's jobs (default: %(default)s)")
+    add("--queued-max", type=int, default=1000, metavar="N", help="of one user's jobs that wait (default: %(default)s)")
+    add("--disk-reserve", type=int, default=1024, metavar="MB", help="left for jobs to be taken and begun (1024)")
+    add("--hours-max", type=float, metavar="N", help="that one driver may run (default: for ever)")
+    add("--log-max", type=int, default=64, metavar="MB", help="of what a job prints; the latest is kept (%(default)s)")
+    add("--attempts", type=int, default=3, metavar="N", help="drivers that one job may have in turn (default: 3)")
+    add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: for ever)")
+
+
+class JobServer:
+    """The job server, bound; `run` serves until `stop`.
+
+    Args:
+        options: of `add_flags`.
+
+    Raises:
+        ConfigurationError: an option cannot work.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        if not (is_loopback(options.host) or options.trusted_proxy or options.plain_http):
+            raise ConfigurationError(
+                "`--host` must be a loopback address, unless a reverse proxy in front has TLS (`--trusted-proxy`), or "
+                f"`--plain-http` says that tokens may be read on their way. Received: --host {options.host}"
+            )
+        runner = RunnerSettings(
+            slots=options.slots,
+            master=options.master,
+            config=_config(options.conf),
+            attempts_max=options.attempts,
+            run_max=None if options.hours_max is None else options.hours_max * _HOUR,
+            log_max=options.log_max * _MEGABYTE,
+            retention=None if options.retention_days is None else options.retention_days * _DAY,
+            reserve=options.disk_reserve * _MEGABYTE,
+        )
+        settings = ServiceSettings(
+            data=data_roots(options.data),
+            output=data_roots(options.output),
+            upload_max=options.upload_max * _MEGABYTE,
+            reserve=options.disk_reserve * _MEGABYTE,
+            quota=Quota(options.user_max * _MEGABYTE, options.queued_max),
+        )
+        self._folder = _private(options.folder)
+        self._engine = open_database(
+            options.database or os.environ.get(DATABASE) or f"sqlite:///{self._folder / 'jobs.sqlite'}"
+        )
+        files = JobFiles(options.files or self._folder / "files")
+        tempfile.tempdir = str(files.temporary())  # uploads wait where they will lie
+        services = Services(Accounts(self._engine), JobStore(self._engine), files, settings)
+        self._write_first_token(services.accounts)
+        self._runner = JobRunner(services.jobs, files, runner)
+        self._host = options.host
+        self._http = HttpListener(
+            create_app(services),
+            services.accounts,
+            options.host,
+            options.port,
+            upload_max=settings.upload_max + _MEGABYTE * 2,
+            trusted_proxy=options.trusted_proxy,
+            room=lambda: files.free() - settings.reserve,
+        )
+        self._stop = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._http.port}"
+
+    def run(self) -> None:
+        """Serves until `stop`; the drivers of jobs go on, and are found by the next server."""
+        looking = threading.Thread(target=self._runner.run, args=(self._stop,), name="distkeras-jobs", daemon=True)
+        looking.start()
+        log.info("the job server listens at %s , its page is %s/dashboard", self.url, self.url)
+        try:
+            self._http.run(self._stop)
+        finally:
+            self._stop.set()
+            looking.join(_LAST_LOOK)
+            self._engine.dispose()
+
+    def stop(self) -> None:
+        """Has `run` return."""
+        self._stop.set()
+
+    def _write_first_token(self, accounts: Accounts) -> None:
+        token = accounts.bootstrap()
+        if token is None:
+            return
+        path = self._folder / "admin.token"
+        path.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
+        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        path.write_text(token + "\n")
+        log.info("the first administrator's token is in %s", path)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Runs the server; returns the exit status."""
+    os.umask(0o077)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("distkeras").setLevel(logging.INFO)
+    server = JobServer(options)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: server.stop())
+    server.run()
+    return 0
+
+
+def _private(folder: Path) -> Path:
+    folder = folder.absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"`--folder` must be a folder to write to. Received: {folder}: {error}") from error
+    if not any(folder.iterdir()):
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")  # begun in a checkout, it has a token in it
+    return folder
+
+
+def _config(pairs: Sequence[str]) -> dict[str, str]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"`--conf` must be NAME=VALUE. Received: --conf {pair}")
+        found[name] = value
+    return found

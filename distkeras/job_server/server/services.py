@@ -1,0 +1,106 @@
+"""What the endpoints work with, and what the server's operator may set."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.store.accounts import Account, Accounts
+from distkeras.job_server.store.jobs import JobStore, Quota
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """What the server's operator says of requests.
+
+    Args:
+        data: paths and URIs of folders that jobs may read; the server's own files are never among them.
+        output: paths and URIs of folders that predict jobs may write to, each user in one of their own name.
+        upload_max: bytes of a model.
+        quota: of each user.
+        reserve: bytes that the disk must have left for a job to be taken.
+    """
+
+    data: Sequence[str] = ()
+    output: Sequence[str] = ()
+    upload_max: int = 512 << 20
+    quota: Quota = field(default_factory=Quota)
+    reserve: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class Services:
+    """What every endpoint is handed."""
+
+    accounts: Accounts
+    jobs: JobStore
+    files: JobFiles
+    settings: ServiceSettings
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, as an endpoint finds it: who, what, and its parameters, checked.
+
+    Args:
+        services: what to work with.
+        account: who calls.
+        address: where from.
+        path: the parts of the path that have names.
+        query: the query's parameters, with their defaults.
+        body: the body, of JSON; None where it is something else.
+    """
+
+    services: Services
+    account: Account
+    address: str
+    path: Mapping[str, str]
+    query: Mapping[str, Any]
+    body: Any = None
+
+    def audit(self, action: str, subject: str = "") -> None:
+        """Writes down what was done."""
+        self.services.accounts.record(self.account.name, self.address, action, subject)
+
+
+class FailureLimit:
+    """Counts failures by address; thread-safe, and bounded itself.
+
+    Args:
+        most: failures within ``seconds`` after which an address is refused.
+        seconds: see there.
+        clock: seconds that only rise.
+    """
+
+    def __init__(self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._seconds, self._clock = most, seconds, clock
+        self._lock = threading.Lock()
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def add(self, address: str) -> bool:
+        """Counts one; whether it was too many."""
+        now = self._clock()
+        with self._lock:
+            times = self._failures.setdefault(address, deque(maxlen=self._most))
+            self._failures.move_to_end(address)
+            while len(self._failures) > _ADDRESSES:
+                self._failures.popitem(last=False)
+            if len(times) == self._most and now - times[0] < self._seconds:
+                return True
+            times.append(now)
+            return False
+
+
+#: Addresses of which failures are counted; beyond them, the one that failed longest ago is forgotten.
+_ADDRESSES = 10_000
+
+
+def data_roots(roots: Sequence[str]) -> list[str]:
+    """Places as the command line has them: paths absolute, so that they mean the same in each process."""
+    return [root if "://" in root else str(Path(root).absolute()) for root in roots]

@@ -1,0 +1,247 @@
+"""Users, their tokens, and the audit log.
+
+A token is ``dk_ID_SECRET``. The database has the secret's SHA-256 only: it is 256 random bits, which nobody finds by
+trying, so that a slow hash would add nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Engine, Row, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotThereError, StateError
+from distkeras.job_server.store.tables import AUDIT, TOKENS, USERS
+
+USER, ADMIN = "user", "admin"
+ROLES = (USER, ADMIN)
+#: What a user may be called.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+_TOKEN_ID = re.compile(r"[0-9a-f]{16}")
+_TOKEN = re.compile(rf"dk_({_TOKEN_ID.pattern})_([A-Za-z0-9_-]{{43}})")
+#: Compared with where there is no such token, so that both take as long.
+_NOBODY = hashlib.sha256(b"").digest()
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who speaks.
+
+    Args:
+        id: of the database.
+        name: of the user.
+        role: one of `ROLES`.
+    """
+
+    id: int
+    name: str
+    role: str
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether everybody's jobs are theirs to see and to cancel."""
+        return self.role == ADMIN
+
+    def require_admin(self) -> None:
+        """Whether they may manage users.
+
+        Raises:
+            ForbiddenError: they may not.
+        """
+        if not self.is_admin:
+            raise ForbiddenError(f"the role must be {ADMIN}. Received: {self.role}")
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """What may be told of a token: all but its secret; times are seconds since the epoch."""
+
+    id: str
+    user: str
+    note: str
+    created: float
+    expires: float | None
+    revoked: float | None
+
+
+@dataclass(frozen=True)
+class UserInfo:
+    """What may be told of a user."""
+
+    name: str
+    role: str
+    active: bool
+    created: float
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """Who did what, from where: ``number`` rises."""
+
+    number: int
+    time: float
+    user: str
+    address: str
+    action: str
+    subject: str
+
+
+class Accounts:
+    """Who may do what; thread-safe.
+
+    Args:
+        engine: of `open_database`.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def bootstrap(self) -> str | None:
+        """A token of a first administrator where nobody is there yet; else None."""
+        with self._engine.connect() as connection:
+            if connection.execute(select(USERS.c.id).limit(1)).first() is not None:
+                return None
+        try:
+            self.add_user(ADMIN, ADMIN)
+        except StateError:
+            return None  # another server was first
+        return self.add_token(ADMIN, "first token")
+
+    # ---- users
+
+    def add_user(self, name: str, role: str = USER) -> UserInfo:
+        """A new user, without a token.
+
+        Raises:
+            DescriptionError: no such role, or not a name.
+            StateError: the name is taken.
+        """
+        if NAME.fullmatch(name) is None:
+            raise DescriptionError("`name` must be 1 to 64 of letters, digits and ._@-. Received: another text", "name")
+        if role not in ROLES:
+            raise DescriptionError(f"`role` must be one of {', '.join(ROLES)}. Received: {role!r}", "role")
+        added = {"name": name, "role": role, "active": True, "created": self._clock()}
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(insert(USERS).values(added))
+        except IntegrityError:
+            raise StateError(f"the name of a new user must be free. Received: {name}") from None
+        return UserInfo(name, role, True, added["created"])  # type: ignore[arg-type]  # a float
+
+    def users(self) -> list[UserInfo]:
+        """Everybody, by name."""
+        query = select(USERS.c.name, USERS.c.role, USERS.c.active, USERS.c.created).order_by(USERS.c.name)
+        with self._engine.connect() as connection:
+            return [UserInfo(*row) for row in connection.execute(query)]
+
+    def remove_user(self, name: str) -> None:
+        """Has none of the user's tokens count any more, and gives out no new ones; the jobs stay.
+
+        Raises:
+            NotThereError: there is no such user.
+            StateError: it is the last administrator.
+        """
+        if NAME.fullmatch(name) is None:
+            raise NotThereError("there must be such a user. Received: another text than a name")
+        with self._engine.begin() as connection:
+            gone = connection.execute(update(USERS).where(USERS.c.name == name).values(active=False)).rowcount
+            admins = select(func.count()).where(USERS.c.role == ADMIN, USERS.c.active)
+            if not gone:
+                raise NotThereError(f"there must be such a user. Received: {name}")
+            if not connection.execute(admins).scalar_one():
+                raise StateError(f"an administrator must stay. Received: the removal of {name}")
+
+    # ---- tokens
+
+    def add_token(self, user: str, note: str = "", expires: float | None = None) -> str:
+        """A new token, as it is told this once.
+
+        Args:
+            user: whose.
+            note: what it is for.
+            expires: seconds since the epoch from which it does not count; None: never.
+
+        Raises:
+            NotThereError: there is no such user, or they were removed.
+        """
+        token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        found = select(USERS.c.id).where(USERS.c.name == user, USERS.c.active)
+        with self._engine.begin() as connection:
+            user_id = connection.execute(found).scalar()
+            if user_id is None:
+                raise NotThereError(f"there must be such a user. Received: {user}")
+            values = {"id": token_id, "user_id": user_id, "digest": _digest(secret), "note": note[:200]}
+            connection.execute(insert(TOKENS).values(values | {"created": self._clock(), "expires": expires}))
+        return f"dk_{token_id}_{secret}"
+
+    def tokens(self, viewer: Account) -> list[TokenInfo]:
+        """The viewer's own, or everybody's for an administrator; the oldest first."""
+        columns = TOKENS.c
+        query = select(
+            columns.id, USERS.c.name, columns.note, columns.created, columns.expires, columns.revoked
+        ).join_from(TOKENS, USERS)
+        if not viewer.is_admin:
+            query = query.where(columns.user_id == viewer.id)
+        with self._engine.connect() as connection:
+            return [TokenInfo(*row) for row in connection.execute(query.order_by(columns.created, columns.id))]
+
+    def revoke(self, viewer: Account, token_id: str) -> None:
+        """Has a token not count any more.
+
+        Raises:
+            NotThereError: the viewer sees no such token.
+        """
+        if _TOKEN_ID.fullmatch(token_id) is None:
+            raise NotThereError("there must be such a token. Received: another text than an id")
+        change = update(TOKENS).where(TOKENS.c.id == token_id).values(revoked=self._clock())
+        if not viewer.is_admin:
+            change = change.where(TOKENS.c.user_id == viewer.id)
+        with self._engine.begin() as connection:
+            if not connection.execute(change).rowcount:
+                raise NotThereError(f"there must be such a token. Received: {token_id}")
+
+    def authenticate(self, token: str) -> Account | None:
+        """Whose token it is; None if it is nobody's, or does not count any more."""
+        parts = _TOKEN.fullmatch(token)
+        row = None if parts is None else self._token_row(parts[1])
+        known = hmac.compare_digest(_digest(parts[2] if parts else ""), row.digest if row else _NOBODY)
+        if row is None or not known or row.revoked is not None or not row.active:
+            return None
+        if row.expires is not None and row.expires <= self._clock():
+            return None
+        return Account(row.user_id, row.name, row.role)
+
+    def _token_row(self, token_id: str) -> Row[tuple[object, ...]] | None:
+        query = select(TOKENS, USERS.c.name, USERS.c.role, USERS.c.active).join_from(TOKENS, USERS)
+        with self._engine.connect() as connection:
+            return connection.execute(query.where(TOKENS.c.id == token_id)).first()
+
+    # ---- the audit log
+
+    def record(self, user: str, address: str, action: str, subject: str = "") -> None:
+        """Writes down who did what."""
+        values = {"user": user[:64], "address": address[:64], "action": action[:32], "subject": subject[:200]}
+        with self._engine.begin() as connection:
+            connection.execute(insert(AUDIT).values(time=self._clock(), **values))
+
+    def audit(self, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        """The latest entries first; those before number ``before``."""
+        query = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
+        if before is not None:
+            query = query.where(AUDIT.c.number < before)
+        with self._engine.connect() as connection:
+            return [AuditEntry(*row) for row in connection.execute(query)]
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

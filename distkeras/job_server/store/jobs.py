@@ -1,0 +1,286 @@
+"""The jobs, and who has which: each change is one compare-and-swap, so that two servers may share a database."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, Row, delete, func, insert, literal, select, true, update
+
+from distkeras.job_server.errors import NotThereError, QuotaError, StateError
+from distkeras.job_server.states import ACTIVE, FINAL, TRAIN, JobState, before
+from distkeras.job_server.store.accounts import Account
+from distkeras.job_server.store.tables import JOBS, USERS
+
+#: Beside a description, what its driver is told and nobody else.
+ORDER = "order"
+#: Users whose next job is looked at, before a claim gives up until the next time.
+_CANDIDATES = 16
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job as the database has it; times are seconds since the epoch.
+
+    Args:
+        number: rises with each job.
+        id: what a job is called by; nobody guesses another one's.
+        user: whose it is.
+        kind: one of `distkeras.job_server.states.KINDS`.
+        name: what they call it.
+        state: see `JobState`.
+        description: what to do, as its user has said it; and as "order", what the driver alone is told.
+        created: when it was submitted; likewise ``started``, of the latest attempt, and ``ended``.
+        attempt: drivers that were started for it.
+        server: the process that answers for it.
+        driver: the process that does it.
+        cancel: when somebody asked for its end.
+        error: why it did not end well.
+        bytes: of its files, as last counted.
+    """
+
+    number: int
+    id: str
+    user: str
+    kind: str
+    name: str
+    state: JobState
+    description: Mapping[str, Any]
+    created: float
+    started: float | None
+    ended: float | None
+    attempt: int
+    server: str | None
+    driver: str | None
+    cancel: float | None
+    error: str | None
+    bytes: int
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """What the driver alone is told: its job's kind, and where it reads and writes."""
+        found: Mapping[str, Any] = self.description.get(ORDER, {})
+        return found
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The description as its user has said it."""
+        return {name: value for name, value in self.description.items() if name != ORDER}
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one user may have.
+
+    Args:
+        bytes_max: of the files of all their jobs.
+        queued_max: of jobs that wait.
+    """
+
+    bytes_max: int = 20 << 30
+    queued_max: int = 1000
+
+
+_COLUMNS = [USERS.c.name.label("user") if field.name == "user" else JOBS.c[field.name] for field in fields(StoredJob)]
+_JOINED = select(*_COLUMNS).join_from(JOBS, USERS)
+_SHORT = [literal("{}").label(column.name) if column.name == "description" else column for column in _COLUMNS]
+_LISTED = select(*_SHORT).join_from(JOBS, USERS)
+
+
+class JobStore:
+    """The jobs; thread-safe.
+
+    Args:
+        engine: of `open_database`.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    # ---- what users do
+
+    def add(
+        self, account: Account, name: str, description: Mapping[str, Any], size: int, quota: Quota, job_id: str = ""
+    ) -> StoredJob:
+        """A new job, which waits for its turn.
+
+        Args:
+            account: whose it is.
+            name: what they call it.
+            description: what to do, JSON-ready.
+            size: bytes of its files.
+            quota: of the user.
+            job_id: of `new_id`, where files lie under it already.
+
+        Raises:
+            QuotaError: the user has too much; nothing was added.
+        """
+        job_id = job_id or new_id()
+        values = {"id": job_id, "user_id": account.id, "name": name, "state": JobState.QUEUED, "bytes": size}
+        values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
+        values |= {"description": json.dumps(description), "created": self._clock(), "attempt": 0}
+        theirs = JOBS.c.user_id == account.id
+        with self._engine.begin() as connection:
+            # Others of this user's wait here: what is counted below stays so.
+            connection.execute(update(USERS).where(USERS.c.id == account.id).values(active=USERS.c.active))
+            connection.execute(insert(JOBS).values(values))
+            total = connection.execute(select(func.sum(JOBS.c.bytes)).where(theirs)).scalar_one()
+            waiting = select(func.count()).where(theirs, JOBS.c.state == JobState.QUEUED)
+            queued = connection.execute(waiting).scalar_one()
+            if total > quota.bytes_max:
+                raise QuotaError(f"a user's jobs may have {quota.bytes_max} bytes. Received: {total} with this one")
+            if queued > quota.queued_max:
+                raise QuotaError(f"{quota.queued_max} jobs of a user may wait. Received: one more")
+        return self.get(account, job_id)
+
+    def get(self, viewer: Account, job_id: str) -> StoredJob:
+        """One job.
+
+        Raises:
+            NotThereError: the viewer sees no such job.
+        """
+        with self._engine.connect() as connection:
+            row = connection.execute(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))).first()
+        if row is None:
+            raise NotThereError(f"there must be such a job. Received: {job_id}")
+        return _job_of(row)
+
+    def page(
+        self, viewer: Account, *, state: JobState | None = None, before: int | None = None, limit: int = 100
+    ) -> list[StoredJob]:
+        """The latest jobs first, without their descriptions, which may be long.
+
+        Args:
+            viewer: who sees their own, or as an administrator all.
+            state: only those in it.
+            before: only those of a lower number.
+            limit: how many at most.
+        """
+        query = _LISTED.where(_seen_by(viewer)).order_by(JOBS.c.number.desc()).limit(limit)
+        if state is not None:
+            query = query.where(JOBS.c.state == state)
+        if before is not None:
+            query = query.where(JOBS.c.number < before)
+        with self._engine.connect() as connection:
+            return [_job_of(row) for row in connection.execute(query)]
+
+    def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
+        """Ends a job that waits at once; has the server of one that runs end it.
+
+        Raises:
+            NotThereError: the viewer sees no such job.
+            StateError: it has ended otherwise.
+        """
+        now, this = self._clock(), JOBS.c.id == job_id
+        self.get(viewer, job_id)
+        waits = update(JOBS).where(this, JOBS.c.state == JobState.QUEUED)
+        runs = update(JOBS).where(this, JOBS.c.state.in_(ACTIVE), JOBS.c.cancel.is_(None))
+        with self._engine.begin() as connection:
+            if not connection.execute(waits.values(state=JobState.CANCELLED, ended=now, cancel=now)).rowcount:
+                connection.execute(runs.values(cancel=now))
+        job = self.get(viewer, job_id)
+        if job.cancel is None or job.state in FINAL - {JobState.CANCELLED}:
+            raise StateError(f"a job must not have ended to be cancelled. Received: {job_id}, which is {job.state}")
+        return job
+
+    def remove(self, job: StoredJob) -> None:
+        """Forgets a job.
+
+        Raises:
+            StateError: it has not ended.
+        """
+        with self._engine.begin() as connection:
+            if not connection.execute(delete(JOBS).where(JOBS.c.id == job.id, JOBS.c.state.in_(FINAL))).rowcount:
+                raise StateError(f"a job must have ended to be removed. Received: {job.id}, which is {job.state}")
+
+    # ---- what servers do
+
+    def claim(self, server: str) -> StoredJob | None:
+        """Takes the next job that waits, for ``server``: of the user with the fewest that run; None if there is none.
+
+        Of two such users, the one whose turn was longer ago is first.
+        """
+        running = func.sum(JOBS.c.state.in_(ACTIVE).cast(JOBS.c.number.type))
+        waiting = func.min(JOBS.c.number).filter(JOBS.c.state == JobState.QUEUED)
+        turn = func.coalesce(func.max(JOBS.c.started), 0.0)
+        query = select(waiting).group_by(JOBS.c.user_id).having(waiting.is_not(None)).order_by(running, turn, waiting)
+        with self._engine.connect() as connection:
+            numbers = list(connection.execute(query.limit(_CANDIDATES)).scalars())
+        for number in numbers:
+            values = {"attempt": JOBS.c.attempt + 1, "server": server, "driver": None, "started": self._clock()}
+            change = update(JOBS).where(
+                JOBS.c.number == number, JOBS.c.state.in_(before(JobState.STARTING)), JOBS.c.cancel.is_(None)
+            )
+            with self._engine.begin() as connection:
+                if connection.execute(change.values(state=JobState.STARTING, **values)).rowcount:
+                    return _job_of(connection.execute(_JOINED.where(JOBS.c.number == number)).one())
+        return None
+
+    def active(self) -> list[StoredJob]:
+        """What some server answers for, the oldest first."""
+        with self._engine.connect() as connection:
+            query = _JOINED.where(JOBS.c.state.in_(ACTIVE)).order_by(JOBS.c.number)
+            return [_job_of(row) for row in connection.execute(query)]
+
+    def adopt(self, job: StoredJob, server: str) -> bool:
+        """Has ``server`` answer for a job in place of the one that did; False if another one was faster."""
+        return self._swap(job, server=server)
+
+    def set_driver(self, job: StoredJob, driver: str) -> bool:
+        """Notes the process that does a job; False if the job is no more this server's."""
+        return self._swap(job, driver=driver)
+
+    def move(self, job: StoredJob, state: JobState, error: str | None = None, size: int | None = None) -> bool:
+        """Changes a job's state; False if it is no more in one that allows it, or no more this server's.
+
+        Args:
+            job: as it was read.
+            state: the new one. `JobState.QUEUED` only where nobody asked for its end meanwhile.
+            error: why it did not end well.
+            size: bytes of its files.
+        """
+        values: dict[str, Any] = {"state": state}
+        if state in FINAL:
+            values |= {"ended": self._clock(), "error": error}
+        if state is JobState.QUEUED:
+            values |= {"server": None, "driver": None}
+        if size is not None:
+            values["bytes"] = size
+        allowed: ColumnElement[bool] = JOBS.c.state.in_(before(state))
+        if state is JobState.QUEUED:
+            allowed = allowed & JOBS.c.cancel.is_(None)
+        return self._swap(job, allowed, **values)
+
+    def ended_before(self, moment: float) -> list[StoredJob]:
+        """Jobs that ended before then, the oldest first."""
+        query = _JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment).order_by(JOBS.c.number)
+        with self._engine.connect() as connection:
+            return [_job_of(row) for row in connection.execute(query)]
+
+    def _swap(self, job: StoredJob, condition: ColumnElement[bool] | None = None, **values: Any) -> bool:
+        """Changes a job that is still this attempt of this server's."""
+        same = (JOBS.c.id == job.id) & (JOBS.c.attempt == job.attempt) & (JOBS.c.server == job.server)
+        change = update(JOBS).where(same, JOBS.c.state.in_(ACTIVE), true() if condition is None else condition)
+        with self._engine.begin() as connection:
+            return bool(connection.execute(change.values(**values)).rowcount)
+
+
+def new_id() -> str:
+    """Of a job that is to come."""
+    return uuid.uuid4().hex
+
+
+def _seen_by(viewer: Account) -> ColumnElement[bool]:
+    return true() if viewer.is_admin else JOBS.c.user_id == viewer.id
+
+
+def _job_of(row: Row[Any]) -> StoredJob:
+    values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+    values |= {"state": JobState(values["state"]), "description": json.loads(values["description"])}
+    return StoredJob(**values)

@@ -1,8 +1,0 @@
-"""``python -m distkeras.jobs``: the command ``distkeras``."""
-
-import sys
-
-from distkeras.jobs.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Spark actions in threads of their own, which can be waited for with a deadline, and canceled."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from distkeras.ps.errors import DeadlineError
+from distkeras.spark.cluster import context_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+#: Seconds from one try to cancel a job to the next: Spark may not have known the job yet.
+_AGAIN_SECONDS = 1.0
+
+
+class SparkAction:
+    """What ``collect`` does, in a thread of its own that begins at once.
+
+    Args:
+        session: the one that it does it with.
+        collect: a Spark action.
+        name: of the thread.
+    """
+
+    def __init__(self, session: SparkSession, collect: Callable[[], list[Row]], name: str) -> None:
+        self._session = session
+        self._collect = collect
+        self._tag = f"{name}-{uuid.uuid4().hex}"
+        self._rows: list[Row] = []
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=in_callers_scope(session, self._run), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with tagged(self._session, self._tag):
+                self._rows = self._collect()
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the rows
+            self._error = error
+
+    def ended(self, timeout: float = 0.0) -> bool:
+        """Whether it has ended, or does so within ``timeout`` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def rows(self) -> list[Row]:
+        """What it gave, once it has ended.
+
+        Raises:
+            DeadlineError: it has not.
+            Exception: what Spark raised.
+        """
+        if not self.ended():
+            raise DeadlineError("a Spark action must have ended to give its rows. Received: one that goes on")
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+    def cancel(self, seconds: float) -> None:
+        """Ends it, and waits for that, for so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):  # whatever a session that has ended says
+                cancel_tagged(self._session, self._tag)
+            self.ended(_AGAIN_SECONDS)
+
+
+def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Callable[[], None]:
+    """Return ``function`` for another thread, with the calling thread's job group, pool, description and tags.
+
+    Spark keeps these for each thread. Without them, ``cancelJobGroup`` and fair pools have no effect on our Spark jobs.
+    """
+    from pyspark import inheritable_thread_target
+
+    wrapped: Callable[[], None] = inheritable_thread_target(session)(function)
+    return wrapped
+
+
+# A session's tags belong to one thread, but under Spark Connect: what one thread tagged, another cannot interrupt.
+# Those of the Spark context can be canceled from anywhere; Connect has no context.
+
+
+@contextlib.contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Gives the jobs of this thread a tag."""
+    context = context_of(session)
+    (context.addJobTag if context else session.addTag)(tag)
+    try:
+        yield
+    finally:
+        (context.removeJobTag if context else session.removeTag)(tag)
+
+
+def cancel_tagged(session: SparkSession, tag: str) -> None:
+    """Cancels the jobs that have a tag, from any thread."""
+    context = context_of(session)
+    (context.cancelJobsWithTag if context else session.interruptTag)(tag)

@@ -1,0 +1,131 @@
+"""Where what Spark and Keras raise becomes one of our errors, and where an error's traceback is made short.
+
+An error says in its first line what is wrong. What follows is the caller's own code alone: frames of this package, of
+Spark, Keras and its backend are left out, of the error and of what caused it. All of it is kept, as text, in
+`DistkerasError.full_traceback` and, from a worker, in `remote_traceback`; with ``DISTKERAS_TRACEBACK=full`` in the
+environment everything is shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from py4j.protocol import Py4JError
+
+from distkeras.ps.errors import (
+    ERRORS,
+    ConfigurationError,
+    DistkerasError,
+    NodeError,
+    WorkerError,
+    headline,
+    is_library,
+    shown_in_full,
+)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_TYPED = re.compile(
+    rf"{re.escape(DistkerasError.__module__)}\.({'|'.join(kind.__qualname__ for kind in ERRORS)}): (.*?)"
+    r"(?: \[(?:worker/partition (\d+))?(?:, )?(?:column '([^']*)')?(?:, )?(?:step (\d+))?\])?"
+    r"(?: SQLSTATE: \w+)?\s*(?:\n|$)"
+)
+#: What Spark says where a task's Python does not start, or lacks something.
+_PYTHON = re.compile(
+    r"(?:ModuleNotFoundError: )?No module named '?[\w.]+'?|ImportError: [^\n]+|Cannot run program \"[^\"]+\""
+    r"|\[?PYTHON_VERSION_MISMATCH\]?[^\n]*|Python in worker has different version[^\n]*"
+)
+
+
+def named_error(failure: BaseException) -> DistkerasError | None:
+    """The error of ours whose name and text are in what Spark has raised; None if there is none.
+
+    A task's error comes through Spark so, and so does one that a JVM expression raises.
+    """
+    told = str(failure)
+    named = _TYPED.search(told)
+    if named is None:
+        return None
+    kind = next(kind for kind in ERRORS if kind.__qualname__ == named[1])
+    worker, step = (None if number is None else int(number) for number in (named[3], named[5]))
+    return kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=told)
+
+
+def typed_error(failure: BaseException, python: str) -> DistkerasError:
+    """What Spark has raised, as one of our errors.
+
+    Args:
+        failure: Spark's.
+        python: the executors' interpreter, in words.
+    """
+    named = named_error(failure)
+    if named is not None:
+        if isinstance(named, NodeError):  # no reason to end the job before that
+            named.message += ", after the last attempt that Spark makes"
+        return named
+    told = str(failure)
+    lacking = _PYTHON.search(told)
+    if lacking is not None:
+        return ConfigurationError(
+            "the executors' Python must start, and have distkeras, Keras and what the model's own code imports: set "
+            "PYSPARK_PYTHON before the session starts, or ship an environment with --archives. "
+            f"Received: {lacking[0]}, with {python}",
+            remote_traceback=told,
+        )
+    return WorkerError(f"Spark ended the job's tasks: {_innermost(failure)}", remote_traceback=told)
+
+
+def _innermost(failure: BaseException) -> str:
+    """Return the text of what failed first: Py4J's own says only which of its calls an exception came out of."""
+    java: Any = getattr(failure, "java_exception", None)
+    try:
+        while java is not None and java.getCause() is not None:
+            java = java.getCause()
+        if java is not None and java.getMessage():
+            return headline(str(java.getMessage()))
+    except (OSError, Py4JError):  # the JVM has ended
+        pass
+    return headline(str(failure))
+
+
+def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes the traceback of an error of ours that ``function`` raises short; for what callers call."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            return function(*args, **options)
+        except DistkerasError as error:
+            if shown_in_full():
+                raise
+            raise shortened(error) from error.__cause__
+
+    return call
+
+
+def shortened(error: DistkerasError) -> DistkerasError:
+    """``error`` without traceback, and with its cause only where that shows code of the caller's own."""
+    if error.full_traceback is None:
+        error.full_traceback = "".join(traceback.format_exception(error))
+    cause = error.__cause__
+    if cause is not None:
+        frames = _users_frames(cause.__traceback__)
+        cause.__cause__, cause.__suppress_context__ = None, True
+        error.__cause__ = cause.with_traceback(frames) if frames else None
+    return error.with_traceback(None)
+
+
+def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of libraries."""
+    if frames is None:
+        return None
+    rest = _users_frames(frames.tb_next)
+    if is_library(frames.tb_frame.f_code.co_filename):
+        return rest
+    return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)

@@ -1,0 +1,148 @@
+"""Rows that a session has already spread over partitions, for the next job that trains on the same ones.
+
+Giving each row its partition is a shuffle, which costs a small model more than its training. A cross-validation trains
+on the same rows again and again; where Spark itself keeps them (``cache``, ``persist``), the files of that shuffle are
+as good the second time. Importing this module loads neither pyspark nor Keras.
+
+Whether rows are the same is never guessed from a plan. The user's DataFrame must be rows that Spark keeps, of which at
+most columns were picked and renamed; everything else, filters and expressions included, is laid out again each time. So
+all that decides the layout is known: the object that keeps the rows, which of its columns are used under which names,
+the settings of the session, and what `Arrangement` lists.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distkeras.spark.cluster import context_of, is_stopped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Most columns of a DataFrame whose plan is looked at: each costs some calls of the JVM.
+_MOST_COLUMNS = 200
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Everything that decides how the rows of a DataFrame are laid out, except those rows themselves.
+
+    Args:
+        source: the user's DataFrame.
+        columns: names of its columns that the layout is computed from.
+        made_by: all other arguments of that computation.
+    """
+
+    source: DataFrame
+    columns: tuple[str, ...]
+    made_by: Hashable
+
+
+@dataclass(frozen=True)
+class _LayoutKey:
+    """What two layouts share if their rows are the same.
+
+    Args:
+        cache: the JVM object that keeps the rows.
+        ordinals: for each column of the arrangement, its place among the columns that are kept.
+        settings: of the session.
+        made_by: of the arrangement.
+    """
+
+    cache: Any
+    ordinals: tuple[tuple[str, int], ...]
+    settings: dict[str, str]
+    made_by: Hashable
+
+
+class KeptLayout:
+    """Keeps the latest layout until another one comes or its session ends; Spark then removes the files."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[_LayoutKey, DataFrame] | None = None
+        self._lock = threading.Lock()
+
+    def of(self, df: DataFrame, arrangement: Arrangement | None) -> DataFrame:
+        """Return the rows of ``df`` as they already lie, if they do; else ``df``, kept from now on if that is sound.
+
+        Under Spark Connect, which hides plans, ``df`` comes back as it is. Runs the job that spreads the rows, where
+        Spark plans adaptively.
+
+        Args:
+            df: from `ordering.partitioned`.
+            arrangement: what ``df`` was computed from; None: never keep it.
+        """
+        session = df.sparkSession
+        context = context_of(session)
+        if context is None or arrangement is None:
+            return df
+        jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public way to the JVM
+        key = _key_of(arrangement, session)
+        if key is None:
+            return df
+        with self._lock:
+            kept = self._kept
+            if kept is not None and is_stopped(kept[1].sparkSession):
+                kept = self._kept = None
+        if kept is not None and _same(kept[0], key, jvm):
+            return kept[1]
+        from pyspark.sql import DataFrame
+
+        # What has run once, Spark does not run again for the same RDD; a DataFrame's plan makes a new RDD each time.
+        rdd = df._jdf.queryExecution().toRdd()  # noqa: SLF001 - PySpark has no public way to a plan
+        laid_out = DataFrame(session._jsparkSession.internalCreateDataFrame(rdd, df._jdf.schema(), False), session)  # noqa: SLF001 - the same
+        with self._lock:
+            self._kept = key, laid_out
+        return laid_out
+
+
+def _same(kept: _LayoutKey, key: _LayoutKey, jvm: Any) -> bool:
+    cache = jvm.java.util.IdentityHashMap()  # Spark's objects are equal where their descriptions are
+    cache.put(kept.cache, True)
+    rest = (key.ordinals, key.settings, key.made_by)
+    return bool(cache.containsKey(key.cache)) and (kept.ordinals, kept.settings, kept.made_by) == rest
+
+
+def _key_of(arrangement: Arrangement, session: SparkSession) -> _LayoutKey | None:
+    """Return None where the rows are anything else than columns of rows that Spark keeps."""
+    names = arrangement.source.columns
+    if len(names) > _MOST_COLUMNS or any(names.count(name) != 1 for name in arrangement.columns):
+        return None
+    # A DataFrame remembers what was kept when it was first looked at; one that is made from it does not.
+    plan = arrangement.source.select("*")._jdf.queryExecution().withCachedData()  # noqa: SLF001 - PySpark has no public way to a plan
+    outputs = plan.output()
+    wanted = {name: outputs.apply(names.index(name)).exprId() for name in arrangement.columns}
+    while (kind := _kind(plan)) != "InMemoryRelation":
+        if kind == "Project":
+            listed = plan.projectList()
+            wanted_or_none = {name: _origin(listed, identity) for name, identity in wanted.items()}
+            if None in wanted_or_none.values():
+                return None
+            wanted = wanted_or_none
+        elif kind != "SubqueryAlias":
+            return None
+        plan = plan.child()
+    kept = plan.output()
+    places = [kept.apply(place).exprId() for place in range(kept.size())]
+    if any(identity not in places for identity in wanted.values()):
+        return None
+    ordinals = tuple((name, places.index(identity)) for name, identity in wanted.items())
+    return _LayoutKey(plan.cacheBuilder(), ordinals, dict(session.conf.getAll), arrangement.made_by)
+
+
+def _origin(listed: Any, identity: Any) -> Any:
+    """Return the id of the attribute that a projection passes on as ``identity``; None if it computes something."""
+    for place in range(listed.size()):
+        expression = listed.apply(place)
+        if expression.exprId() == identity:
+            if _kind(expression) == "Alias":
+                expression = expression.child()
+            return expression.exprId() if _kind(expression) == "AttributeReference" else None
+    return None
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getName()).rpartition(".")[2]

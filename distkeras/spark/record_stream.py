@@ -1,0 +1,114 @@
+"""The record batches that Spark sends to a task, and whether they are all that it meant to send.
+
+An Arrow stream that is cut between two record batches reads like one that has ended. Spark cuts it whenever it gives up
+on an attempt: when another attempt was faster, or when reading the input has failed. The task would see fewer rows, and
+no error. Importing this module loads neither pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import pyarrow as pa
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.spark.cluster import context_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+# ---- How many rows Spark hands a worker at a time.
+
+#: Spark's setting, which it reads when it plans a job, and again where it plans the rest of one after a shuffle.
+ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
+#: The approximate size of one record batch that passes fastest from the JVM to Python.
+_BATCH_BYTES = 4 << 20
+_LEAST_ROWS, _SPARKS_ROWS = 16, 10_000
+
+
+def rows_of_batch(row_bytes: int) -> int:
+    """Return how many rows of ``row_bytes`` each a record batch has: at most Spark's default."""
+    return max(_LEAST_ROWS, min(_SPARKS_ROWS, _BATCH_BYTES // row_bytes))
+
+
+def in_sized_batches(df: DataFrame, row_bytes: int) -> DataFrame:
+    """Return the same rows as a DataFrame that Spark hands to Python in batches of `rows_of_batch`.
+
+    It belongs to a copy of its session with another setting: the user's session and its other jobs stay as they are.
+    ``df`` comes back as it is where the user has set a size, and under Spark Connect, which has no such copy.
+    """
+    context = context_of(df.sparkSession)
+    if context is None:
+        return df
+    session: Any = df.sparkSession._jsparkSession  # noqa: SLF001 - PySpark tells the value of a setting, not whether it was set
+    if session.sessionState().conf().contains(ROWS_SETTING):
+        return df
+    from pyspark.sql import DataFrame, SparkSession
+
+    copy = session.cloneSession()
+    copy.conf().set(ROWS_SETTING, str(rows_of_batch(row_bytes)))
+    jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public way to another session's DataFrame
+    plan = df._jdf.logicalPlan()  # noqa: SLF001 - the same
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(copy, plan), SparkSession(context, copy))
+
+
+class CutStreamError(OSError):
+    """Spark closed the connection to this task before it had sent all rows; it runs the task again if it needs to."""
+
+
+class RecordStream:
+    """Yields what Spark sends; raises `CutStreamError` in place of ending early.
+
+    Args:
+        records: what Spark hands the function of ``mapInArrow``.
+        connection: what they are read from, from `connection_to_spark`.
+
+    Attributes:
+        broken: reading has failed. Spark knows why, and the parameter server need not.
+    """
+
+    def __init__(self, records: Iterator[pa.RecordBatch], connection: BinaryIO) -> None:
+        self._records = records
+        self._connection = connection
+        self.broken = False
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            record = next(self._records, None)
+            # After the last row Spark goes on to send the end of its own protocol, and keeps the connection open.
+            if record is None and not self._connection.peek(1):  # type: ignore[attr-defined]  # it is buffered
+                raise CutStreamError("Spark closed the connection before it had sent all rows of the partition.")
+        except BaseException:
+            self.broken = True
+            raise
+        if record is None:
+            raise StopIteration
+        return record
+
+
+def connection_to_spark() -> BinaryIO:
+    """Return what this Python worker reads from Spark; to be called in the thread that runs the task.
+
+    PySpark has no public way to it. It is an argument of the worker's ``main``, which is on the stack.
+
+    Raises:
+        ConfigurationError: it is not there, so that lost rows could not be noticed.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to a caller's variables
+    while frame is not None:
+        if frame.f_code.co_name == "main" and hasattr(found := frame.f_locals.get("infile"), "peek"):
+            return cast(BinaryIO, found)
+        frame = frame.f_back
+    import pyspark
+
+    raise ConfigurationError(
+        "PySpark must run tasks by `pyspark.worker.main(infile, outfile)`: without it, rows that are lost on the way "
+        f"to a task could not be noticed. Received: PySpark {pyspark.__version__}"
+    )

@@ -1,0 +1,377 @@
+"""The driver's hold on a server that runs in the cluster: a Spark job of one task, and requests that tasks carry."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from distkeras.data.columns import map_in_arrow
+from distkeras.data.ordering import require_rows
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress
+from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, DistkerasError, ServerLostError, headline
+from distkeras.ps.events import Events, handle, record_from_json
+from distkeras.ps.server.start import ResumePoint, StartReport
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.spark.actions import SparkAction
+from distkeras.spark.failures import named_error
+from distkeras.training.relay import RelayClient, Search, search
+from distkeras.training.server_task import LOGGED, OUTPUT, REPORT, ServerTask
+from distkeras.training.supervisor import RestartLimit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+#: Seconds from one question for news to the next: each is a small Spark job.
+NEWS_SECONDS = 5.0
+#: Seconds from one look at two Spark jobs to the next.
+_LOOK = 0.2
+#: Seconds from one look for a server that was started again to the next.
+_AGAIN = 2.0
+#: Seconds for a canceled job to end, and for the server to end with a last snapshot.
+_CANCEL, _END_SAVING = 60.0, 120.0
+#: Executors that are asked whether they find the server, at most.
+_ASKED_MAX = 64
+_R = TypeVar("_R")
+
+
+class ClusterServer:
+    """A server in the cluster, for as long as it is entered.
+
+    Args:
+        df: the job's data, one partition a worker; its session runs the server.
+        task: the server's.
+        events: takes what the server has logged, when it ends.
+    """
+
+    def __init__(self, df: DataFrame, task: ServerTask, events: Events) -> None:
+        settings, certificate = task.request.settings, task.request.certificate
+        assert settings.checkpoint is not None
+        self._df, self._session = df, df.sparkSession
+        self._task = task
+        self._events = events
+        self._deadlines = settings.deadlines
+        pinned = "" if certificate is None else certificate.certificate
+        self.address = AnnouncedAddress("", 0, task.request.key, pinned, settings.checkpoint.uri)
+        self.resumed: ResumePoint | None = None
+        self.news_seconds = NEWS_SECONDS
+        #: Whether a request is under way that is worth a restart of the server.
+        self._insists = False
+        self._driver = RelayClient(self._session, self.address, self._deadlines, self._look_while_asking)
+        self._end_reason: str | None = None
+        self._told_end = 0.0
+        self._action: SparkAction | None = None
+        #: When the server was last known to live, and when it was last started.
+        self._heard_at = self._started_at = time.monotonic()
+        #: A task that looks whether the server answers, when it was sent, and whether a new server is to be found.
+        self._search: SparkAction | None = None
+        self._searched_at, self._restarting = 0.0, False
+        self._limit = RestartLimit()
+        #: How often the server was started again because it stood still.
+        self.restarts = 0
+
+    def __enter__(self) -> ClusterServer:
+        try:
+            report = self._start()
+            if report.resumed is not None and report.resumed.row_sum is not None and not self._task.rows_checked:
+                require_rows(self._df, report.resumed.row_sum)
+                self._task = replace(self._task, rows_checked=True, start=self._task.start + 1)
+                report = self._start()
+            self.resumed = report.resumed
+            self._require_reached()
+        except BaseException:
+            self._cancel()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            if self.alive():
+                with contextlib.suppress(DistkerasError):  # it is canceled then
+                    self._driver.goodbye()
+                    self._server.ended(_END_SAVING)
+            if self._server.ended():
+                with contextlib.suppress(Exception):  # whoever needed the server was told
+                    self._take_in(self._server)
+        finally:
+            self._cancel()
+
+    # ---- its start
+
+    def _start(self) -> StartReport:
+        """Has the server run; what it reports.
+
+        Raises:
+            DistkerasError: it does not come up: its own error, or that it is not found in time.
+        """
+        self._run_task()
+        # One task alone: several could take the very slot that the server needs, and wait for it.
+        patience = self._patience_at_start
+        found = self._search_for(patience)
+        try:
+            if not self._either_ends(found):
+                raise DeadlineError(
+                    f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, and a task that finds it"
+                )
+            if self._server.ended():
+                return self._require_served(self._take_in(self._server))
+            row = found.rows()[0]
+        finally:
+            found.cancel(_CANCEL)
+        if row["error"]:
+            raise DeadlineError(
+                f"waited {patience:g} s for the parameter server, which needs a slot of its own beside "
+                f"the one that looks for it. Received: on host {row['host']}, {row['error']}"
+            )
+        return StartReport.from_json(json.loads(row["place"])["report"])
+
+    def _run_task(self) -> None:
+        one, task = self._session.range(0, 1, 1, 1), self._task
+        self._action = SparkAction(self._session, map_in_arrow(one, task.run, OUTPUT).collect, "distkeras-server")
+        self._heard_at = self._started_at = time.monotonic()
+
+    @property
+    def _patience_at_start(self) -> float:
+        """Seconds until a server that was started must be found: Spark may have to find another executor."""
+        return self._deadlines.publish + self._deadlines.standstill
+
+    def _search_for(self, seconds: float) -> SparkAction:
+        return search(self._session, Search(self.address, self._deadlines, seconds), 1)
+
+    @staticmethod
+    def _require_served(report: StartReport | None) -> StartReport:
+        """Return what a server's task has put out that ended while it was to start.
+
+        Raises:
+            ServerLostError: it says that there is nothing to serve, or says nothing.
+        """
+        if report is None or report.ended:
+            raise ServerLostError("the parameter server must run until it is told to end. Received: its end")
+        return report
+
+    def _either_ends(self, found: SparkAction) -> bool:
+        deadline = time.monotonic() + self._deadlines.rows
+        while time.monotonic() < deadline:
+            if found.ended(_LOOK) or self._server.ended():
+                return True
+        return False
+
+    def _require_reached(self) -> None:
+        """Whether executors find the server, wherever they are; as many as there are workers are asked.
+
+        Raises:
+            ConfigurationError: one does not.
+        """
+        asked = min(self._task.request.settings.workers, _ASKED_MAX)
+        found = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
+        try:
+            if not found.ended(self._deadlines.rows):
+                raise DeadlineError(
+                    f"waited {self._deadlines.rows:g} s for Spark to run tasks that look for the server"
+                )
+            for row in found.rows():
+                if row["error"]:
+                    raise ConfigurationError(
+                        "every executor must reach the parameter server, and `checkpoint`, where it says its address "
+                        f"(a folder of one machine will not do). Received: on host {row['host']}, {row['error']}"
+                    )
+        finally:
+            found.cancel(_CANCEL)
+
+    def _take_in(self, action: SparkAction) -> StartReport | None:
+        """What the server's task has put out: its report, where it has not served, or not itself; else None.
+
+        Raises:
+            DistkerasError: why it did not come up.
+            ServerLostError: Spark has given up.
+        """
+        try:
+            rows = action.rows()
+        except Exception as error:
+            named = named_error(error)
+            raise named or ServerLostError(
+                f"Spark must run the parameter server's task, again where it fails. Received: {headline(str(error))}"
+            ) from error
+        for row in rows:
+            record = record_from_json(row["text"]) if row["kind"] == LOGGED else None
+            if record is not None:
+                self._events.add(record, "server")
+                handle(record)
+        for row in rows:
+            if row["kind"] == REPORT:
+                report = StartReport.from_json(row["text"])
+                if report.error:
+                    raise ERRORS[report.code](f"the parameter server must start. Received: {report.error}")
+                return report
+        return None
+
+    # ---- what a job needs of it
+
+    @property
+    def _server(self) -> SparkAction:
+        assert self._action is not None, "the server must have been started"
+        return self._action
+
+    def connect(self) -> RelayClient:
+        """Another connection of the driver's."""
+        return RelayClient(self._session, self.address, self._deadlines)
+
+    def alive(self) -> bool:
+        """Whether its task runs, or is to be run again."""
+        return not self._server.ended()
+
+    def heard(self) -> None:
+        """The server has answered; from any thread."""
+        self._heard_at = time.monotonic()
+
+    def watch(self) -> None:
+        """Start a server again that stands still; to be called now and then. Spark itself runs a dead one again.
+
+        Raises:
+            DistkerasError: it has failed as often as Spark lets it.
+            ServerLostError: it stands still again and again without getting on.
+        """
+        if not self.alive():
+            self._require_served(self._take_in(self._server))
+            raise ServerLostError("the parameter server must run until it is told to end. Received: its end")
+        self._look_after()
+        if self._end_reason is not None and time.monotonic() - self._told_end >= self.news_seconds:
+            self._tell_end(self._end_reason)  # it may be another one
+
+    def ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call``, again where the server is not there: Spark may be bringing it back.
+
+        Raises:
+            DistkerasError: what the server answered; or that it is not back in time, or not to come back.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                self._insists = True
+                answer = call(self._driver)
+            except DistkerasError as error:
+                if not self._driver.lost(error):
+                    raise
+                self.watch()
+                since = time.monotonic() - max(began, self._started_at)
+                if since > self._patience_at_start + self._deadlines.reconnect and self._search is None:
+                    raise
+            else:
+                self.heard()
+                return answer
+            finally:
+                self._insists = False
+
+    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call``, once."""
+        return call(self._driver)
+
+    def abandon(self, error: DistkerasError) -> None:
+        """Cancels a server that gave no answer but ``error``."""
+        if self._driver.lost(error):
+            self._cancel()
+
+    def end_early(self, reason: str) -> None:
+        """Has the workers leave; a server that comes back is told again."""
+        self._end_reason = reason
+        self.ask(lambda driver: driver.finish(reason))
+        self._told_end = time.monotonic()
+
+    def _tell_end(self, reason: str) -> None:
+        self._told_end = time.monotonic()
+        try:
+            self._driver.finish(reason)
+        except DistkerasError as error:
+            if not self._driver.lost(error):
+                raise
+
+    # ---- a server that stands still
+
+    def _look_while_asking(self) -> None:
+        """Look after the server while a request is under way; end the request where its slot may be needed for that.
+
+        Raises:
+            ServerLostError: see `_look_after`; or nothing has been heard from the server for too long.
+        """
+        if not self._insists:
+            return
+        under_way = self._search is not None
+        self._look_after()
+        if self._search is not None and not under_way:
+            silence = time.monotonic() - self._heard_at
+            raise ServerLostError(f"the server must answer within {silence:.0f} s. Received: nothing")
+
+    def _look_after(self) -> None:
+        """Send a task to a server that has been silent for too long, and start the server again if it does not answer.
+
+        Nothing here waits: without a free slot for that task nothing is known of the server, and nothing is done.
+
+        Raises:
+            ServerLostError: too many servers in a row have stood still without getting on.
+        """
+        now = time.monotonic()
+        silence = now - self._heard_at
+        if self._search is None:
+            # After a restart in short tasks: a long one could take the very slot that the server needs.
+            due = now - self._searched_at >= _AGAIN if self._restarting else silence >= self._deadlines.standstill
+            if due:
+                self._searched_at = now
+                self._search = self._search_for(self._deadlines.handshake)
+            return
+        if not self._search.ended():
+            return
+        found, self._search = self._search, None
+        try:
+            (row,) = found.rows()
+        except Exception as error:  # noqa: BLE001 - Spark's: nothing is known of the server
+            log.warning("a task that looks for the parameter server has failed: %s", headline(str(error)))
+            return
+        place = json.loads(row["place"]) if row["place"] else None
+        if place is not None and not row["error"]:
+            self.heard()
+            if self._restarting:
+                self._restarting = False
+                self._count_restart(StartReport.from_json(place["report"]))
+            return
+        patience = self._deadlines.standstill
+        if self._restarting or place is None:  # it is on its way, as far as is known
+            patience = self._patience_at_start
+        answered = self._heard_at > self._searched_at  # over another connection, meanwhile
+        if not answered and silence >= patience:
+            self._replace(row["incarnation"], row["error"])
+
+    def _replace(self, incarnation: int, error: str) -> None:
+        """Start the server again, from its checkpoint; what has stood still finds a higher claim when it wakes.
+
+        Args:
+            incarnation: servers up to this one are given up.
+            error: why.
+        """
+        if self._restarting and not self._limit.failed():
+            raise ServerLostError(f"the parameter server must come back after it stood still. Received: {error}")
+        self._events.report(log, "standstill", "the parameter server stands still, and is started again: %s", error)
+        self._server.cancel(_CANCEL)
+        given_up = max(self._task.given_up, incarnation)
+        self._task = replace(self._task, start=self._task.start + 1, given_up=given_up)
+        self._run_task()
+        self.restarts += 1
+        self._restarting, self._searched_at = True, time.monotonic()
+
+    def _count_restart(self, report: StartReport) -> None:
+        clock = 0 if report.resumed is None else report.resumed.clock
+        text = "the parameter server had stood still; it is back with commit %d of a snapshot"
+        self._events.report(log, "restart", text, clock)
+        self._limit.back(clock)
+
+    def _cancel(self) -> None:
+        self._driver.close()
+        if self._search is not None:
+            self._search.cancel(_CANCEL)
+        if self._action is not None:
+            self._action.cancel(_CANCEL)

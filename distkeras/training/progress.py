@@ -1,0 +1,150 @@
+"""How a job gets on, for whoever watches: a bar on a terminal, lines of the log everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+
+import numpy as np
+from tqdm.std import tqdm
+
+from distkeras.ps.events import Events
+from distkeras.ps.protocol.messages import Status
+
+# ---- Who has been silent for too long: reported once for each silence, and nothing else follows from it.
+
+log = logging.getLogger(__name__)
+
+
+class StallDetector:
+    """Finds stalled workers in the server's tables of workers.
+
+    Args:
+        after: seconds without a commit that are too long.
+        events: takes the stalls.
+    """
+
+    def __init__(self, after: float, events: Events) -> None:
+        self.after = after
+        #: Seconds from one table to the next.
+        self.interval = max(1.0, after / 10)
+        self._events = events
+        self._reported: dict[int, tuple[int, int]] = {}
+
+    def check(self, workers: np.ndarray) -> None:
+        """Takes in a `messages.WorkerTable`: float64 rows of worker, attempt, last commit, and seconds since."""
+        for worker, attempt, sequence in workers[workers[:, 3] >= self.after, :3].astype(int).tolist():
+            silence = (attempt, sequence)
+            if self._reported.get(worker) == silence:
+                continue
+            self._reported[worker] = silence
+            seconds = float(workers[workers[:, 0] == worker, 3][0])
+            since = f"its commit {sequence}" if sequence else "it joined"
+            text = "worker %d (attempt %d) has been silent for %.0f s, since %s"
+            self._events.report(log, "stall", text, worker, attempt, seconds, since, worker=worker, attempt=attempt)
+
+
+_BAR = "{desc}: {percentage:3.0f}%|{bar}|{postfix}"
+
+
+class Progress:
+    """Shows epochs, samples a second, loss, staleness, workers and the time left while a job runs.
+
+    Without a bar, each of `every` seconds logs the same as a line of level INFO, the first one with the first commits.
+
+    Args:
+        epochs: of the job.
+        workers: of the job.
+        shown: show a bar: True, False, or None: on a terminal and in a notebook.
+        every: seconds from one line of the log to the next; None: no lines.
+        below: whether Spark shows a bar of its own, which this one then leaves its line to.
+        clock: seconds that only rise.
+    """
+
+    def __init__(
+        self,
+        epochs: int,
+        workers: int,
+        shown: bool | None = None,
+        *,
+        every: float | None = None,
+        below: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if shown is None:
+            shown = sys.stderr.isatty() or _in_notebook()
+        self._epochs, self._workers = epochs, workers
+        self._every, self._clock = None if shown else every, clock
+        self._began: tuple[float, Status] | None = None
+        self._status: Status | None = None
+        self._logged: Status | None = None
+        self._line_due = -math.inf
+        self._bar: tqdm = tqdm(
+            total=epochs,
+            desc="training",
+            bar_format=_BAR,
+            postfix="waiting for workers",
+            position=1 if below else None,
+            leave=True,
+            dynamic_ncols=True,
+            disable=not shown,
+        )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._every is not None and self._began is not None and kind is None and self._status is not self._logged:
+            self._log()
+        self._bar.close()
+
+    def update(self, status: Status) -> None:
+        """Takes in what the server tells."""
+        self._status = status
+        if self._began is None and status.batches:
+            self._began = self._clock(), status
+        if not self._bar.disable:
+            self._bar.n = min(status.epochs, self._epochs)
+            self._bar.set_postfix_str(self._text(status), refresh=False)
+            self._bar.refresh()
+        self.tick()
+
+    def tick(self) -> None:
+        """Logs a line if one is due; to be called about every second, whether there is news or not."""
+        if self._every is not None and self._began is not None and self._clock() >= self._line_due:
+            self._line_due = self._clock() + self._every
+            self._log()
+
+    def _log(self) -> None:
+        assert self._status is not None, "there has been news"
+        self._logged = self._status
+        log.info("training: %s", self._text(self._status))
+
+    def _text(self, status: Status) -> str:
+        if self._began is None:
+            return f"{status.joined} of {self._workers} workers are there"
+        since, first = self._began
+        seconds = self._clock() - since
+        parts = [f"epoch {min(status.epochs, self._epochs):.2f} of {self._epochs}"]
+        if seconds > 0 and status.samples > first.samples:
+            parts.append(f"{(status.samples - first.samples) / seconds:,.0f} samples/s")
+        parts += [f"loss {status.loss:.4f}", f"staleness {status.staleness:.1f}"]
+        parts.append(f"{status.joined - status.finished} workers")
+        passed = status.epochs - first.epochs
+        if passed > 0:
+            left = max(0.0, (self._epochs - status.epochs) * seconds / passed)
+            parts.append(f"{timedelta(seconds=round(left))} left")
+        return ", ".join(parts)
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    instance = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
+    return instance is not None and "IPKernelApp" in instance.config

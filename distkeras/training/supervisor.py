@@ -1,0 +1,300 @@
+"""The driver's hold on a server process that may die: one connection, and how to bring the server back."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from distkeras.ps.errors import DistkerasError, ServerLostError
+from distkeras.ps.events import Events
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start import ResumePoint
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.world.world import REAL, World
+
+# ---- What a job needs of its server, wherever that runs: beside the driver (`Supervisor`) or in the cluster.
+
+_R = TypeVar("_R")
+
+
+class Hold(Protocol):
+    """The driver's hold on a server that may die."""
+
+    @property
+    def address(self) -> Address:
+        """Where workers find the server."""
+
+    @property
+    def resumed(self) -> ResumePoint | None:
+        """Where the center stands that a snapshot was found of; None: a new one."""
+
+    @property
+    def news_seconds(self) -> float:
+        """From one question for news to the next, at least."""
+
+    def connect(self) -> DriverClient:
+        """Another connection of the driver's."""
+
+    def alive(self) -> bool:
+        """Whether the server runs, or is brought back."""
+
+    def heard(self) -> None:
+        """The server has answered, over whatever connection of the driver's; from any thread."""
+
+    def watch(self) -> None:
+        """Looks after the server; to be called now and then. Raises a DistkerasError where it is lost for good."""
+
+    def ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call`` with a connection, again until it is answered; raises as `watch`, and what the server answers."""
+
+    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """`ask` for something that is not worth a long wait."""
+
+    def abandon(self, error: DistkerasError) -> None:
+        """A server that gave no answer but ``error`` is not waited for."""
+
+    def end_early(self, reason: str) -> None:
+        """Has the workers leave, whatever becomes of the server."""
+
+
+log = logging.getLogger(__name__)
+
+#: Restarts in a row that may bring no newer snapshot; then the server is given up.
+_MAX_FUTILE_RESTARTS = 5
+#: Seconds that a process whose connections have ended may take to end itself; one that has not is reached for again.
+_EXIT_SECONDS = 2.0
+
+
+class RestartLimit:
+    """Counts the restarts of a server that brought no newer snapshot: after too many in a row it is given up."""
+
+    def __init__(self) -> None:
+        self._clock, self._futile = -1, 0
+
+    def failed(self) -> bool:
+        """Count a server that did not come up; return whether another one may be tried."""
+        if self._futile + 1 >= _MAX_FUTILE_RESTARTS:
+            return False
+        self._futile += 1
+        return True
+
+    def back(self, clock: int) -> None:
+        """Count a server that is back with commit number ``clock`` of a snapshot.
+
+        Raises:
+            ServerLostError: the last ones have all come back with the same one.
+        """
+        self._futile = 0 if clock > self._clock else self._futile + 1
+        self._clock = clock
+        if self._futile >= _MAX_FUTILE_RESTARTS:
+            raise ServerLostError(
+                f"the server must live long enough to get on. Received: {self._futile} ends in a row at clock {clock}"
+            )
+
+
+class Supervisor:
+    """Asks the server for the driver, and starts it again when it is dead, where it has a checkpoint.
+
+    Args:
+        process: the server's.
+        publish: hands over the initial center and the model file; called again after each restart, for the model file
+            is in no snapshot.
+        events: takes the restarts.
+        world: time and connections.
+    """
+
+    def __init__(
+        self,
+        process: ServerProcess,
+        publish: Callable[[DriverClient], None],
+        events: Events | None = None,
+        world: World = REAL,
+    ) -> None:
+        self._process = process
+        self._publish = publish
+        self._events = events or Events()
+        self._end_reason: str | None = None
+        deadlines = process.settings.deadlines
+        self._world = world
+        self._driver = self.connect()
+        self.news_seconds = 0.0
+        #: Seconds that a server which lives may keep silent.
+        self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
+        self._heard_at = world.monotonic()
+        self._limit = RestartLimit()
+        #: How often the server was started again.
+        self.restarts = 0
+
+    def __enter__(self) -> Supervisor:
+        self.ask(self._publish)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._driver.close()
+
+    @property
+    def address(self) -> Address:
+        """Where workers find the server."""
+        return self._process.address
+
+    @property
+    def resumed(self) -> ResumePoint | None:
+        """Where the center stands that a snapshot was found of; None: a new one."""
+        return self._process.resumed
+
+    def connect(self) -> DriverClient:
+        """Another connection of the driver's."""
+        return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.alive()
+
+    def heard(self) -> None:
+        """The server has answered, over whatever connection of the driver's; from any thread."""
+        self._heard_at = self._world.monotonic()
+
+    def watch(self) -> None:
+        """Starts the server again if it is dead or stands still; to be called now and then.
+
+        Raises:
+            ServerLostError: it has no checkpoint, or dies again and again without getting on.
+        """
+        if self._process.alive():
+            silence = self._world.monotonic() - self._heard_at
+            if silence < self._patience or self._answers():
+                return
+            self._end_silent(ServerLostError(f"the server must answer within {silence:.0f} s. Received: nothing"))
+        self.restart()
+
+    def _answers(self) -> bool:
+        """Whether it does now, over a new connection: it may be this process that stood still."""
+        self._driver.close()
+        try:
+            self._driver.ping()
+        except DistkerasError as error:
+            if self._lost(error):
+                return False
+        self.heard()
+        return True
+
+    def _lost(self, error: DistkerasError) -> bool:
+        """Whether ``error`` is not the server's answer; at the port of a dead one, anybody may have given it."""
+        return self._driver.lost(error) or not self._process.alive()
+
+    def _end_silent(self, error: DistkerasError) -> None:
+        """Kills a server that lives and answers nobody; without a checkpoint it would be no help, and is an error."""
+        if self._process.settings.checkpoint is None:
+            raise error
+        text = "the parameter server stands still, and is killed: %s"
+        self._events.report(log, "standstill", text, error.message)
+        self._process.kill()
+
+    def ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call`` with the driver's connection; again when that was made anew, and when the server was brought back.
+
+        Raises:
+            ServerLostError: the server is dead, and cannot be.
+            DistkerasError: what the server answered; where it lives, cannot be reached and has no checkpoint: what
+                came of the call at first.
+        """
+        while True:
+            try:
+                return self._call_reconnecting(call)
+            except _ServerGone:
+                self.restart()
+
+    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
+        """`ask` for something that is not worth a wait or a restart: at most one new connection is made.
+
+        Raises:
+            DistkerasError: what the server answered, or that it cannot be reached.
+        """
+        try:
+            return call(self._driver)
+        except DistkerasError as error:
+            if not self._lost(error):
+                raise
+        return call(self._driver)
+
+    def abandon(self, error: DistkerasError) -> None:
+        """Kills a server that gave no answer but ``error``, where it has nothing to save: its end is not waited for."""
+        if self._lost(error) and self._process.settings.checkpoint is None:
+            self._process.kill()
+
+    def _call_reconnecting(self, call: Callable[[DriverClient], _R]) -> _R:
+        """``call``, over new connections while the process lives.
+
+        Raises:
+            _ServerGone: it does not, or not any more: it stood still.
+            DistkerasError: see `ask`.
+        """
+        first: DistkerasError | None = None
+        deadline = math.inf
+        while True:
+            try:
+                result = call(self._driver)
+            except DistkerasError as error:
+                if not self._lost(error):
+                    self.heard()
+                    raise
+                first = first or error
+            else:
+                self.heard()
+                return result
+            if self._process.exited(_EXIT_SECONDS):
+                raise _ServerGone from first
+            if self._world.monotonic() > deadline:
+                self._end_silent(first)
+                raise _ServerGone from first
+            deadline = min(deadline, self._world.monotonic() + self._patience)
+
+    def end_early(self, reason: str) -> None:
+        """Has the workers leave, in this incarnation of the server and in those that may follow.
+
+        Raises:
+            ServerLostError: see `ask`.
+        """
+        self._end_reason = reason
+        self.ask(lambda driver: driver.finish(reason))
+
+    def restart(self) -> None:
+        """Starts the dead server again from its latest snapshot.
+
+        Raises:
+            ServerLostError: it has no checkpoint, or dies again and again without getting on.
+        """
+        while not self._try_restart():
+            pass
+
+    def _try_restart(self) -> bool:
+        """One restart; False if the server did not come up, or died again before it was told what it needs."""
+        self._driver.close()
+        code = self._process.exit_code
+        try:
+            self._process.restart()
+        except (ServerLostError, OSError):  # it died again, could not read, or the system has no room for a process
+            if self._process.settings.checkpoint is None or not self._limit.failed():
+                raise
+            return False
+        resumed = self._process.resumed
+        clock = 0 if resumed is None else resumed.clock
+        self.restarts += 1
+        text = "the parameter server had ended (exit %s); it is back with commit %d of a snapshot"
+        self._events.report(log, "restart", text, code, clock)
+        self._limit.back(clock)
+        reason = self._end_reason
+        try:
+            self._call_reconnecting(self._publish)
+            if reason is not None:
+                self._call_reconnecting(lambda driver: driver.finish(reason))
+        except _ServerGone:
+            return False
+        return True
+
+
+class _ServerGone(Exception):
+    """The server's process has ended."""

@@ -1,0 +1,300 @@
+"""What runs on an executor: one partition's worker, from Arrow batches to commits.
+
+The prefetch thread of `source.BatchSource` reads and cuts mini-batches while this thread trains and talks to the
+parameter server. The task's output is a summary of one row; history travels with the commits.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from distkeras.data.batches import Batch
+from distkeras.data.ordering import RowChecksum
+from distkeras.data.source import BatchSource
+from distkeras.data.spec import DataSpec
+from distkeras.keras_model.archive import ensure_backend
+from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.replica_cache import ReplicaCache
+from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
+from distkeras.ps.protocol.messages import Welcome
+from distkeras.ps.protocol.requests import Loop
+from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+from distkeras.ps.settings import WorkerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.auto_window import AutoWindow
+from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import work
+from distkeras.spark.failures import shortened
+from distkeras.spark.first_import import import_keras
+from distkeras.spark.record_stream import RecordStream, connection_to_spark
+
+#: The task's output: columns with their types, as Spark and as Arrow spell them.
+_SUMMARY = (
+    ("worker", "int", pa.int32()),
+    ("attempt", "long", pa.int64()),
+    ("host", "string", pa.string()),
+    ("rows", "long", pa.int64()),
+    ("batches", "long", pa.int64()),
+    ("commits", "long", pa.int64()),
+    ("ready", "double", pa.float64()),
+    ("seconds", "double", pa.float64()),
+    ("window", "int", pa.int32()),
+)
+SUMMARY = ", ".join(f"{name} {kind}" for name, kind, _ in _SUMMARY)
+
+#: Of this process, which Spark gives one task after another.
+_REPLICAS = ReplicaCache()
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything a worker needs, in Spark's own task closure; weights come from the server.
+
+    Args:
+        address: the parameter server's, with the job's key.
+        settings: the workers'.
+        spec: columns, mini-batches, epochs.
+        recipe: how to rebuild the model.
+        size: elements of the parameter vector, as the driver counted them.
+        moving_statistics: elements of the moving statistics.
+        metrics: history columns, loss first.
+    """
+
+    address: Address
+    settings: WorkerSettings
+    spec: DataSpec
+    recipe: Recipe
+    size: int
+    moving_statistics: int
+    metrics: tuple[str, ...]
+
+    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for ``mapInArrow``."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise ConfigurationError("a task must run inside Spark. Received: no task context")
+        worker, attempt = context.partitionId(), context.taskAttemptId()
+        if worker >= self.settings.workers:
+            raise ConfigurationError(
+                f"`df` must have {self.settings.workers} partitions, one a worker. Received: partition {worker}",
+                worker=worker,
+            )
+        gpus = context.resources().get("gpu")
+        _prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
+        try:
+            summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
+        except DistkerasError as error:  # the driver has been told all of it; Spark logs what it gets, several times
+            raise shortened(error) from error.__cause__
+        yield summary
+
+
+class _TaskAttempt:
+    """One attempt at one partition: its rows, its connection, and the worker's loop from one to the other.
+
+    Args:
+        task: what to do.
+        worker: the partition's number.
+        attempt: Spark's task attempt id.
+        records: what Spark sends.
+    """
+
+    def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
+        settings = task.settings
+        self._task = task
+        self._records = records
+        self._position = _Position()
+        self._client = WorkerClient(
+            task.address,
+            worker=worker,
+            attempt=attempt,
+            size=task.size,
+            moving_statistics=task.moving_statistics,
+            metrics=task.metrics,
+            deadlines=settings.deadlines,
+            wire_format=settings.wire_format,
+        )
+        self._auto_window: AutoWindow | None = None
+        if settings.communication_share is not None:
+            self._auto_window = AutoWindow(settings.rule, settings.communication_share, overlap=settings.overlap)
+        self._source: BatchSource | None = None
+        self._model_file = b""
+        self._began = time.monotonic()
+        self._ready: float | None = None
+
+    def run(self) -> pa.RecordBatch:
+        """Trains on the partition; returns the summary, one row.
+
+        Raises:
+            DistkerasError: as the server is told it, too: the user's, which ends the job, or the machine's, which ends
+                this attempt; or what became of the job or the connection.
+            Exception: what reading from Spark raised.
+        """
+        try:
+            rows, batches = self._train()
+        except Exception as error:
+            if self._records.broken and not isinstance(error, DistkerasError):
+                raise
+            told = self._report_error(error)
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            self._client.close()
+        return self._summary(rows, batches)
+
+    def _report_error(self, error: Exception) -> DistkerasError:
+        """``error`` as it is to be raised, once the server is told what it has to know."""
+        told = sorted_error(error)
+        if told.origin in (Origin.USER, Origin.NODE):
+            told.worker = self._client.worker if told.worker is None else told.worker
+            told.step = self._position.step if told.step is None else told.step
+            told.remote_traceback = traceback.format_exc()
+            self._client.report(told)
+        return told
+
+    def _train(self) -> tuple[int, int]:
+        """Returns the partition's rows, and its batches an epoch (-1 where the job ended early)."""
+        client = self._client
+        welcome = client.join()
+        if welcome.finished and welcome.stopping:
+            return 0, -1
+        if welcome.finished:
+            # Spark lost what a predecessor returned. The rows are counted again for the driver's check.
+            rows = self._require_same_rows(welcome)
+            return rows, -(-rows // self._task.spec.batch_size)
+        with ExitStack() as stack:
+            run_worker(client, welcome, partial(self._begin_loop, stack))
+            if self._source is None or client.stopping:
+                return 0 if self._source is None else self._source.rows, -1
+            self._source.read_to_end()  # where another attempt, or an earlier incarnation, has trained on the rest
+            return self._source.rows, self._source.batches_per_epoch
+
+    def _require_same_rows(self, welcome: Welcome) -> int:
+        """Whether the rows of a partition that has ended are those that were trained on; returns their number.
+
+        Raises:
+            LedgerError: they are not.
+        """
+        rows, checksum = 0, RowChecksum(block_rows=1 << 62)
+        for record in self._records:
+            rows += record.num_rows
+            checksum.update(record)
+        found, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
+        if whole and welcome.checksum not in (-1, found):
+            raise LedgerError(
+                f"the input must be the same rows again: checksum {welcome.checksum:#018x} of a partition that has "
+                f"ended. Received: checksum {found:#018x} of {rows} rows",
+                worker=self._client.worker,
+            )
+        return rows
+
+    def _begin_loop(self, stack: ExitStack, welcome: Welcome) -> Loop:
+        """The worker's loop from where the partition stands: the first one, or one after a rewind."""
+        task, settings = self._task, self._task.settings
+        source = self._source_from(stack, welcome)
+        self._position.next = (welcome.epoch, welcome.batch)
+        ensure_backend(task.recipe.backend)
+        import_keras()
+        # The optimizer's own state belongs to steps that are forgotten: after a rewind, another replica has none of it.
+        replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file))
+        if self._ready is None:
+            self._ready = time.monotonic() - self._began
+        return work(
+            settings.rule,
+            replica,
+            self._following(source),
+            lambda: self._client.payload(settings.rule.traits.parts),
+            moving_statistics=task.moving_statistics,
+            overlap=settings.overlap,
+            windows=self._auto_window,
+        )
+
+    def _following(self, source: BatchSource) -> Iterator[Batch]:
+        """The mini-batches of ``source``, kept up with for error texts and for what commits tell."""
+        for batch in self._position.following(source):
+            self._client.passed = source.passed(batch)
+            yield batch
+
+    def _source_from(self, stack: ExitStack, welcome: Welcome) -> BatchSource:
+        start = (welcome.epoch, welcome.batch)
+        checksum = None if welcome.checksum < 0 else welcome.checksum
+        if self._source is None:
+            self._model_file = self._client.fetch_model()
+            source = BatchSource(
+                self._records,
+                self._task.spec,
+                worker=self._client.worker,
+                start=start,
+                checksum=checksum,
+                window=self._task.settings.rule.window or MOST_STEPS_A_CALL,
+                timeout=self._task.settings.deadlines.rows,
+            )
+            self._source = stack.enter_context(source)
+        elif start != self._position.next:
+            if not self._task.spec.rewindable:
+                raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=self._client.worker)
+            self._source.rewind(start, checksum)
+        return self._source
+
+    def _summary(self, rows: int, batches: int) -> pa.RecordBatch:
+        client, auto = self._client, self._auto_window
+        values = (
+            client.worker,
+            client.attempt,
+            socket.gethostname(),
+            rows,
+            batches,
+            client.sequence,
+            self._ready or 0.0,
+            time.monotonic() - self._began,
+            auto.rule.window if auto is not None and auto.chosen else None,
+        )
+        columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
+
+
+class _Position:
+    """The mini-batch that training has reached, for error texts, and the one that comes next."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.next = (0, 0)
+
+    def following(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields ``batches``, and keeps up with them."""
+        for batch in batches:
+            self.step = batch.index
+            self.next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
+            yield batch
+
+
+def _prepare_process(threads: int, gpus: list[str] | None) -> None:
+    """Settings that libraries read once, on their first import; a user's own are left alone."""
+    settings = {
+        # A worker for each core: more threads than that would only fight each other.
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
+        # Several workers may share a GPU; by default the first one would take all of its memory.
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    if gpus:
+        settings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    # PyArrow and Keras import it when they first need it: two threads at once, and one would find half of it.
+    import pandas  # noqa: F401 - its import is what counts

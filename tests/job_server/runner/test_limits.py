@@ -1,0 +1,46 @@
+"""What a job may take of its server: time, and room for what it prints."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from job_server.conftest import HandClock
+from job_server.runner.conftest import Office
+from support.patience import patience
+
+from distkeras.job_server.states import JobState
+
+
+@pytest.mark.parametrize("todo", ["wait", "stubborn wait"])
+def test_a_driver_that_runs_for_too_long_is_ended_and_has_no_successor(office: Office, todo: str) -> None:
+    job = office.add(todo)  # whose beginning, by the database, was long ago
+    job = office.ended(job, office.open(run_max=3600.0))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert "3600 s" in str(job.error)
+
+
+def test_a_driver_that_was_done_in_time_is_done(office: Office, clock: HandClock) -> None:
+    """Also where its end is seen late, by another server even."""
+    clock.now = time.time()
+    runner = office.open(run_max=patience(3600.0))
+    job = office.add("wait linger")
+    office.tick_until((office.folder(job).path / "waits").exists, runner)
+    office.tick_until(lambda: office.look(job).state is JobState.TRAINING, runner)
+    office.go_on(job)
+    office.tick_until(office.folder(job).result(attempt=1).exists, runner)
+    assert office.ended(job, runner).state is JobState.DONE
+
+
+def test_what_a_driver_prints_is_cut_and_goes_on(office: Office) -> None:
+    job = office.add("print wait")
+    runner, log = office.open(log_max=20_000), office.folder(job).log
+    office.tick_until((office.folder(job).path / "waits").exists, runner)
+    runner.tick()
+    text = log.read_text()
+    assert 9_000 < len(text) <= 20_000
+    assert text.startswith("… what came before was left out\nline ")
+    assert text.endswith("line 9999\n")
+    office.go_on(job)
+    assert office.ended(job, runner).state is JobState.DONE
+    assert log.read_text().endswith("line 9999\nthe end\n")

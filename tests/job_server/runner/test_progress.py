@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.patience import patience
+
+from distkeras.callbacks import CallbackContext, TrainingSetup
+from distkeras.job_server.runner.files import read_progress
+from distkeras.job_server.runner.progress import EventLines, ProgressLines
+from distkeras.ps.events import report
+from distkeras.ps.protocol.messages import Status
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return read_progress(path, 0)[0]
+
+
+def context(clock: int, loss: float = 0.5, *, final: bool = False) -> CallbackContext:
+    status = Status(clock, 2, 0, 3 * clock, 48 * clock, loss, 1.5, 0.25)
+    return CallbackContext(status, 7.0, lambda: None, lambda: None, lambda _: None, final=final)  # type: ignore[arg-type, return-value]  # nobody asks for the center
+
+
+def test_a_job_says_that_it_trains_how_it_gets_on_and_how_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    lines = ProgressLines(path, 2)
+    lines.on_begin(TrainingSetup(("loss", "accuracy"), lambda: None, lambda *_: None))  # type: ignore[arg-type, return-value]  # not asked for
+    lines.on_center(context(0, math.nan))
+    lines.on_center(context(4))
+    lines.on_center(context(4))  # no news
+    lines.on_end(context(9, final=True))
+    begun, first, second, last = rows(path)
+    assert (begun["kind"], begun["attempt"], begun["metrics"]) == ("training", 2, ["loss", "accuracy"])
+    assert (first["clock"], first["loss"]) == (0, None)
+    assert (second["clock"], second["samples"], second["staleness"], second["final"]) == (4, 192, 1.5, False)
+    assert (last["clock"], last["final"]) == (9, True)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_events_are_lines_and_other_records_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    log = logging.Logger("test")
+    log.addHandler(EventLines(path))
+    log.warning("no event")
+    report(log, "takeover", "worker %d goes on", 3, worker=3, attempt=7)
+    (row,) = rows(path)
+    assert {name: row[name] for name in ("kind", "event", "text", "worker", "attempt")} == {
+        "kind": "event",
+        "event": "takeover",
+        "text": "worker 3 goes on",
+        "worker": 3,
+        "attempt": 7,
+    }
+
+
+def test_a_driver_says_why_its_job_failed(tmp_path: Path) -> None:
+    """Before Spark starts, where the archive is none after all."""
+    description = {"rule": "agn", "data": "/nowhere"}
+    order = {"description": description, "data": "file:///nowhere", "master": "local[1]", "config": {}}
+    (tmp_path / "order-1.json").write_text(json.dumps(order))
+    (tmp_path / "sent.keras").write_bytes(b"nothing")
+    command = [sys.executable, "-m", "distkeras.job_server.driver", str(tmp_path), "1"]
+    done = subprocess.run(command, input=b"go\n", timeout=patience(120), capture_output=True)
+    assert done.returncode == 1
+    result = json.loads((tmp_path / "result-1.json").read_text())
+    assert (result["state"], result["type"]) == ("failed", "DescriptionError")
+    assert "an archive that Keras saved" in result["error"]
+    assert b"Traceback" in done.stderr  # which the job's log has

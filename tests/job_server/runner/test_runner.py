@@ -1,0 +1,331 @@
+"""Real processes and real signals; what they run trains nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from job_server.runner.conftest import Office
+from support import job_runner
+from support.patience import brief, patience, until
+from support.present import present
+
+from distkeras.job_server.runner.files import read_progress
+from distkeras.job_server.runner.processes import ProcessId
+from distkeras.job_server.runner.runner import RunnerSettings
+from distkeras.job_server.states import FINAL, JobState
+from distkeras.job_server.store.jobs import StoredJob
+from distkeras.ps.errors import ConfigurationError
+
+
+def test_a_job_is_done(office: Office) -> None:
+    job = office.ended(office.add("train"))
+    assert (job.state, job.attempt, job.error) == (JobState.DONE, 1, None)
+    assert job.bytes == office.folder(job).size() > 0
+    assert present(job.started) <= present(job.ended)
+
+
+def test_a_job_trains_once_its_driver_says_so(office: Office) -> None:
+    job = office.add("wait")
+    office.waits(job)
+    office.tick_until(lambda: office.look(job).state is JobState.TRAINING)
+    office.go_on(job)
+    assert office.ended(job).state is JobState.DONE
+
+
+def test_a_predict_job_is_told_its_order_and_says_that_it_predicts(office: Office) -> None:
+    job = office.add("wait", kind="predict")
+    office.waits(job)
+    office.tick_until(lambda: office.look(job).state is JobState.PREDICTING)
+    order = json.loads(office.folder(job).order(1).read_text())
+    assert order == {
+        "description": {"name": "wait"},
+        "kind": "predict",
+        "data": "file:///nowhere",
+        "master": "local[*,4]",
+        "config": {},
+    }
+    office.go_on(job)
+    assert office.ended(job).state is JobState.DONE
+
+
+def test_a_job_that_fails_says_why(office: Office) -> None:
+    job = office.ended(office.add("fail"))
+    assert (job.state, job.error) == (JobState.FAILED, "ShapeError: the rows must fit")
+
+
+def test_a_driver_that_dies_once_has_a_successor(office: Office) -> None:
+    job = office.ended(office.add("once"))
+    assert (job.state, job.attempt) == (JobState.DONE, 2)
+
+
+def test_a_job_whose_drivers_all_die_is_lost(office: Office) -> None:
+    job = office.ended(office.add("die"))
+    assert (job.state, job.attempt) == (JobState.LOST, 3)
+    assert "3 times" in present(job.error)
+    assert "exit status -9" in present(job.error)
+
+
+def test_a_driver_that_cannot_be_started_is_an_error(office: Office) -> None:
+    runner = office.open(command=("/nowhere/python",))
+    job = office.ended(office.add("train"), runner)
+    assert job.state is JobState.FAILED
+    assert "could not be started" in present(job.error)
+
+
+def test_as_many_run_as_there_are_slots(office: Office) -> None:
+    jobs = [office.add("wait") for _ in range(3)]
+    runner = office.open(slots=2)
+    office.tick_until((office.folder(jobs[1]).path / "waits").exists, runner)
+    assert [office.look(job).state is JobState.QUEUED for job in jobs] == [False, False, True]
+    for job in jobs:
+        office.go_on(job)
+    assert {office.ended(job, runner).state for job in jobs} == {JobState.DONE}
+
+
+def processes_of(job: StoredJob) -> list[int]:
+    return present(ProcessId.parse(job.driver)).session()
+
+
+def test_a_cancelled_job_leaves_no_process(office: Office) -> None:
+    """Neither its driver nor what that started, be it a group of its own that ends for no signal."""
+    job = office.add("children wait")
+    office.waits(job)
+    child = int((office.folder(job).path / "child").read_text())
+    found = office.look(job)
+    assert set(processes_of(found)) == {child, present(ProcessId.parse(found.driver)).pid}
+    office.store.request_cancel(office.ann, job.id)
+    assert office.ended(job).state is JobState.CANCELLED
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert processes_of(found) == []
+
+
+def test_a_driver_that_does_not_end_when_asked_to_is_killed(office: Office) -> None:
+    job = office.add("stubborn wait")
+    office.waits(job)
+    office.store.request_cancel(office.ann, job.id)
+    assert office.ended(job).state is JobState.CANCELLED
+
+
+def test_a_driver_has_its_time_to_end(office: Office) -> None:
+    job = office.add("stubborn wait")
+    runner = office.open(grace=patience(600))
+    office.tick_until((office.folder(job).path / "waits").exists, runner)
+    office.tick_until(lambda: office.look(job).state is JobState.TRAINING, runner)
+    office.store.request_cancel(office.ann, job.id)
+    for _ in range(3):
+        runner.tick()
+    assert office.look(job).state is JobState.TRAINING
+    office.go_on(job)  # it was done when it was asked to end: that is the truth
+    assert office.ended(job, runner).state is JobState.DONE
+
+
+def test_a_driver_that_lingers_after_its_end_is_killed(office: Office) -> None:
+    assert office.ended(office.add("linger")).state is JobState.DONE
+
+
+def test_a_cancelled_job_is_not_tried_again(office: Office) -> None:
+    job = office.add("wait")
+    office.waits(job)
+    office.store.request_cancel(office.ann, job.id)
+    present(ProcessId.parse(office.look(job).driver)).kill_session()
+    job = office.ended(job)
+    assert (job.state, job.attempt) == (JobState.CANCELLED, 1)
+
+
+def test_nothing_begins_while_the_disk_is_nearly_full(office: Office) -> None:
+    job = office.add("train")
+    full = office.open(reserve=1 << 60)
+    full.tick()
+    assert office.look(job).state is JobState.QUEUED
+    assert office.ended(job).state is JobState.DONE
+
+
+def test_a_driver_is_given_no_secret_of_the_servers(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISTKERAS_JOBS_DATABASE", "DISTKERAS_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    job = office.add("environment")
+    office.ended(job)
+    given = json.loads((office.folder(job).path / "environment").read_text())
+    assert "PATH" in given
+    assert "secret" not in given.values()
+
+
+# ---- a server that dies
+
+
+@pytest.fixture
+def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process of its own."""
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    server = subprocess.Popen([sys.executable, job_runner.__file__, url, str(tmp_path / "files")])
+    yield server
+    server.kill()
+    server.wait(patience(20))
+
+
+def test_two_servers_of_one_database_run_no_job_twice(
+    office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Each a process, with a runner that claims, starts and looks after drivers as they come."""
+    command = [sys.executable, job_runner.__file__, f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
+    jobs = [office.add("wait") for _ in range(8)]
+    third = subprocess.Popen(command)
+    try:
+        until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))  # as many as both have slots
+        for job in jobs:
+            office.go_on(job)
+        until(lambda: all(office.look(job).state in FINAL for job in jobs))
+    finally:
+        kill(third)
+    ended = [office.look(job) for job in jobs]
+    assert {(job.state, job.attempt) for job in ended} == {(JobState.DONE, 1)}
+    assert sorted(Counter(job.server for job in ended).values()) == [4, 4]
+    begun = [sorted(path.name for path in office.folder(job).path.glob("begun-*")) for job in jobs]
+    assert begun == [["begun-1"]] * len(jobs)
+
+
+def kill(server: subprocess.Popen[bytes]) -> None:
+    server.send_signal(signal.SIGKILL)
+    server.wait(patience(20))
+
+
+@pytest.mark.parametrize("end", ["go on", "die", "done meanwhile"])
+def test_the_next_server_knows_the_truth_about_jobs_that_ran(
+    office: Office, other_server: subprocess.Popen[bytes], end: str
+) -> None:
+    """Whether the driver outlived its server, died with it, or came to its end while there was none."""
+    job = office.add("children wait")
+    until((office.folder(job).path / "waits").exists)
+    until(lambda: office.look(job).state is JobState.TRAINING)
+    office.runner.tick()  # one that is there beside it leaves the job alone
+    before = office.look(job)
+    assert before.server != office.runner.name
+    kill(other_server)
+    driver = present(ProcessId.parse(before.driver))
+    assert driver.alive()
+    if end == "die":
+        driver.kill_session()
+    elif end == "done meanwhile":
+        office.go_on(job)
+        until(lambda: not driver.alive())
+    else:
+        office.runner.tick()
+        after = office.look(job)
+        assert (after.state, after.driver, after.server) == (JobState.TRAINING, before.driver, office.runner.name)
+    if end == "die":
+        office.runner.tick()
+        until(lambda: office.look(job).attempt == 2 or office.runner.tick())
+    office.go_on(job)
+    ended = office.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.DONE, 2 if end == "die" else 1)
+    assert driver.session() == []  # what a driver leaves behind goes with it
+
+
+def test_a_job_that_was_taken_and_not_begun_is_begun_by_the_next_server(office: Office) -> None:
+    job = office.add("train")
+    mine = office.runner.name.split("/")
+    gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1.0)}/gone"))
+    assert gone.id == job.id
+    job = office.ended(job)
+    assert (job.state, job.attempt) == (JobState.DONE, 2)
+
+
+def test_a_job_of_another_host_is_left_to_that(office: Office) -> None:
+    job = office.add("train")
+    office.store.claim("elsewhere/1:1.00/x")
+    office.runner.tick()
+    assert office.look(job).server == "elsewhere/1:1.00/x"
+    assert office.store.move(office.look(job), JobState.LOST)
+
+
+@pytest.mark.parametrize("said", [b"", b"no\n"])
+def test_a_driver_that_is_not_told_to_go_does_nothing(tmp_path: Path, said: bytes) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from distkeras.job_server.driver import main; sys.exit(main(sys.argv[1:]))",
+    ]
+    done = subprocess.run([*command, str(tmp_path), "1"], input=said, timeout=patience(120))
+    assert done.returncode == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what is kept
+
+
+def test_what_is_kept_no_longer_is_removed(office: Office) -> None:
+    old, running = office.add("train"), office.add("wait")
+    office.ended(old)
+    office.waits(running)
+    office.open(slots=0, retention=1e12).tick()
+    assert office.folder(old).path.exists()
+    office.open(slots=0, retention=1e-6).tick()
+    assert not office.folder(old).path.exists()
+    assert [job.id for job in office.store.page(office.ann)] == [running.id]
+    office.go_on(running)
+    office.ended(running)
+
+
+def test_folders_of_no_job_are_removed_once_they_are_old(office: Office) -> None:
+    job = office.ended(office.add("train"))
+    strays = [office.files.incoming(), office.files.of("0" * 32)]
+    strays[1].path.mkdir()
+    fresh = office.files.incoming()
+    for folder in [*strays, office.folder(job)]:
+        os.utime(folder.path, (0, 0))
+    office.open().tick()
+    assert [folder.path.exists() for folder in [*strays, fresh, office.folder(job)]] == [False, False, True, True]
+
+
+def test_a_file_of_progress_is_read_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    assert read_progress(path, 0) == ([], 0)
+    path.write_bytes(b'{"a": 1}\n{"cut\n[1]\n{"b": 2}\n{"half')
+    rows, following = read_progress(path, 0)
+    assert rows == [{"a": 1}, {"b": 2}]
+    assert path.read_bytes()[following:] == b'{"half'
+    for beyond in (10**6, 2**53):  # no file system has a file of the latter size
+        assert read_progress(path, beyond) == ([], beyond)
+
+
+def test_a_signal_goes_to_no_process_that_has_got_the_number_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's process is found, ends, and another one has its number before it is killed."""
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        gone = ProcessId(2**22 + 1, 1.0)
+        monkeypatch.setattr(ProcessId, "session", lambda _self: [bystander.pid])
+        assert not gone.kill_session()
+        with pytest.raises(subprocess.TimeoutExpired):
+            bystander.wait(brief(0.2))
+    finally:
+        bystander.kill()
+        bystander.communicate(timeout=patience(20))
+
+
+def test_a_process_is_not_taken_for_another_one() -> None:
+    me = ProcessId.of(os.getpid())
+    assert me.alive()
+    assert ProcessId.parse(str(me)) == me
+    assert not ProcessId(me.pid, me.started - 1000).alive()
+    assert ProcessId(me.pid, me.started - 1000).session() == []
+    assert ProcessId.parse("nothing") is None
+    with pytest.raises(ProcessLookupError):
+        ProcessId.of(2**22 + 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"slots": -1}, {"attempts_max": 0}, {"grace": -1}, {"retention": 0}, {"run_max": 0}, {"log_max": 1}]
+)
+def test_settings_that_cannot_work(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        RunnerSettings(**options)

@@ -1,0 +1,134 @@
+"""Predict jobs, as the server takes them in."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.job_service import JobService
+from support.present import present
+
+from distkeras.job_server.server.endpoints import ENDPOINTS
+from distkeras.job_server.states import JobState
+
+
+@pytest.fixture(scope="module")
+def trained(service: JobService, model: bytes) -> str:
+    """A job of ann's, which is done."""
+    job: str = service.submit("ann", model).json["id"]
+    assert service.finish(job) is JobState.DONE
+    return job
+
+
+def order(service: JobService, job: str) -> Any:
+    viewer = present(service.accounts.authenticate(service.tokens["admin"]))
+    return service.store.get(viewer, job).order
+
+
+def test_a_sent_model_predicts(service: JobService, model: bytes) -> None:
+    answer = service.predict("ann", model, options={"features_col": ["a", "b"], "batch_size": 7})
+    assert answer.status == 201, answer.body
+    jsonschema.validate(answer.json, next(one for one in ENDPOINTS if one.path == "/predictions").answer)
+    assert (answer.json["kind"], answer.json["state"]) == ("predict", "queued")
+    assert "order" not in answer.json["description"]
+    assert service.files.of(answer.json["id"]).sent_model.read_bytes() == model
+    assert order(service, answer.json["id"]) == {
+        "kind": "predict",
+        "data": f"file://{service.data('rows')}",
+        "output": f"file://{service.output('ann')}",
+    }
+    assert service.finish(answer.json["id"]) is JobState.DONE
+    kinds = {job["id"]: job["kind"] for job in service.call("GET", "/jobs", "ann").json["jobs"]}
+    assert kinds[answer.json["id"]] == "predict"
+
+
+def test_the_model_of_a_job_predicts_also_once_that_is_removed(service: JobService, model: bytes) -> None:
+    source = service.submit("ann", model).json["id"]
+    service.finish(source)
+    job = service.predict("ann", None, job=source).json["id"]
+    assert service.call("DELETE", f"/jobs/{source}", "ann").status == 204
+    assert service.files.of(job).sent_model.read_bytes() == model
+    service.call("POST", f"/jobs/{job}/cancel", "ann")
+
+
+def test_a_trained_model_may_be_larger_than_an_upload(folder: Path, model: bytes) -> None:
+    """It has an optimizer's state besides."""
+    with JobService(folder, upload_max=len(model)) as service:
+        source = service.submit("ann", model).json["id"]
+        service.finish(source)
+        path = service.files.of(source).model
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("assets/more", bytes(100))
+        assert service.predict("ann", path.read_bytes()).status == 422
+        assert service.predict("ann", None, job=source).status == 201
+
+
+@pytest.mark.parametrize("who", ["ben", "admin"])
+def test_anothers_job_lends_its_model_to_an_administrator_only(service: JobService, trained: str, who: str) -> None:
+    answer = service.predict(who, None, job=trained)
+    if who == "admin":
+        assert answer.status == 201
+        service.call("POST", f"/jobs/{answer.json['id']}/cancel", "admin")
+        return
+    assert (answer.status, answer.json["error"]["field"]) == (422, "job")
+    absent = service.predict(who, None, job="f" * 32)
+    assert absent.json["error"]["message"].replace("f" * 32, trained) == answer.json["error"]["message"]
+
+
+def test_a_job_without_a_model_predicts_nothing(service: JobService, model: bytes, trained: str) -> None:
+    waiting = service.submit("ann", model).json["id"]
+    predicts = service.predict("ann", None, job=trained).json["id"]
+    for job in (waiting, predicts):
+        answer = service.predict("ann", None, job=job)
+        assert (answer.status, answer.json["error"]["field"]) == (422, "job")
+        service.call("POST", f"/jobs/{job}/cancel", "ann")
+
+
+def test_one_model_is_given(service: JobService, model: bytes, trained: str) -> None:
+    for given in (service.predict("ann", None), service.predict("ann", model, job=trained)):
+        assert (given.status, given.json["error"]["field"]) == (422, "model")
+
+
+@pytest.mark.parametrize(
+    ("description", "field"),
+    [
+        ({"data": "/etc/passwd"}, "data"),
+        ({"output": "/etc/x"}, "output"),
+        ({"output": "ben/x"}, "output"),
+        ({"output": "ann"}, "output"),
+        ({"output": "ann/../ben/x"}, "output"),
+        ({"options": {"batch_size": 0}}, "options.batch_size"),
+        ({"rule": "agn"}, None),
+    ],
+)
+def test_a_refused_job_leaves_nothing(
+    service: JobService, model: bytes, description: dict[str, Any], field: str | None
+) -> None:
+    root = Path(service.output("")).parent
+    if not str(description.get("output", "/")).startswith("/"):
+        description = {"output": str(root / description["output"])}
+    jobs = sorted((service.files.root / "jobs").iterdir())
+    answer = service.predict("ann", model, **description)
+    assert (answer.status, answer.json["error"].get("field")) == (422, field)
+    assert list(service.files.temporary().iterdir()) == []
+    assert sorted((service.files.root / "jobs").iterdir()) == jobs
+
+
+def test_the_servers_own_files_are_no_output(service: JobService, model: bytes) -> None:
+    """Also by way of a link in one's own folder."""
+    link = Path(service.output("ann", "link"))
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(service.files.root)
+    answer = service.predict("ann", model, output=str(link / "jobs" / "x"))
+    assert (answer.status, answer.json["error"]["field"]) == (422, "output")
+
+
+def test_a_predict_job_has_no_model_to_fetch(service: JobService, model: bytes) -> None:
+    job = service.predict("ann", model).json["id"]
+    service.finish(job)
+    for part in ("model", "history", "commits"):
+        answer = service.call("GET", f"/jobs/{job}/{part}", "ann")
+        assert (answer.status, "to predict" in answer.json["error"]["message"]) == (409, True)

@@ -1,0 +1,332 @@
+"""What a server on loopback does with what it is sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema
+import pytest
+from sqlalchemy import event
+from support.job_service import JSON, JobService
+from support.patience import patience
+
+from distkeras.job_server.server.endpoints import ENDPOINTS, PREFIX
+from distkeras.job_server.server.listener import SMALL
+from distkeras.job_server.server.openapi import openapi
+from distkeras.job_server.server.services import FailureLimit
+from distkeras.job_server.server.views import ERROR
+
+
+def told(answer: Any) -> dict[str, Any]:
+    jsonschema.validate(answer.json, ERROR)
+    return answer.json["error"]
+
+
+def test_a_job_is_taken_and_told_as_the_schema_says(service: JobService, model: bytes) -> None:
+    answer = service.submit("ann", model, options={"batch_size": 16})
+    assert answer.status == 201
+    endpoint = next(endpoint for endpoint in ENDPOINTS if endpoint.upload)
+    jsonschema.validate(answer.json, endpoint.answer)
+    assert answer.json["description"]["options"] == {"batch_size": 16}
+    assert "location" not in answer.json["description"]
+    assert answer.json["bytes"] == len(model)
+    assert service.files.of(answer.json["id"]).sent_model.read_bytes() == model
+    assert service.call("POST", f"/jobs/{answer.json['id']}/cancel", "ann").json["state"] == "cancelled"
+    assert service.call("DELETE", f"/jobs/{answer.json['id']}", "ann").status == 204
+    assert not service.files.of(answer.json["id"]).path.exists()
+
+
+@pytest.mark.parametrize(
+    ("description", "field"),
+    [
+        ({"rule": "nothing"}, "rule"),
+        ({"options": {"batch_size": 0}}, "options.batch_size"),
+        ({"data": "/etc/passwd"}, "data"),
+        ({"code": "x"}, None),
+    ],
+)
+def test_a_refused_job_leaves_nothing(
+    service: JobService, model: bytes, description: dict[str, Any], field: str | None
+) -> None:
+    answer = service.submit("ann", model, **description)
+    assert answer.status == 422
+    assert told(answer).get("field") == field
+    assert list(service.files.temporary().iterdir()) == []
+
+
+def test_a_refused_model_leaves_nothing(service: JobService) -> None:
+    jobs = sorted(path.name for path in (service.files.root / "jobs").iterdir())
+    answer = service.submit("ann", b"no archive")
+    assert (answer.status, told(answer)["field"]) == (422, "model")
+    assert list(service.files.temporary().iterdir()) == []
+    assert sorted(path.name for path in (service.files.root / "jobs").iterdir()) == jobs
+
+
+def test_the_servers_own_files_are_no_data(service: JobService, model: bytes) -> None:
+    """Also where its operator allows a folder that they lie in, and by way of a link."""
+    root = service.files.root
+    link = Path(service.data("link"))
+    link.symlink_to(root)
+    for place in (root / "jobs", link):
+        assert told(service.submit("ann", model, data=str(place)))["field"] == "data"
+        answer = service.submit("ann", model, early_stopping={"data": str(place)})
+        assert (answer.status, told(answer)["field"]) == (422, "early_stopping.data")
+    assert service.submit("ann", model, early_stopping={"data": service.data("test.parquet")}).status == 201
+
+
+@pytest.mark.parametrize(
+    ("fields", "files"),
+    [
+        ({}, {}),
+        ({"job": b"{}"}, {}),
+        ({"job": b"{}", "more": b""}, {"model": b"x"}),
+        ({"job": b"{"}, {"model": b"x"}),
+        ({}, {"model": b"x"}),
+        ({}, {"model": b"x", "job": b"{}"}),
+        ({"job": b"x" * (2 << 20)}, {}),
+        ({f"f{place}": b"" for place in range(50)}, {}),
+    ],
+    ids=range(8),
+)
+def test_a_form_that_is_none_is_refused(service: JobService, fields: dict[str, bytes], files: dict[str, bytes]) -> None:
+    assert service.send_form("ann", fields, files).status in (413, 422)
+
+
+def test_a_form_s_part_that_nobody_knows_is_named(service: JobService) -> None:
+    answer = service.send_form("ann", {"job": b"{}"} | {f"part-{place}": b"" for place in range(10)}, {"model": b"x"})
+    assert answer.status == 422
+    assert "'part-0'" in told(answer)["message"]
+
+
+def test_a_model_that_is_too_large_is_refused(service: JobService) -> None:
+    answer = service.submit("ann", b"x" * ((1 << 20) + 1))
+    assert (answer.status, told(answer)["field"]) == (422, "model")
+    head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\nContent-Length: {8 << 20}\n"
+    assert b" 413 " in raw(service, f"{head}Authorization: Bearer {service.tokens['ann']}\n\n")
+
+
+def raw(service: JobService, head: str, sent: bytes = b"") -> bytes:
+    with socket.create_connection(("127.0.0.1", service.port), patience(20)) as sock:
+        sock.sendall(head.replace("\n", "\r\n").encode() + sent)
+        return sock.recv(4096)
+
+
+@pytest.mark.parametrize("length", [f"Content-Length: {SMALL + 1}", "Transfer-Encoding: chunked"])
+def test_a_strangers_large_body_is_refused_at_its_header(service: JobService, length: str) -> None:
+    """It has not come yet, and is not waited for."""
+    head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\n{length}\n"
+    assert b" 401 " in raw(service, head + "\n")
+    assert b" 401 " in raw(service, head + "Authorization: Bearer dk_x\n\n")
+    assert b" 100 " in raw(service, f"{head}Authorization: Bearer {service.tokens['ann']}\nExpect: 100-continue\n\n")
+
+
+def test_a_large_body_is_refused_where_the_disk_has_no_room(folder: Path) -> None:
+    with JobService(folder) as service:
+        service.room = 1 << 17
+        head = f"POST {PREFIX}/jobs HTTP/1.1\nHost: x\nAuthorization: Bearer {service.tokens['ann']}\n"
+        assert b" 507 " in raw(service, f"{head}Content-Length: {(1 << 17) + 1}\n\n")
+        assert b" 100 " in raw(service, f"{head}Content-Length: {1 << 17}\nExpect: 100-continue\n\n")
+
+
+def test_what_a_browser_sends_by_itself_lets_nobody_in(service: JobService) -> None:
+    """A page from elsewhere can have it send cookies, a password and forms, and no header of its own."""
+    token = service.tokens["ann"]
+    basic = base64.b64encode(f"ann:{token}".encode()).decode()
+    for headers in (
+        {"Cookie": f"token={token}; Authorization=Bearer {token}"},
+        {"Authorization": f"Basic {basic}"},
+        {"X-Authorization": f"Bearer {token}", "Origin": "http://elsewhere"},
+    ):
+        for method, path in (("GET", "/jobs"), ("POST", "/tokens"), ("POST", "/jobs")):
+            answer = service.call(method, f"{path}?token={token}&access_token={token}", headers=headers, body=b"{}")
+            assert answer.status == 401
+            assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_no_token_is_logged(service: JobService, model: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a request that fails in a way that nobody foresaw."""
+    token = service.tokens["ann"]
+    secret = token.split("_", 2)[2]  # whose letters may themselves be "_"
+    job = service.submit("ann", model).json["id"]
+    for method, path in (("GET", f"/jobs/{job}"), ("GET", "/jobs?limit=x"), ("PUT", "/jobs"), ("GET", f"/{token}")):
+        service.call(method, path, "ann")
+    service.files.of(job).log.mkdir()
+    answer = service.call("GET", f"/jobs/{job}/log", "ann")
+    assert (answer.status, answer.json["error"]["message"]) == (500, "the server's log says what went wrong")
+    assert "IsADirectoryError" in caplog.text
+    assert secret not in caplog.text
+    assert secret not in json.dumps(service.call("GET", "/audit?limit=1000", "admin").json)
+
+
+@pytest.mark.parametrize("text", ["a\u0000b", "a\nb", "\u001b[2J", "\ud800", "a\u0085"])
+def test_a_name_has_no_signs_that_a_terminal_or_a_database_stumbles_over(
+    service: JobService, model: bytes, text: str
+) -> None:
+    answer = service.submit("ann", model, name=text)
+    assert answer.status == 422
+    assert service.post("/tokens", "ann", {"note": text}).status == 422
+
+
+@pytest.mark.parametrize("part", ["x%00", "%00" * 16, "é", "x" * 5000, "%ff%fe"])
+def test_a_token_or_user_that_is_none(service: JobService, part: str) -> None:
+    part = quote(part, safe="%")
+    assert service.call("DELETE", f"/tokens/{part}", "ann").status == 404
+    assert service.call("DELETE", f"/users/{part}", "admin").status == 404
+
+
+def test_a_list_takes_as_many_queries_however_long_it_is(folder: Path, model: bytes) -> None:
+    """And none of them reads what the list does not show, such as a description of a megabyte."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        seen.append(statement)
+
+    with JobService(folder) as service:
+        for _ in range(5):
+            service.submit("ben", model)
+        event.listen(service.engine, "before_cursor_execute", note)
+        counts = []
+        for limit in (1, 5):
+            seen.clear()
+            assert len(service.call("GET", f"/jobs?limit={limit}", "ben").json["jobs"]) == limit
+            counts.append(len(seen))
+            assert not any("distkeras_jobs.description" in statement for statement in seen)
+    assert counts == [2, 2]  # whose token it is, and the page
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"{", JSON, 422),
+        (b"[]", JSON, 422),
+        (b'{"note": 3}', JSON, 422),
+        (b'{"days": 1e999}', JSON, 422),
+        (b'{"days": -1}', JSON, 422),
+        (b'{"other": 1}', JSON, 422),
+        (b"{}", "text/plain", 422),
+        (b"{}", "application/x-www-form-urlencoded", 422),
+        (b"[" * 60_000, JSON, 422),
+    ],
+    ids=range(9),
+)
+def test_a_body_that_is_none_is_refused(service: JobService, body: bytes, kind: str, status: int) -> None:
+    answer = service.call("POST", "/tokens", "ann", body=body, headers={"Content-Type": kind})
+    assert answer.status == status
+    assert told(answer)["type"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=1e2", "state=x", "before=x", "limit="])
+def test_a_query_that_cannot_work_names_its_field(service: JobService, query: str) -> None:
+    answer = service.call("GET", f"/jobs?{query}", "ann")
+    assert (answer.status, told(answer)["field"]) == (422, query.partition("=")[0])
+
+
+def test_pages_lead_on(service: JobService, model: bytes) -> None:
+    ids = [service.submit("ben", model).json["id"] for _ in range(3)]
+    first = service.call("GET", "/jobs?limit=2", "ben").json
+    second = service.call("GET", f"/jobs?limit=2&before={first['next']}", "ben").json
+    assert [job["id"] for job in first["jobs"] + second["jobs"]] == ids[::-1]
+    assert second["next"] is None
+
+
+@pytest.mark.parametrize("job", ["x", "%2e%2e", "..%2f..%2fjobs.sqlite", "f" * 32, "F" * 32, "f" * 33])
+@pytest.mark.parametrize("part", ["", "/log", "/model"])
+def test_a_job_that_is_none(service: JobService, job: str, part: str) -> None:
+    assert service.call("GET", f"/jobs/{job}{part}", "ann").status == 404
+
+
+def test_what_a_job_has_not_got_yet_is_a_conflict(service: JobService, model: bytes) -> None:
+    job = service.submit("ann", model).json["id"]
+    for part in ("model", "history", "commits"):
+        answer = service.call("GET", f"/jobs/{job}/{part}", "ann")
+        assert (answer.status, told(answer)["type"]) == (409, "StateError")
+    assert service.call("DELETE", f"/jobs/{job}", "ann").status == 409
+    assert service.call("GET", f"/jobs/{job}/log", "ann").json == {"text": "", "next": 0}
+    assert service.call("GET", f"/jobs/{job}/metrics", "ann").json == {"rows": [], "next": 0}
+
+
+def test_a_log_is_read_from_either_end(service: JobService, model: bytes) -> None:
+    job = service.submit("ann", model).json["id"]
+    service.files.of(job).log.write_bytes(b"one\ntwo\n")
+    for offset, text in ((0, "one\ntwo\n"), (4, "two\n"), (-4, "two\n"), (-99, "one\ntwo\n"), (99, "")):
+        assert service.call("GET", f"/jobs/{job}/log?offset={offset}", "ann").json == {"text": text, "next": 8}
+
+
+def test_every_answer_has_the_headers_that_keep_browsers_from_harm(service: JobService) -> None:
+    for path, who in (("/jobs", "ann"), ("/jobs", None), ("/nothing", "ann")):
+        headers = service.call("GET", path, who).headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Cache-Control"] == "no-store"
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "Access-Control-Allow-Origin" not in headers
+        assert "Set-Cookie" not in headers
+        assert "waitress" not in headers.get("Server", "")
+
+
+def test_another_method_is_refused(service: JobService) -> None:
+    answer = service.call("PUT", "/jobs", "ann")
+    assert answer.status == 405
+    assert "GET" in answer.headers["Allow"]
+    assert service.call("OPTIONS", "/jobs", "ann").status == 405
+
+
+def test_failures_from_an_address_are_limited_and_its_users_are_not(folder: Path) -> None:
+    with JobService(folder, failures=FailureLimit(most=3)) as service:
+        statuses = [service.call("GET", "/me", "nobody").status for _ in range(5)]
+        assert statuses == [401, 401, 401, 429, 429]
+        assert service.call("GET", "/me", "nobody").headers["Retry-After"] == "60"
+        assert service.call("GET", "/me", "ann").status == 200
+
+
+def test_the_limit_forgets_with_time_and_is_bounded() -> None:
+    now = [0.0]
+    limit = FailureLimit(most=2, seconds=60.0, clock=lambda: now[0])
+    assert [limit.add("a"), limit.add("a"), limit.add("a"), limit.add("b")] == [False, False, True, False]
+    now[0] = 60.0
+    assert not limit.add("a")
+    for place in range(20_000):
+        limit.add(str(place))
+    assert not limit.add("a")
+
+
+def test_what_was_done_is_in_the_audit_log(service: JobService, model: bytes) -> None:
+    job = service.submit("ann", model).json["id"]
+    service.call("POST", f"/jobs/{job}/cancel", "ann")
+    service.call("GET", "/me", "dk_nothing")
+    entries = service.call("GET", "/audit?limit=3", "admin").json["entries"]
+    assert [entry["action"] for entry in entries] == ["refused", "cancel", "submit"]
+    assert [entry["user"] for entry in entries] == ["", "ann", "ann"]
+    assert {entry["address"] for entry in entries} == {"127.0.0.1"}
+    assert entries[1]["subject"] == job
+
+
+def test_users_come_and_go(service: JobService) -> None:
+    assert service.post("/users", "admin", {"name": "eve"}).json["role"] == "user"
+    assert service.post("/users", "admin", {"name": "eve"}).status == 409
+    token = service.post("/tokens", "admin", {"user": "eve", "days": 1}).json["token"]
+    assert service.call("GET", "/me", token).json == {"name": "eve", "role": "user"}
+    assert service.call("DELETE", "/users/eve", "admin").status == 204
+    assert service.call("GET", "/me", token).status == 401
+
+
+def test_the_description_is_of_every_endpoint_and_is_served(service: JobService) -> None:
+    description = openapi()
+    operations = {(method.upper(), path) for path, found in description["paths"].items() for method in found}
+    assert operations == {(endpoint.method, PREFIX + endpoint.path) for endpoint in ENDPOINTS}
+    assert service.call("GET", "/openapi.json", prefix="").json == json.loads(json.dumps(description))
+    names = [operation["operationId"] for found in description["paths"].values() for operation in found.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_needs_nothing_from_elsewhere(service: JobService) -> None:
+    page = service.call("GET", "/", prefix="").body.decode()
+    for endpoint in ENDPOINTS:
+        assert f'id="{endpoint.name}"' in page
+    for foreign in ("http://", "https://json", "<script", "src=", "@import"):
+        assert foreign not in page.replace("https://json-schema.org/draft/2020-12/schema", "")

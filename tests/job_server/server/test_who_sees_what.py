@@ -1,0 +1,192 @@
+"""Every route of the application, as a stranger, as another user, as an administrator.
+
+The routes are the application's own. One that `ROUTES` does not know fails, until somebody has said here whose it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+from support.job_service import JSON, JobService
+from support.present import present
+
+from distkeras.job_server.server.app import PUBLIC, create_app
+from distkeras.job_server.server.endpoints import ENDPOINTS, PREFIX
+from distkeras.job_server.states import JobState
+
+#: What a route is about: everybody's; a thing of somebody's, named in its path; a list, which has one's own things; the
+#: making of a thing of one's own; what only administrators may.
+PUBLIC_ONE, THING, LIST, MAKES, ADMIN = "public", "thing", "list", "makes", "admin"
+ROUTES = {
+    "GET /": PUBLIC_ONE,
+    "GET /openapi.json": PUBLIC_ONE,
+    "GET /dashboard": PUBLIC_ONE,
+    "POST /api/v1/jobs": MAKES,
+    "POST /api/v1/predictions": MAKES,
+    "GET /api/v1/jobs": LIST,
+    "GET /api/v1/jobs/{job}": THING,
+    "POST /api/v1/jobs/{job}/cancel": THING,
+    "DELETE /api/v1/jobs/{job}": THING,
+    "GET /api/v1/jobs/{job}/metrics": THING,
+    "GET /api/v1/jobs/{job}/log": THING,
+    "GET /api/v1/jobs/{job}/stream": THING,
+    "GET /api/v1/jobs/{job}/page": THING,
+    "GET /api/v1/jobs/{job}/model": THING,
+    "GET /api/v1/jobs/{job}/history": THING,
+    "GET /api/v1/jobs/{job}/commits": THING,
+    "GET /api/v1/me": LIST,
+    "GET /api/v1/tokens": LIST,
+    "POST /api/v1/tokens": MAKES,
+    "DELETE /api/v1/tokens/{token}": THING,
+    "GET /api/v1/users": ADMIN,
+    "POST /api/v1/users": ADMIN,
+    "DELETE /api/v1/users/{user}": ADMIN,
+    "GET /api/v1/audit": ADMIN,
+}
+#: A named part of a path, as Flask writes it.
+PART = re.compile(r"<(?:\w+:)?(\w+)>")
+OTHERS = [route for route, kind in ROUTES.items() if kind != PUBLIC_ONE]
+
+
+@dataclass
+class Things:
+    """What ann has: parts of paths."""
+
+    job: str
+    token: str
+    user: str
+
+    def path(self, route: str) -> str:
+        return re.sub(r"{(\w+)}", lambda found: str(getattr(self, found[1])), route.partition(" ")[2])
+
+
+@pytest.fixture(scope="module")
+def things(service: JobService, model: bytes) -> Things:
+    job = service.submit("ann", model).json["id"]
+    assert service.finish(job) is JobState.DONE
+    assert service.finish(service.predict("ann", None, job=job).json["id"]) is JobState.DONE
+    return Things(job, service.tokens["ann"].split("_")[1], "ann")
+
+
+def routes(service: JobService) -> set[str]:
+    """All that the application answers, as `ROUTES` writes it."""
+    return {
+        f"{method} " + PART.sub(r"{\1}", rule.rule)
+        for rule in create_app(service.services).url_map.iter_rules()
+        for method in present(rule.methods) - {"HEAD", "OPTIONS"}
+    }
+
+
+def send(service: JobService, route: str, path: str, who: str | None, model: bytes) -> tuple[int, bytes]:
+    """A request that would be a good one from whom it belongs to."""
+    method = route.partition(" ")[0]
+    match route:
+        case "POST /api/v1/jobs":
+            answer = service.submit(who, model)
+        case "POST /api/v1/predictions":
+            answer = service.predict(who, model)
+        case _ if method == "POST":
+            headers = {"Content-Type": JSON}
+            body = json.dumps({"name": "eve"} if route.endswith("/users") else {}).encode()
+            answer = service.call(method, path, who, body=body, headers=headers, prefix="")
+        case _:
+            answer = service.call(method, path, who, prefix="")
+    return answer.status, answer.body
+
+
+def test_every_route_is_known_here(service: JobService) -> None:
+    assert routes(service) == ROUTES.keys()
+
+
+def test_every_route_is_of_the_table_of_endpoints_or_public(service: JobService) -> None:
+    listed = {f"{endpoint.method} {PREFIX}{endpoint.path}" for endpoint in ENDPOINTS}
+    assert routes(service) == listed | {f"GET {path}" for path in PUBLIC}
+    admins = {f"{endpoint.method} {PREFIX}{endpoint.path}" for endpoint in ENDPOINTS if endpoint.admin}
+    assert admins == {route for route, kind in ROUTES.items() if kind == ADMIN}
+    assert {route for route, kind in ROUTES.items() if kind == PUBLIC_ONE} == {f"GET {path}" for path in PUBLIC}
+    assert {route for route, kind in ROUTES.items() if kind == THING} == {
+        route for route in OTHERS if "{" in route and ROUTES[route] != ADMIN
+    }
+
+
+@pytest.mark.parametrize("route", OTHERS)
+@pytest.mark.parametrize("who", [None, "", "nonsense", "dk_0123456789abcdef_" + "A" * 43])
+def test_a_stranger_is_refused(service: JobService, things: Things, route: str, who: str | None, model: bytes) -> None:
+    status, body = send(service, route, things.path(route), who, model)
+    assert status == 401
+    assert things.job.encode() not in body
+
+
+@pytest.mark.parametrize("route", OTHERS)
+def test_a_removed_user_and_a_revoked_token_are_strangers(
+    service: JobService, things: Things, route: str, model: bytes
+) -> None:
+    revoked, gone = service.accounts.add_token("ben"), f"gone-{len(service.accounts.users())}"
+    service.accounts.revoke(present(service.accounts.authenticate(revoked)), revoked.split("_")[1])
+    service.accounts.add_user(gone)
+    token = service.accounts.add_token(gone)
+    service.accounts.remove_user(gone)
+    for who in (revoked, token):
+        assert send(service, route, things.path(route), who, model)[0] == 401
+
+
+@pytest.mark.parametrize("path", ["", "/", "/nothing", "/jobs/../users", "/jobs/x/y/z"])
+def test_a_stranger_does_not_learn_what_is_there(service: JobService, path: str) -> None:
+    assert service.call("GET", path).status == 401
+    assert service.call("GET", path, "ann").status == 404
+
+
+@pytest.mark.parametrize("route", OTHERS)
+def test_another_user_sees_nothing_of_it(service: JobService, things: Things, route: str, model: bytes) -> None:
+    """What belongs to somebody is not there for others; lists leave it out; what is for administrators says so."""
+    status, body = send(service, route, things.path(route), "ben", model)
+    if ROUTES[route] == ADMIN:
+        assert status == 403
+    elif ROUTES[route] == THING:
+        assert status == 404
+        gone = Things("f" * 32, "f" * 16, "nobody")
+        absent, told = send(service, route, gone.path(route), "ben", model)
+        assert absent == 404
+        assert nameless(told, gone) == nameless(body, things)
+        return
+    else:
+        assert status in (200, 201)
+    assert things.job.encode() not in body
+    assert b"ann" not in body
+
+
+def nameless(body: bytes, things: Things) -> bytes:
+    """An answer without what was asked for in it."""
+    return body.replace(things.job.encode(), b"X").replace(things.token.encode(), b"X")
+
+
+def test_the_owner_sees_it_and_an_administrator_too(service: JobService, things: Things) -> None:
+    for who in ("ann", "admin"):
+        assert service.call("GET", f"/jobs/{things.job}", who).json["user"] == "ann"
+        assert things.job in [job["id"] for job in service.call("GET", "/jobs", who).json["jobs"]]
+        for part in ("metrics", "log", "model"):
+            assert service.call("GET", f"/jobs/{things.job}/{part}", who).status == 200
+    assert service.call("GET", "/users", "admin").status == 200
+
+
+def test_a_cursor_of_another_users_job_is_none(service: JobService, things: Things) -> None:
+    assert service.call("GET", f"/jobs?before={things.job}", "ben").status == 404
+    assert service.call("GET", f"/jobs?before={things.job}", "ann").status == 200
+
+
+def test_a_user_makes_no_token_for_another(service: JobService) -> None:
+    assert service.post("/tokens", "ann", {"user": "admin"}).status == 403
+    assert service.post("/tokens", "admin", {"user": "ann"}).status == 201
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC))
+def test_what_is_public_says_nothing_of_the_server(service: JobService, things: Things, path: str) -> None:
+    answer = service.call("GET", path, prefix="")
+    assert answer.status == 200
+    for secret in (things.job, "ann", str(service.files.root)):
+        assert secret.encode() not in answer.body.replace(b"annot", b"")
+    for method in ("POST", "DELETE", "PUT", "OPTIONS"):
+        assert service.call(method, path, prefix="").status == 401

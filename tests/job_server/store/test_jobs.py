@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+
+import pytest
+from job_server.conftest import HandClock
+from sqlalchemy import Engine
+from support.job_servers import take_all
+from support.patience import patience
+from support.present import present
+
+from distkeras.job_server.errors import NotThereError, QuotaError, StateError
+from distkeras.job_server.states import FINAL, JobState
+from distkeras.job_server.store.accounts import Account
+from distkeras.job_server.store.jobs import JobStore, Quota, StoredJob
+
+QUOTA = Quota()
+SERVER = "host/1:1.00/a"
+
+
+def add(store: JobStore, account: Account, size: int = 10, quota: Quota = QUOTA) -> StoredJob:
+    return store.add(account, "a job", {"rule": "agn"}, size, quota)
+
+
+def claimed(store: JobStore, account: Account) -> StoredJob:
+    add(store, account)
+    return present(store.claim(SERVER))
+
+
+def test_a_job_is_kept_as_it_was_added(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+    job = add(store, people["ann"])
+    assert (job.user, job.name, job.state, job.attempt, job.bytes) == ("ann", "a job", JobState.QUEUED, 0, 10)
+    assert job.description == {"rule": "agn"}
+    assert job.created == clock.now
+    assert (job.started, job.ended, job.server, job.driver, job.cancel, job.error) == (None,) * 6
+
+
+def test_another_users_job_is_not_there(store: JobStore, people: dict[str, Account]) -> None:
+    job = add(store, people["ann"])
+    for call in (store.get, store.request_cancel):
+        with pytest.raises(NotThereError):
+            call(people["ben"], job.id)
+    assert store.page(people["ben"]) == []
+    assert store.get(people["admin"], job.id) == store.get(people["ann"], job.id) == job
+
+
+def test_jobs_come_in_pages_the_latest_first(store: JobStore, people: dict[str, Account]) -> None:
+    jobs = [add(store, people["ann"]) for _ in range(5)]
+    add(store, people["ben"])
+    first = store.page(people["ann"], limit=3)
+    assert [job.id for job in first] == [job.id for job in jobs[:1:-1]]
+    assert [job.id for job in store.page(people["ann"], before=first[-1].number)] == [jobs[1].id, jobs[0].id]
+    store.request_cancel(people["ann"], jobs[3].id)
+    assert [job.id for job in store.page(people["ann"], state=JobState.CANCELLED)] == [jobs[3].id]
+    assert len(store.page(people["admin"])) == 6
+
+
+def test_a_user_cannot_have_more_than_the_quota(store: JobStore, people: dict[str, Account]) -> None:
+    add(store, people["ann"], 60, Quota(bytes_max=100))
+    with pytest.raises(QuotaError, match="120 with this one"):
+        add(store, people["ann"], 60, Quota(bytes_max=100))
+    add(store, people["ben"], 60, Quota(bytes_max=100))
+    add(store, people["ann"], 0, Quota(queued_max=2))
+    with pytest.raises(QuotaError, match="2 jobs"):
+        add(store, people["ann"], 0, Quota(queued_max=2))
+    assert len(store.page(people["ann"])) == 2
+
+
+def test_turns_are_fair(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+    """Who has asked for much does not keep the others waiting, whether jobs run beside each other or in turn."""
+    for _ in range(4):
+        add(store, people["ann"])
+    for _ in range(2):
+        add(store, people["ben"])
+    users = []
+    for _ in range(6):
+        clock.now += 1
+        users.append(present(store.claim(SERVER)))
+    assert [job.user for job in users] == ["ann", "ben", "ann", "ben", "ann", "ann"]
+    assert store.claim(SERVER) is None
+    for job in users:
+        store.move(job, JobState.DONE)
+    clock.now += 1
+    add(store, people["ann"])
+    add(store, people["ben"])
+    assert present(store.claim(SERVER)).user == "ben"  # whose turn was longer ago
+
+
+def test_one_who_runs_less_comes_first(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+    first = claimed(store, people["ann"])
+    add(store, people["ann"])
+    clock.now += 1
+    claimed(store, people["ben"])
+    store.move(first, JobState.DONE)
+    add(store, people["ben"])
+    assert present(store.claim(SERVER)).user == "ann"
+
+
+@pytest.mark.parametrize("state", sorted(FINAL))
+def test_nothing_follows_an_end(store: JobStore, people: dict[str, Account], state: JobState, clock: HandClock) -> None:
+    job = claimed(store, people["ann"])
+    assert store.move(job, state, "why", 77)
+    ended = store.get(people["ann"], job.id)
+    assert (ended.state, ended.ended, ended.error, ended.bytes) == (state, clock.now, "why", 77)
+    for following in JobState:
+        assert not store.move(job, following)
+    assert not store.set_driver(job, "1:1.00")
+    assert store.claim(SERVER) is None
+
+
+def test_a_job_of_another_attempt_or_server_is_not_moved(store: JobStore, people: dict[str, Account]) -> None:
+    job = claimed(store, people["ann"])
+    assert store.adopt(job, "host/2:2.00/b")
+    assert not store.move(job, JobState.DONE)
+    adopted = store.get(people["ann"], job.id)
+    assert not store.adopt(job, "host/3:3.00/c")
+    assert store.move(adopted, JobState.QUEUED)
+    again = present(store.claim(SERVER))
+    assert (again.attempt, again.driver) == (2, None)
+    assert not store.move(adopted, JobState.DONE)
+    assert store.move(again, JobState.TRAINING)
+
+
+def test_cancelling_ends_what_waits_and_asks_what_runs(store: JobStore, people: dict[str, Account]) -> None:
+    waiting = add(store, people["ann"])
+    assert store.request_cancel(people["ann"], waiting.id).state is JobState.CANCELLED
+    assert store.request_cancel(people["ann"], waiting.id).state is JobState.CANCELLED  # again: as it was
+    job = claimed(store, people["ann"])
+    assert store.request_cancel(people["ann"], job.id).cancel is not None
+    assert not store.move(job, JobState.QUEUED)  # nobody goes on with it
+    assert store.move(job, JobState.CANCELLED)
+    done = claimed(store, people["ann"])
+    store.move(done, JobState.DONE)
+    with pytest.raises(StateError, match="is done"):
+        store.request_cancel(people["ann"], done.id)
+
+
+def test_only_an_ended_job_is_removed(store: JobStore, people: dict[str, Account]) -> None:
+    job = claimed(store, people["ann"])
+    with pytest.raises(StateError):
+        store.remove(job)
+    store.move(job, JobState.DONE)
+    store.remove(job)
+    with pytest.raises(NotThereError):
+        store.get(people["ann"], job.id)
+    assert add(store, people["ann"]).number > job.number
+
+
+def test_ended_jobs_are_found_by_their_age(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
+    old, waiting = claimed(store, people["ann"]), add(store, people["ann"])
+    store.move(old, JobState.FAILED)
+    clock.now += 100
+    assert [job.id for job in store.ended_before(clock.now)] == [old.id]
+    assert store.ended_before(clock.now - 100) == []
+    assert waiting.id not in [job.id for job in store.ended_before(clock.now + 1)]
+
+
+def share(url: str, jobs: set[str]) -> Counter[str]:
+    """How many of ``jobs`` each of three processes gets; no job twice, and all of them."""
+    context = multiprocessing.get_context("spawn")
+    start, taken = context.Event(), context.Queue()
+    servers = [context.Process(target=take_all, args=(url, f"host/{place}:1.00/x", start, taken)) for place in range(3)]
+    for process in servers:
+        process.start()
+    start.set()
+    found: list[tuple[str, str | None]] = []
+    while [job for _, job in found].count(None) < len(servers):
+        found.append(taken.get(timeout=patience(60)))
+    for process in servers:
+        process.join(patience(20))
+    ids = [job for _, job in found if job is not None]
+    assert sorted(ids) == sorted(jobs)
+    return Counter(server for server, job in found if job is not None)
+
+
+def test_servers_of_one_database_do_not_take_a_job_twice(
+    store: JobStore, people: dict[str, Account], engine: Engine
+) -> None:
+    jobs = {add(store, people[name]).id for name in ("ann", "ben") for _ in range(15)}
+    share(engine.url.render_as_string(hide_password=False), jobs)
+
+
+@pytest.mark.usefixtures("sqlite_files")
+def test_a_thousand_jobs_are_listed_by_an_index(store: JobStore, people: dict[str, Account], engine: Engine) -> None:
+    """Well under a second: measured by hand; here, that no page looks at what it does not show."""
+    with engine.connect() as connection:
+        for condition in ("user_id = 2", "state = 'queued'"):
+            query = f"EXPLAIN QUERY PLAN SELECT * FROM distkeras_jobs WHERE {condition} ORDER BY number DESC LIMIT 9"
+            plan = " ".join(row[3] for row in connection.exec_driver_sql(query))
+            assert "USING INDEX distkeras_jobs_by_" in plan
+            assert "TEMP B-TREE" not in plan

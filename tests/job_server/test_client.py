@@ -1,0 +1,398 @@
+"""Client and command line against a real server; its drivers train nothing, and give the model back as it came."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import shlex
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from support.job_service import JobService
+from support.patience import patience, until
+
+from distkeras.job_server import Client, RemoteJob
+from distkeras.job_server.cli import main, parser
+from distkeras.job_server.errors import (
+    DescriptionError,
+    ForbiddenError,
+    JobFailedError,
+    NotThereError,
+    StateError,
+    UnauthorizedError,
+)
+from distkeras.job_server.runner.progress import append
+from distkeras.job_server.states import JobState
+from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
+
+# Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
+pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobService]:
+    with JobService(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture
+def working(service: JobService) -> Iterator[None]:
+    """The server's runner at work."""
+    stop = threading.Event()
+    thread = threading.Thread(target=service.runner.run, args=(stop,))
+    thread.start()
+    yield
+    stop.set()
+    thread.join(patience(20))
+
+
+@pytest.fixture
+def send(service: JobService, model: keras.Model) -> Callable[..., RemoteJob]:
+    """Sends ann's job, of which the name is what the driver does."""
+
+    def submit(todo: str = "train", **options: Any) -> RemoteJob:
+        return service.client("ann").submit(model, "downpour", data=service.data("train.parquet"), name=todo, **options)
+
+    return submit
+
+
+def test_a_job_is_sent_waited_for_and_fetched(
+    working: None, send: Callable[..., RemoteJob], model: keras.Model, tmp_path: Path
+) -> None:
+    job = send(batch_size=8, num_epoch=2).wait(patience(60), progress=False)
+    assert (job.state, job.told["user"]) == (JobState.DONE, "ann")
+    assert job.told["description"]["options"] == {"batch_size": 8, "num_epoch": 2}
+    fetched = job.model()
+    rows = np.ones((3, 2), np.float32)
+    np.testing.assert_array_equal(fetched.predict(rows, verbose=0), model.predict(rows, verbose=0))
+    job.save_model(tmp_path / "model.keras")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras"]
+    with pytest.raises(StateError, match=r"history\.parquet"):
+        job.history()  # which this driver does not write
+    job.remove()
+    with pytest.raises(NotThereError):
+        job.refresh()
+
+
+def test_a_predict_job_is_sent_and_waited_for(
+    working: None, service: JobService, send: Callable[..., RemoteJob], model: keras.Model, tmp_path: Path
+) -> None:
+    trained = send().wait(patience(60), progress=False)
+    model.save(tmp_path / "model.keras")
+    where = {"data": service.data("rows"), "output": service.output("ann")}
+    for source in (trained, model, tmp_path / "model.keras"):
+        job = service.client("ann").predict(source, **where, name="train", features_col=["a"], batch_size=9)
+        assert job.wait(patience(60), progress=True).state is JobState.DONE
+        assert job.told["kind"] == "predict"
+        assert job.told["description"]["options"] == {"features_col": ["a"], "batch_size": 9}
+    with pytest.raises(StateError, match="to predict"):
+        job.model()
+    with pytest.raises(DescriptionError) as caught:
+        service.client("ben").predict(trained, data=service.data("rows"), output=service.output("ben"))
+    assert caught.value.field == "job"
+
+
+def test_a_job_that_fails_is_an_error_that_says_why(working: None, send: Callable[..., RemoteJob]) -> None:
+    with pytest.raises(JobFailedError, match="failed: ShapeError: the rows must fit"):
+        send("fail").wait(patience(60), progress=False)
+
+
+def test_a_job_is_cancelled(working: None, send: Callable[..., RemoteJob]) -> None:
+    job = send("wait")
+    until(lambda: job.refresh().state is JobState.TRAINING)
+    assert job.cancel().told["cancelled"]
+    with pytest.raises(JobFailedError, match="cancelled"):
+        job.wait(patience(60), progress=False)
+    with pytest.raises(JobFailedError):
+        job.wait(patience(60), progress=False)
+
+
+def test_waiting_has_an_end(send: Callable[..., RemoteJob]) -> None:
+    job = send()
+    with pytest.raises(DeadlineError, match="it goes on"):
+        job.wait(0.0, progress=False)
+    job.cancel()
+
+
+def test_what_a_job_says_is_read_as_it_comes(service: JobService, send: Callable[..., RemoteJob]) -> None:
+    job = send()
+    path = service.files.of(job.id).progress
+    for place in range(3):
+        append(path, {"kind": "status", "clock": place, "loss": float("nan")})
+    assert [row["clock"] for row in job.metrics()] == [0, 1, 2]
+    assert job.metrics()[0]["loss"] is None
+    service.files.of(job.id).log.write_text("one\ntwo\n")
+    assert (job.log(), job.log(4), job.log(0)) == ("one\ntwo\n", "two\n", "")
+    job.cancel()
+
+
+def test_jobs_are_listed_over_pages(service: JobService, model: keras.Model) -> None:
+    client = service.client("ben")
+    sent = [client.submit(model, "agn", data=service.data("x")).id for _ in range(3)]
+    listed = client.connection.call("GET", "/jobs", limit=2)
+    assert [job["id"] for job in listed["jobs"]] == sent[:0:-1]
+    assert [job.id for job in client.jobs()] == sent[::-1]
+    assert list(client.jobs("done")) == []
+    assert client.job(sent[0]).state is JobState.QUEUED
+    for job in client.jobs():
+        job.cancel()
+
+
+def test_a_refusal_comes_with_its_kind_and_field(send: Callable[..., RemoteJob], service: JobService) -> None:
+    with pytest.raises(DescriptionError) as caught:
+        send(batch_size=0)
+    assert caught.value.field == "options.batch_size"
+    with pytest.raises(UnauthorizedError):
+        list(Client(service.url, "dk_nothing").jobs())
+    with pytest.raises(ForbiddenError):
+        service.client("ann").add_user("eve")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"worker_optimizer": keras.optimizers.Adam()}, "options.worker_optimizer"),
+        ({"loss": keras.losses.MeanSquaredError()}, "options.loss"),
+        ({"batch_size": np.int64(8)}, "options.batch_size"),
+        ({"hyper_parameters": {"window": float("nan")}}, "hyper_parameters.window"),
+        ({"checkpoint_every": object()}, "checkpoint_every"),
+    ],
+    ids=range(5),
+)
+def test_what_json_does_not_have_is_not_sent(
+    send: Callable[..., RemoteJob], options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(DescriptionError, match="JSON") as caught:
+        send(**options)
+    assert caught.value.field == field
+
+
+def test_an_administrator_lets_others_in(service: JobService) -> None:
+    admin = service.client("admin")
+    admin.add_user("zoe")
+    assert list(Client(service.url, admin.new_token("laptop", days=1, user="zoe")).jobs()) == []
+
+
+# ---- where a token goes
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "127.0.0.1:80", "http://", "https://ann:pass@x", "http://gateway:8571", "http://127.0.0.1.x"]
+)
+def test_a_url_that_a_token_does_not_go_to(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="url"):
+        Client(url, "dk_x")
+
+
+@pytest.mark.parametrize("token", ["", "a b", "é", "a\r\nX: y"])
+def test_a_token_that_is_none(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTKERAS_TOKEN", raising=False)
+    with pytest.raises(ConfigurationError, match="token"):
+        Client("http://127.0.0.1", token)
+
+
+def test_a_token_comes_from_the_environment_and_shows_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTKERAS_TOKEN", "dk_secret")
+    client = Client("https://gateway:8443/")
+    assert repr(client) == "JobClient('https://gateway:8443')"
+    assert "secret" not in repr(client.connection)
+    assert Client("http://gateway", plain_http=True).connection.url == "http://gateway"
+
+
+def test_a_client_follows_no_redirect() -> None:
+    """Where it leads to would be told the token."""
+    seen: list[str] = []
+
+    class Redirects(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Redirects) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.raises(Exception, match="status 302"):
+            Client(f"http://127.0.0.1:{server.server_port}", "dk_x").job("x")
+        server.shutdown()
+        thread.join(patience(20))
+    assert seen == ["/api/v1/jobs/x"]
+
+
+def test_a_server_that_is_not_there_or_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(DeadlineError, match="within"):
+            Client(url, "dk_x", timeout=0.1).job("x")
+    with pytest.raises(ServerLostError, match="reachable"):
+        Client(url, "dk_x").job("x")
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def run(service: JobService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs ``distkeras jobs`` as ann."""
+    (tmp_path / "token").write_text(service.tokens["ann"] + "\n")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        status = main(["jobs", *words, "--url", service.url, "--token-file", str(tmp_path / "token")])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def test_a_job_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], service: JobService, model: keras.Model, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "model.keras")
+    flags = "--rule agn --set window=3 --workers 2 --batch-size 16 --class-weight 0=1 1=2 --loss mse --no-shuffle"
+    optimizer = "--optimizer adam --optimizer-set learning_rate=0.1"
+    optimizer += f" --early-stopping data={service.data('y')} patience=3"
+    what = ["--model", str(tmp_path / "model.keras"), "--data", service.data("x"), "--name", "mine"]
+    status, out, err = run("submit", *what, *flags.split(), *optimizer.split())
+    assert (status, err) == (0, "")
+    job = out.strip()
+    status, out, _ = run("show", job)
+    assert json.loads(out)["description"] == {
+        "rule": "agn",
+        "data": service.data("x"),
+        "name": "mine",
+        "checkpoint_every": 100,
+        "time_budget": None,
+        "early_stopping": {"data": service.data("y"), "patience": 3},
+        "hyper_parameters": {"window": 3},
+        "options": {
+            "num_workers": 2,
+            "batch_size": 16,
+            "class_weight": {"0": 1.0, "1": 2.0},
+            "loss": "mse",
+            "shuffle": False,
+            "worker_optimizer": {"class_name": "adam", "config": {"learning_rate": 0.1}},
+        },
+    }
+    assert re.search(rf"^{job}  queued .* ann +mine$", run("list", "--state", "queued")[1], re.M)
+    assert run("fetch", job, "--out", str(tmp_path / "x"))[0] == 2
+    assert not (tmp_path / "x").exists()
+    assert run("cancel", job)[0] == 0
+    status, out, _ = run("watch", job)
+    assert (status, out) == (0, "cancelled\n")
+    assert run("log", job)[:2] == (0, "")
+    assert run("remove", job)[0] == 0
+    status, _, err = run("show", job)
+    assert (status, err) == (2, f"distkeras: NotThereError: there must be such a job. Received: {job}\n")
+
+
+def test_a_predict_job_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], service: JobService, model: keras.Model, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "model.keras")
+    where = ["--data", service.data("rows"), "--output", service.output("ann")]
+    flags = "--features a b --predictions p --batch-size 3 --batch-bytes 99 --vectors"
+    status, out, err = run("predict", "--model", str(tmp_path / "model.keras"), *where, *flags.split())
+    assert (status, err) == (0, "")
+    told = service.client("ann").job(out.strip())
+    options = {"features_col": ["a", "b"], "output_col": ["p"], "batch_size": 3, "batch_bytes": 99}
+    assert told.told["description"]["options"] == options | {"output_type": "vector"}
+    assert run("predict", "--job", told.id, *where)[0] == 2  # which has no model
+    append(service.files.of(told.id).progress, {"kind": "tasks", "done": 3, "of": 8})
+    append(service.files.of(told.id).progress, {"kind": "predicted", "rows": 40})
+    told.cancel()
+    lines = run("watch", told.id)[1].splitlines()
+    assert (lines[1][10:], lines[2][10:]) == ("task 3 of 8", "40 rows")
+
+
+def test_what_a_job_says_is_shown_in_lines(
+    run: Callable[..., tuple[int, str, str]], service: JobService, send: Callable[..., RemoteJob]
+) -> None:
+    """A terminal is sent no signs that it would obey."""
+    job = send()
+    path = service.files.of(job.id).progress
+    news = {"epochs": 0.5, "samples": 320, "loss": 0.25, "joined": 3, "finished": 1}
+    append(path, {"kind": "training", "attempt": 1, "metrics": ["loss"]})
+    append(path, {"kind": "status"} | news)
+    append(path, {"kind": "event", "event": "takeover", "text": "worker \x1b[2J 3"})
+    job.cancel()
+    lines = run("watch", job.id)[1].splitlines()
+    assert lines[0] == "cancelled"
+    assert lines[1].endswith("epoch 0.50, 320 samples, loss 0.2500, 2 workers")
+    assert lines[2].endswith("takeover: worker ?[2J 3")
+
+
+def test_a_token_from_the_command_line(run: Callable[..., tuple[int, str, str]], service: JobService) -> None:
+    token = run("token", "--note", "laptop", "--days", "2")[1].strip()
+    assert service.call("GET", "/me", token).json["name"] == "ann"
+    assert run("token", "--user", "ben")[0] == 2
+    assert run("user", "eve")[0] == 2
+
+
+@pytest.mark.parametrize("flags", [["--host", "x"], ["--optimizer-set", "learning_rate=1"], ["--progress"]])
+def test_flags_that_a_job_on_a_server_has_not(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, flags: list[str]
+) -> None:
+    status, out, err = run("submit", "--model", "x", "--data", "x", "--rule", "agn", *flags)
+    assert (status, out) == (2, "")
+    assert "Received" in err
+
+
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
+    actions = ["submit", "predict", "list", "watch", "show", "log", "cancel", "remove", "fetch", "token", "user"]
+    for words in (["serve"], *(["jobs", action] for action in actions)):
+        with pytest.raises(SystemExit) as caught:
+            parser().parse_args([*words, "--help"])
+        assert caught.value.code == 0
+        assert capsys.readouterr().out
+
+
+# ---- the guide
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+
+
+def blocks(language: str, page: str = "jobs.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (GUIDE / page).read_text(), re.M | re.S)
+
+
+def test_the_guides_program_runs(working: None, service: JobService, model: keras.Model) -> None:
+    program = "\n".join(blocks("py"))
+    for told, real in (
+        ("http://127.0.0.1:8571", service.url),
+        ("/data/scored/ann", service.output("ann")),
+        ("/data/train", service.data("train")),
+        ("/data/test", service.data("test")),
+    ):
+        assert told in program
+        program = program.replace(told, real)
+    names: dict[str, Any] = {"model": model, "token": service.tokens["ann"]}
+    exec(program, names)
+    assert names["trained"].count_params() == model.count_params()
+    assert names["scored"].state is JobState.DONE
+
+
+def test_the_guides_commands_are_there() -> None:
+    found = [*blocks("bash"), *blocks("bash", "gateway.md")]
+    text = "\n".join(found).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("distkeras ")]
+    assert len(lines) >= 12
+    for line in lines:
+        parser().parse_args(shlex.split(line.partition(" > ")[0])[1:])

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+from typing import Any
+
+import jsonschema
+import pytest
+
+from distkeras.job_server.description import JobDescription, json_of
+from distkeras.job_server.errors import DescriptionError
+from distkeras.job_server.prediction import PredictionDescription
+from distkeras.job_server.schema import LEFT_OUT, PREDICTOR_LEFT_OUT, job_schema, prediction_schema
+from distkeras.ps.rules import all_rules
+from distkeras.ps.rules.schedules import KINDS as SCHEDULES
+from distkeras.ps.rules.schedules import schedule_of
+from distkeras.trainer import Trainer
+from distkeras.transformers import ModelPredictor
+
+LEAST = {"rule": "agn", "data": "/data/train.parquet"}
+
+
+def refused(**changes: Any) -> DescriptionError:
+    with pytest.raises(DescriptionError) as caught:
+        JobDescription.from_json(LEAST | changes)
+    return caught.value
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(job_schema())
+    json.dumps(job_schema())
+
+
+def test_every_keyword_of_the_trainer_is_in_the_schema_or_left_out() -> None:
+    options = set(job_schema()["properties"]["options"]["properties"])
+    assert options == set(inspect.signature(Trainer).parameters) - LEFT_OUT
+    assert set(inspect.signature(Trainer).parameters) >= LEFT_OUT
+
+
+@pytest.mark.parametrize("name", all_rules())
+def test_every_rule_goes_with_its_defaults(name: str) -> None:
+    kind = all_rules()[name]
+    config = kind().config()
+    options = {"learning_rate": 0.1} if kind().traits.gradient else {}
+    made = JobDescription.from_json(LEAST | {"rule": name, "hyper_parameters": config, "options": options})
+    assert made.made_rule() == kind()
+    assert JobDescription.from_json({"rule": name, "data": "x"}).made_rule() == kind()
+
+
+def test_a_description_comes_back() -> None:
+    options = {
+        "batch_size": 64,
+        "features_col": ["a", "b"],
+        "label_col": "y",
+        "class_weight": {"0": 1, "1": 2.5},
+        "worker_optimizer": {"class_name": "adam", "config": {"learning_rate": 0.01}},
+        "loss": "mse",
+        "metrics": ["accuracy"],
+        "communication_window": "auto",
+    }
+    given = LEAST | {"hyper_parameters": {"window": 3}, "options": options, "name": "mine", "checkpoint_every": 7}
+    given |= {
+        "time_budget": None,
+        "early_stopping": {"data": "/data/test.parquet", "monitor": "accuracy", "patience": 3},
+    }
+    made = JobDescription.from_json(given)
+    assert made.to_json() == given
+    assert JobDescription.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert made.keywords()["class_weight"] == {0: 1, 1: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rule": "nothing"}, "rule"),
+        ({"rule": ["agn"]}, "rule"),
+        ({"data": ""}, "data"),
+        ({"data": 3}, "data"),
+        ({"name": "x" * 201}, "name"),
+        ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"early_stopping": {"patience": 3}}, "early_stopping"),
+        ({"early_stopping": {"data": "x", "df": 3}}, "early_stopping"),
+        ({"early_stopping": {"data": "x", "patience": 0}}, "early_stopping.patience"),
+        ({"early_stopping": {"data": "x", "mode": "most"}}, "early_stopping.mode"),
+        ({"early_stopping": {"data": "x", "max_rows": 10**9}}, "early_stopping.max_rows"),
+        ({"hyper_parameters": {"window": "x"}}, "hyper_parameters.window"),
+        ({"hyper_parameters": {"window": 0}}, "hyper_parameters.window"),
+        ({"hyper_parameters": {"nothing": 1}}, "hyper_parameters"),
+        ({"options": {"batch_size": 0}}, "options.batch_size"),
+        ({"options": {"batch_size": True}}, "options.batch_size"),
+        ({"options": {"batch_size": 2**60}}, "options.batch_size"),
+        ({"options": {"num_epoch": 1.5}}, "options.num_epoch"),
+        ({"options": {"num_workers": 10**6}}, "options.num_workers"),
+        ({"options": {"bad_numbers": "ignore"}}, "options.bad_numbers"),
+        ({"options": {"wire_format": "int4"}}, "options.wire_format"),
+        ({"options": {"learning_rate": 0.1}}, "options.learning_rate"),
+        ({"options": {"class_weight": {"a": 1}}}, "options.class_weight"),
+        ({"options": {"loss": "keras.utils.get_file"}}, "options.loss"),
+        ({"options": {"loss": {"class_name": "Lambda"}}}, "options.loss"),
+        ({"options": {"metrics": [{"module": "os"}]}}, "options.metrics.0"),
+        ({"options": {"worker_optimizer": {"class_name": "sgd", "module": "os"}}}, "options.worker_optimizer"),
+        (
+            {"options": {"worker_optimizer": {"class_name": "sgd", "config": {"x": {"class_name": "y"}}}}},
+            "options.worker_optimizer.config.x",
+        ),
+        ({"options": {"custom_objects": {}}}, "options"),
+        ({"options": {"host": "0.0.0.0"}}, "options"),
+        ({"options": []}, "options"),
+        ({"code": "import os"}, ""),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
+    error = refused(**changes)
+    assert error.field == field
+    assert "Received: " in error.message
+    assert len(error.message) < 600
+    assert pickle.loads(pickle.dumps(error)).field == field
+
+
+def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
+    assert refused(rule="downpour", hyper_parameters={"rho": 1.0}).field == "hyper_parameters"
+
+
+@pytest.mark.parametrize("value", [None, [], 3, "x", {}, {"rule": "agn"}, {"data": "x"}])
+def test_what_is_no_description_is_refused(value: Any) -> None:
+    with pytest.raises(DescriptionError):
+        JobDescription.from_json(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        '{"rule": "agn", "rule": "easgd"}',
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": ' + "9" * 10_000 + "}",
+        b"\xff\xfe",
+        " " * ((1 << 20) + 1),
+    ],
+    ids=range(10),
+)
+def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(DescriptionError, match="JSON"):
+        json_of(text)
+
+
+# ---- what a schedule, or a predict job, may be
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_a_learning_rate(name: str) -> None:
+    schedule = SCHEDULES[name](0.5)
+    given = LEAST | {"rule": "asgd", "options": {"learning_rate": json.loads(json.dumps(schedule.config()))}}
+    assert schedule_of(JobDescription.from_json(given).keywords()["learning_rate"]) == schedule
+
+
+@pytest.mark.parametrize(
+    "rate", [{"schedule": "cosine"}, {"schedule": "x", "rate": 1}, {"schedule": "step", "rate": -1}]
+)
+def test_a_schedule_that_is_none_is_refused(rate: dict[str, Any]) -> None:
+    assert refused(rule="asgd", options={"learning_rate": rate}).field.startswith("options")
+
+
+def test_a_time_budget_is_above_zero() -> None:
+    assert JobDescription.from_json(LEAST | {"time_budget": 0.5}).time_budget == 0.5
+    assert refused(time_budget=0).field == "time_budget"
+
+
+def test_every_keyword_of_the_predictor_is_in_the_schema_or_left_out() -> None:
+    jsonschema.Draft202012Validator.check_schema(prediction_schema())
+    options = set(prediction_schema()["properties"]["options"]["properties"])
+    assert options == set(inspect.signature(ModelPredictor).parameters) - PREDICTOR_LEFT_OUT
+
+
+def test_a_predict_job_comes_back() -> None:
+    options = {"features_col": ["a", "b"], "output_col": "p", "batch_size": 7, "output_type": "vector"}
+    given = {"data": "/a", "output": "/b", "job": "a" * 32, "options": options, "name": "mine"}
+    made = PredictionDescription.from_json(given)
+    assert made.to_json() == given
+    assert PredictionDescription.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"output": ""}, "output"),
+        ({"job": "../x"}, "job"),
+        ({"options": {"batch_size": 0}}, "options.batch_size"),
+        ({"options": {"batch_bytes": -1}}, "options.batch_bytes"),
+        ({"options": {"output_type": "text"}}, "options.output_type"),
+        ({"options": {"custom_objects": {}}}, "options"),
+        ({"rule": "agn"}, ""),
+    ],
+)
+def test_a_predict_job_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(DescriptionError) as caught:
+        PredictionDescription.from_json({"data": "/a", "output": "/b"} | changes)
+    assert caught.value.field == field

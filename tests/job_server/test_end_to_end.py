@@ -1,0 +1,248 @@
+"""The whole of it once: a server in a process of its own, its client, a driver, and Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from support.browser import chromium, ink
+from support.job_process import Server
+from support.patience import patience, until
+from support.present import present
+from support.processes import descendants
+from support.spark_jobs import accuracy, blobs, wrong_model
+from support.standalone import daemon, said
+
+from distkeras.data.datasets import write_parquet
+from distkeras.job_server import Client, RemoteJob
+from distkeras.job_server.cli import main
+from distkeras.job_server.errors import JobFailedError
+from distkeras.job_server.runner.processes import ProcessId
+from distkeras.job_server.states import JobState
+from distkeras.job_server.store.accounts import ADMIN, Account
+from distkeras.job_server.store.jobs import JobStore
+from distkeras.job_server.store.tables import open_database
+
+SPARSE = "sparse_categorical_crossentropy"
+#: Of a job that is not over before somebody has looked at it.
+EPOCHS = 400
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", os.environ["JDK_JAVA_OPTIONS"])
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+def submit(server: Server, epochs: int, name: str = "") -> RemoteJob:
+    """A job on two clouds of points, about nearly all of which its model is wrong."""
+    points, labels = blobs()
+    data = server.folder / "train.parquet"
+    if not data.exists():
+        write_parquet(data, points, labels.astype(np.int64))
+    return Client(server.url, server.token).submit(
+        wrong_model(),
+        "downpour",
+        data=str(data),
+        name=name,
+        hyper_parameters={"window": 2},
+        worker_optimizer={"class_name": "sgd", "config": {"learning_rate": 0.05}},
+        loss=SPARSE,
+        metrics=["accuracy"],
+        num_workers=2,
+        batch_size=16,
+        num_epoch=epochs,
+        checkpoint_every=1,
+        early_stopping={"data": str(data), "monitor": "accuracy", "every_seconds": 1.0},
+    )
+
+
+def commits(job: RemoteJob) -> int:
+    return max((row["clock"] for row in job.metrics() if row["kind"] == "status"), default=0)
+
+
+def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server dies while the job runs; the next one goes on with it; the model has learned."""
+    points, labels = blobs()
+    assert accuracy(wrong_model(), points, labels) < 0.5
+    assert (tmp_path / "server" / "admin.token").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "server" / ".gitignore").read_text() == "*\n"
+    job = submit(server, 4)
+    until(lambda: job.refresh().state not in (JobState.QUEUED, JobState.STARTING))
+    server.stop(signal.SIGKILL)
+    server.start()
+    job = Client(server.url, server.token).job(job.id).wait(patience(120), progress=False)
+    trained = job.model()
+    assert accuracy(trained, points, labels) > 0.9
+    assert isinstance(trained, keras.Model)
+    assert job.told["attempt"] == 1
+    history = job.history()
+    assert history["samples"].sum() == 4 * len(labels)
+    assert set(job.commits()["worker"]) == {0, 1}
+    kinds = [row["kind"] for row in job.metrics()]
+    assert kinds[0] == "training"
+    assert "status" in kinds
+    (tmp_path / "token").write_text(server.token)
+    where = ["--url", server.url, "--token-file", str(tmp_path / "token")]
+    assert main(["jobs", "fetch", job.id, *where, "--out", str(tmp_path / "fetched.keras")]) == 0
+    assert main(["jobs", "list", *where]) == 0
+    assert f"{job.id}  done" in capsys.readouterr().out
+    assert keras.saving.load_model(tmp_path / "fetched.keras").count_params() == trained.count_params()
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> None:
+    """The first job goes on from its checkpoint in a new driver; of the second one nothing is left, nor of its JVM."""
+    job = submit(server, 40)
+    until(lambda: commits(job) > 10)
+    before = driver_of(server, job)
+    os.kill(before.pid, signal.SIGKILL)
+    job.wait(patience(240), progress=False)
+    assert job.told["attempt"] == 2
+    assert "goes on at clock" in job.log()
+    assert before.session() == []
+    history = job.history()
+    assert history["samples"].sum() == 40 * 256  # each row of each epoch counts once, over both
+    job = submit(server, 100_000)
+    until(lambda: commits(job) > 10)
+    driver = driver_of(server, job)
+    names = {psutil.Process(pid).name() for pid in driver.session()}
+    assert "java" in names
+    job.cancel()
+    with pytest.raises(JobFailedError, match="cancelled"):
+        job.wait(patience(120), progress=False)
+    assert driver.session() == []
+
+
+@dataclass
+class Cluster:
+    """A cluster of Spark's own, and a job server that sends its jobs there; executors are no children of its."""
+
+    server: Server
+    worker: psutil.Process
+
+    def executors(self) -> list[psutil.Process]:
+        return list(descendants("CoarseGrainedExecutorBackend", self.worker))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", os.environ["JDK_JAVA_OPTIONS"])
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    with contextlib.ExitStack() as stack:
+        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        stack.enter_context(daemon(tmp_path / "master", "org.apache.spark.deploy.master.Master", *own))
+        url = said(tmp_path / "master", "Starting Spark master at ")
+        options = ("--host", "127.0.0.1", "--cores", "2", "--memory", "2g", "--webui-port", "0", url)
+        worker = stack.enter_context(daemon(tmp_path / "worker", "org.apache.spark.deploy.worker.Worker", *options))
+        said(tmp_path / "worker", "Successfully registered with master ")
+        each = ("spark.executor.cores=1", "spark.executor.memory=1g")
+        server = Server(tmp_path, "--master", url, *(word for setting in each for word in ("--conf", setting)))
+        server.start()
+        stack.callback(server.stop, signal.SIGKILL)
+        yield Cluster(server, psutil.Process(worker.pid))
+
+
+@pytest.fixture
+def page(cluster: Cluster) -> Iterator[Any]:
+    """The job server's page in a browser, signed in."""
+    with chromium() as browser:
+        page = browser.new_page()
+        page.set_default_timeout(1000 * patience(60))
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto(f"{cluster.server.url}/dashboard")
+        page.get_by_label("Your token").fill(cluster.server.token)
+        page.keyboard.press("Enter")
+        page.get_by_text("No jobs yet").wait_for()
+        yield page
+        assert troubles == []
+
+
+def shown(page: Any, name: str) -> Any:
+    """What the page shows of a job that it is told to show."""
+    page.get_by_role("checkbox", name=f"show {name}").check()
+    return page.locator("article", has=page.get_by_role("heading", name=name))
+
+
+@pytest.mark.slow
+def test_a_page_shows_an_executors_death_and_a_jobs_end_and_a_model_predicts(
+    cluster: Cluster, page: Any, tmp_path: Path
+) -> None:
+    server, (_, labels) = cluster.server, blobs()
+    job = submit(server, EPOCHS, "first")
+    first = shown(page, "first")
+    first.locator(".state[data-state=training]").wait_for()
+    seen: set[int] = set()
+    until(lambda: seen.add(ink(page)) or len(seen) > 3)  # the curves move
+    assert "takeover" not in first.locator("table.events tbody").inner_text()
+    driver = driver_of(server, job)
+    until(lambda: len(cluster.executors()) == 2)
+    cluster.executors()[0].kill()
+    first.locator("table.events .kind", has_text="takeover").first.wait_for()
+    first.get_by_text("center, evaluated").wait_for()
+    page.locator("[role=status]", has_text="takeover").first.wait_for(state="attached")
+    assert int(first.locator(".tiles div", has_text="Retries").locator(".value").inner_text()) >= 1
+    page.screenshot(path=tmp_path / "takeover.png", full_page=True)  # for those who look at what the tests have left
+    assert driver_of(server, job) == driver  # whom the loss of an executor does not concern
+    job.wait(patience(240), progress=False)
+    first.locator(".state[data-state=done]").wait_for()
+    assert job.history()["samples"].sum() == EPOCHS * len(labels)
+    until(lambda: not cluster.executors())
+
+    other = submit(server, 100_000, "second")
+    second = shown(page, "second")
+    second.locator(".state[data-state=training]").wait_for()
+    until(lambda: commits(other) > 10)
+    gone = driver_of(server, other)
+    assert cluster.executors()
+    other.cancel()
+    second.locator(".state[data-state=cancelled]").wait_for()
+    with pytest.raises(JobFailedError, match="cancelled"):
+        other.wait(patience(120), progress=False)
+    assert gone.session() == []
+    until(lambda: not cluster.executors())
+
+    require_predictions(server, job, str(tmp_path / "output" / "admin" / "scored"), len(labels))
+    states = page.locator(".list tbody tr")
+    for name, state in (("first", "done"), ("second", "cancelled"), ("third", "done"), ("fourth", "failed")):
+        states.filter(has_text=name).locator("td", has_text=state).wait_for()
+
+
+def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) -> None:
+    """A predict job with an earlier job's model writes what that one says, and never over what is there."""
+    client = Client(server.url, server.token)
+    where = {"data": str(server.folder / "train.parquet"), "output": output}
+    scored = client.predict(job, name="third", **where).wait(patience(240), progress=False)
+    assert scored.told["kind"] == "predict"
+    assert [row["rows"] for row in scored.metrics() if row["kind"] == "predicted"] == [rows]
+    table = pq.read_table(output).to_pandas()
+    expected = job.model().predict(np.stack(table["features"].to_list()), verbose=0)
+    np.testing.assert_allclose(np.stack(table["prediction"].to_list()), expected, rtol=1e-5, atol=1e-6)
+    assert (expected.argmax(-1) == table["label"]).mean() > 0.9
+    with pytest.raises(JobFailedError, match="where nothing is yet"):
+        client.predict(job, name="fourth", **where).wait(patience(240), progress=False)
+
+
+def driver_of(server: Server, job: RemoteJob) -> ProcessId:
+    """As the database has it."""
+    engine = open_database(f"sqlite:///{server.folder / 'server' / 'jobs.sqlite'}")
+    found = JobStore(engine).get(Account(0, "test", ADMIN), job.id)
+    engine.dispose()
+    return present(ProcessId.parse(found.driver))

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distkeras.job_server.errors import DescriptionError
+from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_no_links, require_output
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[str]:
+    (tmp_path / "open" / "deep").mkdir(parents=True)
+    (tmp_path / "closed").mkdir()
+    return [str(tmp_path / "open"), "hdfs://name/data", "s3a://bucket"]
+
+
+def test_data_below_a_root_is_allowed(tmp_path: Path, roots: list[str]) -> None:
+    root = f"file://{tmp_path}/open"
+    assert require_allowed(str(tmp_path / "open" / "a b.parquet"), roots) == Place(f"{root}/a b.parquet", root)
+    assert require_allowed(f"file://{tmp_path}/open/deep", roots).uri == f"file://{tmp_path}/open/deep"
+    assert require_allowed("hdfs://name/data/x", roots) == Place("hdfs://name/data/x", "hdfs://name/data")
+    assert require_allowed("s3a://bucket/x", roots).uri == "s3a://bucket/x"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{}/closed/x",
+        "{}/open/../closed/x",
+        "{}/openly",
+        "{}",
+        "/",
+        "file://{}/closed/x",
+        "file://elsewhere{}/open/x",
+        "{}/open/{{a,b}}",
+        "{}/open/*",
+        "{}/open/[ab]",
+        "{}/open/%2e%2e/closed",
+        "{}/open/x#y",
+        "{}/open/x\n",
+        "hdfs://name/database/x",
+        "hdfs://name:99/data/x",
+        "hdfs://other/data/x",
+        "hdfs:///data/x",
+        "s3a://bucket2/x",
+        "s3://bucket/x",
+        "jdbc:postgresql://host/x",
+        "http://bucket/x",
+    ],
+)
+def test_data_elsewhere_is_refused(tmp_path: Path, roots: list[str], place: str) -> None:
+    with pytest.raises(DescriptionError) as caught:
+        require_allowed(place.format(tmp_path), roots)
+    assert caught.value.field == "data"
+
+
+def test_a_link_does_not_lead_out(tmp_path: Path, roots: list[str]) -> None:
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "closed")
+    with pytest.raises(DescriptionError):
+        require_allowed(str(tmp_path / "open" / "link" / "x"), roots)
+
+
+def test_without_a_root_nothing_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(DescriptionError, match="its operator has allowed none"):
+        require_allowed(str(tmp_path), [])
+
+
+# ---- where predictions go
+
+
+def test_a_user_writes_below_a_folder_of_their_own_name(tmp_path: Path, roots: list[str]) -> None:
+    root = f"file://{tmp_path}/open/ann"
+    assert require_output(str(tmp_path / "open" / "ann" / "x"), roots, "ann") == Place(f"{root}/x", root)
+    assert require_output("hdfs://name/data/ann/x/y", roots, "ann").uri == "hdfs://name/data/ann/x/y"
+    assert require_output("s3a://bucket/ann/x", [*roots, "s3a://bucket/"], "ann").uri == "s3a://bucket/ann/x"
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["{}/open/x", "{}/open/ben/x", "{}/open/ann", "{}/open/ann/", "{}/open/ann/../ben/x", "{}/open/annabel/x", "{}/x"],
+)
+def test_nobody_writes_elsewhere(tmp_path: Path, roots: list[str], place: str) -> None:
+    with pytest.raises(DescriptionError) as caught:
+        require_output(place.format(tmp_path), roots, "ann")
+    assert caught.value.field == "output"
+
+
+def test_a_link_in_ones_own_folder_leads_to_no_other(tmp_path: Path, roots: list[str]) -> None:
+    (tmp_path / "open" / "ann").mkdir()
+    (tmp_path / "open" / "ben").mkdir()
+    (tmp_path / "open" / "ann" / "link").symlink_to(tmp_path / "open" / "ben")
+    with pytest.raises(DescriptionError):
+        require_output(str(tmp_path / "open" / "ann" / "link" / "x"), roots, "ann")
+
+
+@pytest.mark.parametrize("place", ["server", "server/files/x", "."])
+def test_the_servers_own_files_are_nobodys_place(tmp_path: Path, place: str) -> None:
+    found = require_allowed(str(tmp_path / place), [str(tmp_path)])
+    with pytest.raises(DescriptionError, match="own files"):
+        require_elsewhere(found, tmp_path / "server" / "files", "data")
+    require_elsewhere(require_allowed(str(tmp_path / "else"), [str(tmp_path)]), tmp_path / "server", "data")
+    require_elsewhere(Place(f"hdfs://{tmp_path}/server", "hdfs:///"), tmp_path / "server", "data")
+
+
+# ---- when a driver comes to it
+
+
+def test_links_within_a_place_are_let_be(tmp_path: Path) -> None:
+    (tmp_path / "rows" / "deep").mkdir(parents=True)
+    (tmp_path / "rows" / "link").symlink_to("deep")
+    require_no_links(f"file://{tmp_path}/rows")
+    require_no_links(f"file://{tmp_path}/nothing")
+    require_no_links("hdfs://name/rows")
+
+
+@pytest.mark.parametrize("link", ["rows", "rows/deep/link", "rows/link.parquet"])
+def test_a_link_to_elsewhere_is_found_before_it_is_read(tmp_path: Path, link: str) -> None:
+    """Whoever may write to a place has no job read what the server may read and they may not."""
+    (tmp_path / "closed").mkdir()
+    if link != "rows":
+        (tmp_path / "rows" / "deep").mkdir(parents=True)
+    (tmp_path / link).symlink_to(tmp_path / "closed")
+    with pytest.raises(DescriptionError, match="symbolic link"):
+        require_no_links(f"file://{tmp_path}/rows")

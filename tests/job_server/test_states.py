@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from distkeras.job_server.states import ACTIVE, FINAL, FOLLOWS, JobState, before
+
+
+def test_every_state_is_in_the_table_and_is_reached() -> None:
+    assert set(FOLLOWS) == set(JobState)
+    reached, pending = set(), [JobState.QUEUED]
+    while pending:
+        state = pending.pop()
+        if state not in reached:
+            reached.add(state)
+            pending += FOLLOWS[state]
+    assert reached == set(JobState)
+
+
+def test_from_every_state_an_end_is_near() -> None:
+    assert {"done", "failed", "cancelled", "lost"} == FINAL
+    for state in ACTIVE:
+        assert FOLLOWS[state] >= FINAL
+    assert JobState.CANCELLED in FOLLOWS[JobState.QUEUED]
+
+
+def test_before_is_the_table_read_backwards() -> None:
+    assert before(JobState.TRAINING) == {JobState.STARTING}
+    assert before(JobState.QUEUED) == ACTIVE
+    assert before(JobState.DONE) == ACTIVE

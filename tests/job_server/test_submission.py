@@ -1,0 +1,273 @@
+"""What a trainer sends, held against the trainer that a driver makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from support.job_service import JobService
+
+from distkeras import DOWNPOUR, Deadlines, EarlyStopping, TimeBudget, Trainer, rules, schedules
+from distkeras.callbacks import Callback
+from distkeras.job_server.description import JobDescription
+from distkeras.job_server.driver import trainer_of
+from distkeras.job_server.errors import DescriptionError
+from distkeras.job_server.schema import trainer_properties
+from distkeras.keras_model import archive
+from distkeras.ps.errors import ConfigurationError
+
+# Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
+pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
+
+layers = keras.layers
+#: A port where nobody listens: whatever is sent there is a ServerLostError.
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobService]:
+    with JobService(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+def dense() -> keras.Model:
+    return keras.Sequential([keras.Input((2,)), layers.Dense(3, activation="softmax")])
+
+
+def made(**options: Any) -> Trainer:
+    return Trainer(dense(), options.pop("rule", "asgd"), **{"loss": "sparse_categorical_crossentropy"} | options)
+
+
+def arrived(service: JobService, trainer: Trainer, **more: Any) -> tuple[JobDescription, Trainer, bytes]:
+    """What the driver makes of what the trainer has sent."""
+    job = trainer.submit(service.client("ann"), service.data("train"), **more)
+    job.cancel()
+    description = JobDescription.from_json(job.told["description"])
+    data = service.files.of(job.id).sent_model.read_bytes()
+    return description, trainer_of(data, description), data
+
+
+def same_settings(sent: Trainer, found: Trainer) -> None:
+    assert found.rule == sent.rule
+    assert found.worker_settings == sent.worker_settings
+    assert found.server_settings == sent.server_settings
+    # Of the driver's own terminal.
+    assert found.settings == dataclasses.replace(sent.settings, progress=False, log_every=found.settings.log_every)
+
+
+#: A value of each option that is not the default, and what else it needs.
+OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "worker_optimizer": ("adam", {"rule": "downpour"}),
+    "loss": ("mse", {}),
+    "metrics": (["accuracy"], {}),
+    "loss_weights": ([0.5], {}),
+    "weighted_metrics": (["accuracy"], {}),
+    "features_col": (["a"], {}),
+    "label_col": ("y", {}),
+    "sample_weight_col": ("w", {}),
+    "class_weight": ({0: 1.5, 2: 3.0}, {}),
+    "num_workers": (3, {}),
+    "batch_size": (np.int64(7), {}),
+    "num_epoch": (2, {}),
+    "learning_rate": (schedules.Cosine(0.5, length=100), {}),
+    "staleness_bound": (2, {"rule": "downpour"}),
+    "seed": (5, {}),
+    "shuffle": (False, {}),
+    "partitioned_already": (True, {}),
+    "spool_bytes": (1 << 20, {}),
+    "bad_numbers": ("skip", {}),
+    "max_skipped": (3, {"bad_numbers": "skip"}),
+    "measure_gap": (True, {}),
+    "wire_format": ("int8", {"rule": "downpour"}),
+    "overlap": (True, {}),
+    "communication_window": ("auto", {"rule": "agn"}),
+    "communication_share": (0.3, {"rule": "agn", "communication_window": "auto"}),
+    "tls": (True, {}),
+    "authenticate_vectors": (True, {}),
+    "threads": (1, {}),
+    "stall_after": (None, {}),
+}
+
+
+def test_every_option_is_tried() -> None:
+    assert OPTIONS.keys() == trainer_properties().keys()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_arrives(service: JobService, name: str) -> None:
+    value, more = OPTIONS[name]
+    trainer = made(**more | {name: value})
+    description, found, _ = arrived(service, trainer)
+    same_settings(trainer, found)
+    default = made(**more)
+    parts = ("settings", "worker_settings", "server_settings")
+    if any(getattr(trainer, part) != getattr(default, part) for part in parts):
+        assert name in description.options  # else it is of the compilation, which the next test looks at
+
+
+def test_nothing_is_said_that_is_a_default(service: JobService) -> None:
+    trainer = made(rule="downpour", worker_optimizer="sgd")
+    description, found, _ = arrived(service, trainer)
+    assert description.options == {}
+    assert found.rule == trainer.rule
+
+
+@pytest.mark.parametrize(
+    "rule", [rules.make("agn", window=7), rules.make("aeasgd", rho=0.3), rules.make("adag", form="4.7")]
+)
+def test_a_rule_arrives_with_its_hyper_parameters(service: JobService, rule: rules.Rule) -> None:
+    trainer = made(rule=rule, communication_window=3)
+    _, found, _ = arrived(service, trainer)
+    assert found.rule == trainer.rule != rule
+
+
+def test_a_compilation_of_objects_arrives(service: JobService) -> None:
+    """As `train` would compile the model for its workers, whatever the model itself is compiled with."""
+    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100), momentum=0.9, clipnorm=1.0)
+    given = {
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": [keras.metrics.SparseTopKCategoricalAccuracy(k=2)],
+        "weighted_metrics": ["accuracy"],
+        "loss_weights": [0.25],
+    }
+    model = dense()
+    model.compile("adam", "mse")
+    trainer = Trainer(model, "downpour", worker_optimizer=optimizer, **given)
+    _, _, data = arrived(service, trainer)
+    found = archive.from_bytes(data, compiled=True)
+    np.testing.assert_array_equal(found.get_weights()[0], model.get_weights()[0])
+    model.compile(optimizer, **given)
+    assert found.get_compile_config() == model.get_compile_config()
+    assert found.optimizer.get_config() == optimizer.get_config()
+
+
+def test_the_state_of_an_optimizer_arrives(service: JobService) -> None:
+    model = dense()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(np.ones((8, 2)), np.zeros(8), verbose=0)
+    _, _, data = arrived(service, Trainer(model, "downpour"))
+    found = archive.from_bytes(data, compiled=True)
+    assert int(found.optimizer.iterations) == 1
+    for one, other in zip(found.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_trainer_of_dist_keras_sends_what_its_setters_said(service: JobService) -> None:
+    trainer = DOWNPOUR(dense(), "adam", "mse", features_col="a", label_col="b", batch_size=9, num_workers=2)
+    trainer.set_num_epoch(4)
+    description, found, _ = arrived(service, trainer)
+    assert description.options["num_epoch"] == found.settings.num_epoch == 4
+    same_settings(trainer, found)
+
+
+def test_name_checkpoints_and_a_time_budget_arrive(service: JobService) -> None:
+    description, _, _ = arrived(
+        service, made(), name="mine", checkpoint_every=7, callbacks=[TimeBudget(60), TimeBudget(30.0)]
+    )
+    assert (description.name, description.checkpoint_every, description.time_budget) == ("mine", 7, 30.0)
+
+
+# ---- what cannot travel
+
+
+class Own(keras.layers.Layer):
+    """Of somebody's own, unknown to a server."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+@keras.saving.register_keras_serializable("test_submission")
+class Registered(keras.losses.MeanSquaredError):
+    """Likewise; that it is registered here says nothing there."""
+
+
+def own_loss(truth: Any, predicted: Any) -> Any:
+    return keras.ops.mean(truth - predicted)
+
+
+def with_layer() -> Trainer:
+    model = keras.Sequential([keras.Input((2,)), Own(), layers.Dense(1)])
+    return Trainer(model, "asgd", loss="mse", custom_objects={"Own": Own})
+
+
+def with_rule() -> Trainer:
+    trainer = made(rule="agn")
+    trainer.rule = dataclasses.make_dataclass("OwnRule", [], bases=(type(trainer.rule),), frozen=True)()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("build", "field", "named"),
+    [
+        (with_layer, "custom_objects", "Own"),
+        (with_rule, "rule", "OwnRule"),
+        (lambda: made(loss=own_loss), "loss", "own_loss"),
+        (lambda: made(metrics=["mse", own_loss]), "metrics", "own_loss"),
+        (lambda: made(loss=Registered()), "custom_objects", "Registered"),
+        (lambda: made(decode=np.asarray), "decode", "decode"),
+        (lambda: made(host="10.0.0.1"), "host", "10.0.0.1"),
+        (lambda: made(port=4321), "port", "4321"),
+        (lambda: made(deadlines=Deadlines(lease=99.0)), "deadlines", "99"),
+    ],
+    ids=range(9),
+)
+def test_what_cannot_travel_is_refused_before_anything_is_sent(
+    build: Callable[[], Trainer], field: str, named: str
+) -> None:
+    with pytest.raises(DescriptionError) as caught:
+        build().submit(NOWHERE, "/data/train", token="dk_x")
+    assert caught.value.field == field
+    assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("callback", "named"),
+    [
+        (EarlyStopping(None, patience=1), "EarlyStopping"),  # type: ignore[arg-type]  # it is not asked for its rows
+        (Callback(), "Callback"),
+        (type("Own", (TimeBudget,), {})(3.0), "Own"),
+        (TimeBudget, "TimeBudget"),
+        (keras.callbacks.CSVLogger("x"), "CSVLogger"),
+    ],
+    ids=range(5),
+)
+def test_a_callback_with_code_or_rows_is_refused(callback: Any, named: str) -> None:
+    with pytest.raises(DescriptionError, match=named) as caught:
+        made().submit(NOWHERE, "/data/train", token="dk_x", callbacks=[callback])
+    assert caught.value.field == "callbacks"
+
+
+@pytest.mark.parametrize("data", [pd.DataFrame({"label": [1]}), [1, 2], None])
+def test_rows_in_memory_are_refused(data: Any) -> None:
+    with pytest.raises(DescriptionError, match="path or URI") as caught:
+        made().submit(NOWHERE, data, token="dk_x")
+    assert caught.value.field == "data"
+
+
+def test_keras_own_functions_travel(service: JobService) -> None:
+    trainer = made(loss=keras.losses.mean_squared_error, metrics=[keras.metrics.mean_absolute_error])
+    _, _, data = arrived(service, trainer)
+    assert archive.from_bytes(data, compiled=True).loss is keras.losses.mean_squared_error
+
+
+def test_a_url_or_token_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTKERAS_TOKEN", raising=False)
+    with pytest.raises(ConfigurationError, match="url"):
+        made().submit("ftp://x", "/data", token="dk_x")
+    with pytest.raises(ConfigurationError, match="token"):
+        made().submit(NOWHERE, "/data")
+
+
+def test_by_url_and_token(service: JobService, tmp_path: Path) -> None:
+    job = made().submit(service.url, Path(service.data("train")), token=service.tokens["ben"])
+    assert job.told["user"] == "ben"
+    assert json.loads(json.dumps(job.told["description"]))["data"] == service.data("train")
+    job.cancel()

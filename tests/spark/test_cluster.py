@@ -1,0 +1,114 @@
+"""What a session tells, and the Python that its tasks run on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from distkeras.data.columns import map_in_arrow
+from distkeras.spark import session as sessions
+from distkeras.spark.cluster import known_slots
+
+
+def interpreters(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in records:
+        yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
+
+
+# As if defined in a notebook: workers know nothing of this module, and get the function by value.
+interpreters.__module__ = "__main__"
+
+
+def pythons(spark: SparkSession) -> list[str]:
+    return [row["python"] for row in map_in_arrow(spark.range(1), interpreters, "python string").collect()]
+
+
+class TestDriversPython:
+    @pytest.fixture(autouse=True)
+    def no_python_on_the_path(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where no virtual environment is active; this session was told of one."""
+        monkeypatch.delenv("PYSPARK_PYTHON")
+        monkeypatch.setattr(sessions, "_DEFAULT_PYTHON", "no-such-python", raising=False)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", "no-such-python")
+
+    def test_tasks_run_on_it_where_nobody_says(self, spark: SparkSession) -> None:
+        assert pythons(spark) == [sys.executable]
+        assert spark.sparkContext.pythonExec == "no-such-python"  # other functions stay where they were
+
+    @pytest.mark.parametrize("chosen", ["PYSPARK_PYTHON", "pythonExec"])
+    def test_who_has_chosen_is_left_alone(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, chosen: str
+    ) -> None:
+        if chosen == "PYSPARK_PYTHON":
+            monkeypatch.setenv(chosen, "no-such-python")
+        else:
+            monkeypatch.setattr(spark.sparkContext, chosen, "another-python")
+        with pytest.raises(Exception, match=r"Cannot run program .*-python"):
+            pythons(spark)
+
+    def test_a_cluster_is_left_alone(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spark.sparkContext, "master", "spark://somewhere:7077")
+        with pytest.raises(Exception, match="Cannot run program"):
+            pythons(spark)
+
+
+def session(master: str, parallelism: int = 0, **settings: Any) -> Any:
+    """All that is asked of a session for its slots."""
+    values = {"spark.master": master, **{name.replace("_", "."): value for name, value in settings.items()}}
+    context = SimpleNamespace(
+        master=master, defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(contains=values.__contains__)
+    )
+    return SimpleNamespace(conf=SimpleNamespace(get=values.get), sparkContext=context)
+
+
+EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_cores": "5"}
+
+
+@pytest.mark.parametrize(
+    ("found", "slots"),
+    [
+        (session("local"), 1),
+        (session("local[4]"), 4),
+        (session("local[4,2]"), 4),
+        (session("local[ 4, 2 ]"), 4),
+        (session("local[*]", 6), 6),
+        (session("local[*,3]", 6), 6),
+        (session("local[*]", 6, spark_default_parallelism="6"), None),
+        (session("local[4]", spark_task_cpus="2"), 2),
+        (session("local-cluster[2,3,1024]"), 6),
+        (session("local-cluster[2,3,1024]", spark_task_cpus="2"), 2),
+        (session("yarn"), None),
+        (session("yarn", **EXECUTORS), 15),
+        (session("yarn", **EXECUTORS, spark_task_cpus="2"), 6),
+        (session("yarn", **EXECUTORS, spark_dynamicAllocation_enabled="true"), None),
+        (session("k8s://https://host:443", spark_executor_cores="5"), None),
+    ],
+)
+def test_slots(found: Any, slots: int | None) -> None:
+    assert known_slots(found) == slots
+
+
+def test_slots_of_tasks_with_resources_of_their_own() -> None:
+    asked: Any = SimpleNamespace(executorResources={}, taskResources={"cpus": SimpleNamespace(amount=2.0)})
+    assert known_slots(session("local-cluster[3,5,1024]", spark_task_cpus="1"), asked) == 6
+    asked.taskResources = {"gpu": SimpleNamespace(amount=1.0)}
+    assert known_slots(session("yarn", **EXECUTORS, spark_task_cpus="2"), asked) == 6
+    asked.executorResources = {"cores": SimpleNamespace(amount=8.0)}
+    assert known_slots(session("yarn", **EXECUTORS), asked) is None
+
+
+def test_a_later_builder_does_not_change_the_slots() -> None:
+    """`getOrCreate` writes its settings into a session that runs already, on the master that it was started with."""
+    found = session("local[2]")
+    found.conf = SimpleNamespace(get=lambda name, default: "local[8]" if name == "spark.master" else default)
+    assert known_slots(found) == 2
+
+
+def test_slots_of_a_real_session(spark: SparkSession) -> None:
+    assert known_slots(spark) == 2

@@ -1,0 +1,190 @@
+"""Rows come from an earlier job's layout only where that is the same layout."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from distkeras.data.columns import Column
+from distkeras.data.ordering import partitioned
+from distkeras.data.spec import DataSpec
+from distkeras.spark.kept_layout import Arrangement, KeptLayout
+
+#: Pairs of layouts that are drawn where `--pairs` does not say.
+PAIRS = 90
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> Iterator[DataFrame]:
+    """Kept by Spark."""
+    kept = spark.range(40).select(F.col("id").alias("x"), (F.col("id") % 2).alias("y")).persist()
+    yield kept
+    kept.unpersist()
+
+
+def lay_out(
+    layout: KeptLayout | None,
+    source: DataFrame,
+    label: str = "y",
+    *,
+    workers: int = 2,
+    seed: int = 0,
+) -> DataFrame:
+    """As the trainer does; without ``layout`` as if no job had been there before."""
+    spec = DataSpec((Column("x"),), (Column(label),), seed=seed)
+    df = partitioned(source, spec, workers)
+    if layout is None:
+        return df
+    return layout.of(df, Arrangement(source, ("x", label), (spec.columns, seed, workers)))
+
+
+def places(df: DataFrame) -> list[tuple[Any, ...]]:
+    """Each row with the number of its partition and the names of its columns, in the order of the rows."""
+    return [tuple(row.asDict().items()) for row in df.select(F.spark_partition_id().alias("partition"), "*").collect()]
+
+
+def test_the_same_rows_in_the_same_order_lie_there(rows: DataFrame) -> None:
+    layout = KeptLayout()
+    first = lay_out(layout, rows)
+    assert lay_out(layout, rows.select("*")) is first
+    assert places(first) == places(lay_out(None, rows))
+    assert first.rdd.getNumPartitions() == 2
+
+
+def test_columns_that_were_picked_and_renamed_lie_there_under_their_names(rows: DataFrame) -> None:
+    layout = KeptLayout()
+    first = lay_out(layout, rows)
+    named = rows.withColumnRenamed("y", "target").select("target", "x")
+    assert lay_out(layout, named, "target") is not first
+    assert lay_out(layout, named, "target") is lay_out(layout, named, "target")
+    assert places(lay_out(layout, named, "target")) == places(lay_out(None, named, "target"))
+
+
+def test_columns_that_changed_their_names_are_other_columns(rows: DataFrame) -> None:
+    layout = KeptLayout()
+    lay_out(layout, rows)
+    swapped = rows.select(F.col("y").alias("x"), F.col("x").alias("y"))
+    assert places(lay_out(layout, swapped)) == places(lay_out(None, swapped))
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"workers": 3}])
+def test_another_order_is_another_layout(rows: DataFrame, options: dict[str, Any]) -> None:
+    layout = KeptLayout()
+    first = lay_out(layout, rows)
+    assert lay_out(layout, rows, **options) is not first
+
+
+def test_rows_that_are_kept_again_may_be_others(rows: DataFrame) -> None:
+    layout = KeptLayout()
+    first = lay_out(layout, rows)
+    rows.unpersist()
+    assert lay_out(layout, rows) is not first
+    assert layout._kept is not None  # noqa: SLF001 - rows that are not kept leave the earlier layout where it is
+    rows.persist()
+    assert lay_out(layout, rows) is not first
+
+
+def test_another_setting_of_the_session_is_another_layout(spark: SparkSession, rows: DataFrame) -> None:
+    layout = KeptLayout()
+    first = lay_out(layout, rows)
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        assert lay_out(layout, rows) is not first
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@pytest.mark.parametrize(
+    "derived",
+    [
+        lambda rows: rows.where("x > 3"),
+        lambda rows: rows.where(F.rand() >= 0),
+        lambda rows: rows.select("x", (F.col("y") + 1).alias("y")),
+        lambda rows: rows.select("x", F.current_timestamp().cast("long").alias("y")),
+        lambda rows: rows.union(rows),
+        lambda rows: rows.sample(0.5),
+        lambda rows: rows.limit(4),
+        lambda rows: rows.join(rows.select(F.col("x").alias("other")), F.col("x") == F.col("other")).select("x", "y"),
+    ],
+)
+def test_rows_that_are_computed_are_laid_out_each_time(
+    rows: DataFrame, derived: Callable[[DataFrame], DataFrame]
+) -> None:
+    layout = KeptLayout()
+    made = derived(rows)
+    assert lay_out(layout, made) is not lay_out(layout, made)
+
+
+def test_a_subquery_is_asked_again(spark: SparkSession, rows: DataFrame) -> None:
+    """Its table is no part of the plan's leaves."""
+    layout = KeptLayout()
+    rows.createOrReplaceTempView("kept_rows")
+    spark.range(5).write.mode("overwrite").saveAsTable("limits")
+    query = "select * from kept_rows where x < (select max(id) from limits)"
+    try:
+        assert len(places(lay_out(layout, spark.sql(query)))) == 4
+        spark.range(11).write.mode("overwrite").saveAsTable("limits")
+        assert len(places(lay_out(layout, spark.sql(query)))) == 10
+    finally:
+        spark.sql("drop table limits")
+        spark.catalog.dropTempView("kept_rows")
+
+
+# ---- drawn pairs: what comes through the cache is what would come without it
+
+Change = Callable[[DataFrame], DataFrame]
+CHANGES: dict[str, Change] = {
+    "as it is": lambda df: df,
+    "all columns": lambda df: df.select("*"),
+    "other order": lambda df: df.select("w", "y", "x"),
+    "swapped": lambda df: df.select("x", F.col("y").alias("w"), F.col("w").alias("y")),
+    "rotated": lambda df: df.select(F.col("w").alias("x"), F.col("x").alias("y"), F.col("y").alias("w")),
+    "twice": lambda df: df.select("x", "y", F.col("y").alias("w")),
+    "by name": lambda df: df.withColumnRenamed("x", "z").withColumnRenamed("y", "x").withColumnRenamed("z", "y"),
+    "under an alias": lambda df: df.alias("t").select("t.x", "t.y", "t.w"),
+    "filtered": lambda df: df.where("x % 3 != 1"),
+    "filtered otherwise": lambda df: df.where("x % 3 != 2"),
+    "cast": lambda df: df.withColumn("x", F.col("x").cast("int")),
+    "computed": lambda df: df.withColumn("y", F.col("y") * 2),
+    "limited by a table": lambda df: df.where("x < (select max(id) from changing)"),
+    "listed in a table": lambda df: df.where("x in (select id from changing)"),
+    "joined with a table": lambda df: df.join(df.sparkSession.table("changing"), F.col("x") == F.col("id")).drop("id"),
+    "without duplicates": lambda df: df.dropDuplicates(["y"]).select("x", "y", "w").where("x < 0"),
+    "kept again": lambda df: df.withColumn("y", F.col("y") + 1).persist(),
+    "kept columns swapped": lambda df: df.select("x", F.col("y").alias("w"), F.col("w").alias("y")).persist(),
+}
+
+
+def test_drawn_pairs_of_layouts(spark: SparkSession, pytestconfig: pytest.Config) -> None:
+    """The second of two jobs on rows that differ in one thing sees what it would see alone."""
+    pairs = pytestconfig.getoption("--pairs") or PAIRS
+    draw = random.Random(20)
+    base = spark.range(24).selectExpr("id as x", "id % 4 as y", "id % 5 + 0.5 as w").persist()
+    spark.range(7).write.mode("overwrite").saveAsTable("changing")
+    layout, reused = KeptLayout(), 0
+    before: DataFrame | None = None
+    try:
+        for number in range(pairs):
+            if draw.random() < 0.2:
+                spark.range(draw.randrange(3, 20)).write.mode("overwrite").saveAsTable("changing")
+            if draw.random() < 0.1:
+                base.unpersist()
+                base.persist()
+            name = draw.choice(list(CHANGES))
+            source = CHANGES[name](base)
+            label = draw.choice(["y", "y", "w"])
+            options = {"workers": draw.choice([1, 1, 2]), "seed": draw.choice([0, 0, 1])}
+            for _ in range(draw.choice([1, 2])):
+                found = lay_out(layout, source, label, **options)
+                reused += found is before
+                assert places(found) == places(lay_out(None, source, label, **options)), (number, name, label, options)
+                before = found
+    finally:
+        spark.catalog.clearCache()
+        spark.sql("drop table changing")
+    assert reused > pairs // 20

@@ -1,0 +1,79 @@
+"""A stream that is cut between two record batches must not pass for one that has ended."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.spark.record_stream import CutStreamError, RecordStream, connection_to_spark
+
+RECORDS = [pa.record_batch({"x": list(range(start, start + 4))}) for start in (0, 4, 8)]
+
+
+def stream_of(ended: bool, *, goes_on: bool) -> RecordStream:
+    """A stream over a real socket; ``ended``: with Arrow's end marker; ``goes_on``: Spark's own protocol follows."""
+    ours, sparks = socket.socketpair()
+    with sparks, sparks.makefile("wb") as out:
+        writer = pa.ipc.new_stream(out, RECORDS[0].schema)
+        for record in RECORDS:
+            writer.write_batch(record)
+        if ended:
+            writer.close()
+        if goes_on:
+            out.write(b"\xff\xff\xff\xfc")
+    connection = ours.makefile("rb")
+    return RecordStream(iter(pa.ipc.open_stream(connection)), connection)
+
+
+def test_a_stream_that_ends_is_read_to_its_end() -> None:
+    stream = stream_of(True, goes_on=True)
+    assert [record.num_rows for record in stream] == [4, 4, 4]
+    assert not stream.broken
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_stream_that_is_cut_raises_after_the_rows_that_came(ended: bool) -> None:
+    stream = stream_of(ended, goes_on=False)
+    rows = [next(stream).num_rows for _ in RECORDS]
+    with pytest.raises(CutStreamError, match="before it had sent all rows"):
+        next(stream)
+    assert rows == [4, 4, 4]
+    assert stream.broken
+
+
+def test_outside_a_task_there_is_no_connection_to_spark() -> None:
+    with pytest.raises(ConfigurationError, match="PySpark 4"):
+        connection_to_spark()
+
+
+def test_spark_cuts_the_stream_where_reading_the_input_fails(spark: SparkSession, tmp_path: Path) -> None:
+    """That is Spark's own behavior: the function of ``mapInArrow`` sees fewer rows, and its input raises nothing."""
+    seen = tmp_path / "seen"
+
+    def count(records: object) -> object:
+        stream = RecordStream(iter(records), connection_to_spark())  # type: ignore[call-overload]  # Spark's iterator
+        rows = 0
+        try:
+            for record in stream:
+                rows += record.num_rows
+        except CutStreamError:
+            seen.write_text(str(rows))
+            raise
+        yield pa.record_batch({"rows": [rows]})
+
+    def rows_of(df: DataFrame) -> int:
+        return df.mapInArrow(count, "rows long").collect()[0]["rows"]
+
+    whole = spark.range(0, 30_000, 1, 1)
+    assert rows_of(whole) == 30_000
+    assert not seen.exists()
+    late = F.when(F.col("id") == 25_000, F.raise_error(F.lit("unreadable")).cast("long")).otherwise(F.col("id"))
+    with pytest.raises(Exception, match="unreadable"):
+        rows_of(whole.select(late.alias("x")))
+    assert seen.read_text() == "20000"

@@ -1,0 +1,100 @@
+"""A session whose workers begin with Keras imported: the one of all tests."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+from support.patience import patience, until
+from support.processes import descendants
+
+from distkeras.ps.errors import ConfigurationError
+from distkeras.spark import session
+
+
+def end_workers() -> None:
+    """Spark forks new ones for the next job: those that other tests have used have a runtime by now."""
+    found = list(descendants("distkeras.spark.daemon"))
+    daemons = {process.pid for process in found}  # a fork has the daemon's command line
+    killed = []
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends those that are idle
+            if process.ppid() in daemons:
+                process.kill()
+                killed.append(process)
+    until(lambda: not any(process.is_running() for process in killed))
+
+
+def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
+    def probe(rows: Iterable[int]) -> Iterator[dict[str, Any]]:
+        # Before anything of the task's own is imported.
+        import os
+        import sys
+        from pathlib import Path
+
+        yield {name: name in sys.modules for name in ("keras", "pandas", "pyarrow", "distkeras.training.task")} | {
+            "backend": sys.modules["keras"].config.backend() if "keras" in sys.modules else None,
+            "threads": len(list(Path("/proc/self/task").iterdir())),
+            "parent": os.getppid(),
+        }
+
+    end_workers()
+    found = spark.sparkContext.parallelize(range(2), 2).mapPartitions(probe).collect()
+    import keras
+
+    for worker in found:
+        assert worker["keras"]
+        assert worker["pandas"]
+        assert worker["pyarrow"]
+        assert worker["distkeras.training.task"]
+        assert worker["backend"] == keras.config.backend()
+        assert worker["threads"] == 1, "nothing of a runtime may have started before the fork"
+    assert len({worker["parent"] for worker in found}) == 1
+
+
+def test_the_environment_that_keras_reads_is_the_workers_too(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL") == "2"
+
+
+def test_a_session_that_runs_is_taken(spark: SparkSession) -> None:
+    assert session() is spark
+
+
+def test_a_session_that_started_otherwise_is_not_taken_for_one(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match=r"spark\.python\.daemon\.module.* Received: a running session"):
+        session("local[2]", config={"spark.python.daemon.module": "pyspark.daemon"})
+
+
+SESSION = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+from distkeras.spark import session
+assert "keras" not in sys.modules
+spark = session("local[1]", config={{"spark.ui.enabled": "false", "spark.log.level": "ERROR"}}, warm_up={warm_up})
+print("keras" in sys.modules, spark.range(3).count())
+spark.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "backend", "found", "logged"),
+    [(True, None, True, ""), (False, None, False, ""), (True, "unknown", False, "Keras could not be imported")],
+)
+def test_the_driver_has_keras_when_the_session_is_there(
+    monkeypatch: pytest.MonkeyPatch, warm_up: bool, backend: str | None, found: bool, logged: str
+) -> None:
+    if backend is not None:
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+    command = [sys.executable, "-c", SESSION.format(warm_up=warm_up)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(found), "3"]
+    told = [line for line in done.stderr.splitlines() if "could not be" in line]  # the session ends before it is warm
+    assert len(told) == bool(logged)
+    assert all(line.startswith(logged) for line in told)

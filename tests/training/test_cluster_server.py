@@ -1,0 +1,96 @@
+"""The driver's hold on a server in the cluster: one that stands still is started again, and fenced off."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+from support.patience import PATIENT, brief, until
+from support.present import present
+
+from distkeras.ps.checkpoint.announcement import owner_of
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.ownership import Name
+from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import ServerLostError
+from distkeras.ps.events import Events
+from distkeras.ps.protocol.framing import encode
+from distkeras.ps.rules import make
+from distkeras.ps.server.start import StartRequest
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.training.cluster_server import ClusterServer
+from distkeras.training.server_task import ServerTask
+
+pytestmark = pytest.mark.timeout(120)
+START = np.arange(7, dtype=np.float32)
+TOKEN = "0000000a"
+
+
+def task(folder: Path) -> ServerTask:
+    deadlines = replace(PATIENT, handshake=brief(1), standstill=brief(2))
+    settings = ServerSettings(
+        make("downpour"), workers=1, deadlines=deadlines, checkpoint=Checkpoint(str(folder), every=1)
+    )
+    request = StartRequest(settings, bytes(32), None, StartMode(fresh=True, same_attempts=False), {}, TOKEN)
+    return ServerTask(request, b"".join(encode(publication(START))))
+
+
+@contextmanager
+def stopped_server(spark: SparkSession, folder: Path) -> Iterator[tuple[ClusterServer, Events, int]]:
+    """A server whose process stands still."""
+    events = Events()
+    with ClusterServer(spark.range(1), task(folder), events) as server:
+        claim = present(owner_of(str(folder))).claim
+        pid = Store(str(folder)).load(str(Name("owner", claim)))[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        try:
+            yield server, events, pid
+        finally:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def center(driver: DriverClient) -> list[float]:
+    return driver.center().center.tolist()
+
+
+def test_one_that_stands_still_while_it_is_asked_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
+    with stopped_server(spark, tmp_path) as (server, events, _):
+        assert server.ask(center) == START.tolist()
+        assert server.restarts == 1
+        assert present(owner_of(str(tmp_path))).claim.incarnation > 1
+        until(lambda: server.watch() or "restart" in kinds(events))
+    assert kinds(events).count("standstill") == 1
+
+
+def test_one_that_stands_still_while_nobody_asks_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
+    with stopped_server(spark, tmp_path) as (server, _, _):
+        until(lambda: server.watch() or server.restarts)
+        assert server.ask(center) == START.tolist()
+        assert server.restarts == 1
+
+
+def test_one_that_has_nothing_to_serve_has_not_started(spark: SparkSession, tmp_path: Path) -> None:
+    snapshots = SnapshotDirectory(str(tmp_path), token=TOKEN)
+    snapshots.take_over()
+    snapshots.announce({"host": "127.0.0.1", "port": 1, "report": "", "state": "ended"})
+    with (
+        pytest.raises(ServerLostError, match="must run until it is told to end"),
+        ClusterServer(spark.range(1), task(tmp_path), Events()),
+    ):
+        pass
+
+
+def kinds(events: Events) -> list[str]:
+    return [event.kind for event in events.all()]

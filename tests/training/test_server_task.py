@@ -1,0 +1,173 @@
+"""The server's task, as a thread here: what it announces, what takes its place, how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.patience import PATIENT, patience, until
+from support.toy_model import toy_client
+
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.ownership import parsed
+from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import ERRORS, OwnershipLostError, ServerLostError
+from distkeras.ps.protocol.framing import encode
+from distkeras.ps.rules import make
+from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import Certificate, make_certificate
+from distkeras.ps.worker.driver import run_worker
+from distkeras.training.server_task import REPORT, ServerTask
+
+KEY = bytes(range(32))
+SIZE = 5
+VALUES = [float(number + 1) for number in range(12)]
+
+
+def task(
+    folder: Path,
+    *,
+    fresh: bool = True,
+    job: dict[str, Any] | None = None,
+    token: str = "0000000a",
+    certificate: Certificate | None = None,
+) -> ServerTask:
+    settings = ServerSettings(
+        make("downpour", window=1), workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(folder), every=1)
+    )
+    mode = StartMode(fresh=fresh, same_attempts=False, epochs=1)
+    request = StartRequest(settings, KEY, certificate, mode, job or {}, token)
+    return ServerTask(request, b"".join(encode(publication(np.zeros(SIZE, np.float32), model=b"the model"))))
+
+
+class Running(threading.Thread):
+    """A task that runs."""
+
+    def __init__(self, task: ServerTask) -> None:
+        super().__init__(daemon=True)
+        self.task = task
+        self.batches: list[pa.RecordBatch] = []
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.batches = list(self.task.run(iter(())))
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+
+    def rows(self) -> list[tuple[str, str]]:
+        self.join(patience(60))
+        assert not self.is_alive()
+        return [(row["kind"], row["text"]) for batch in self.batches for row in batch.to_pylist()]
+
+
+@contextmanager
+def driver(folder: Path, certificate: str = "") -> Iterator[DriverClient]:
+    client = DriverClient(AnnouncedAddress("", 0, KEY, certificate, str(folder)), PATIENT)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def incarnation(folder: Path) -> int:
+    """Of the server that is announced; 0: none is."""
+    names = filter(None, map(parsed, Store(str(folder)).names()))
+    return max((name.claim.incarnation for name in names if name.kind == "server"), default=0)
+
+
+def worker(folder: Path, gradient: Callable[..., Any]) -> threading.Thread:
+    def run() -> None:
+        client, welcome, begin = toy_client(
+            AnnouncedAddress("", 0, KEY, uri=str(folder)),
+            make("downpour", window=1),
+            VALUES,
+            worker=0,
+            attempt=0,
+            size=SIZE,
+            gradient=gradient,
+            deadlines=PATIENT,
+        )
+        run_worker(client, welcome, begin)
+        client.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_it_serves_at_the_address_that_it_announces_until_goodbye(tmp_path: Path) -> None:
+    running = Running(task(tmp_path))
+    until(lambda: incarnation(tmp_path) == 1)
+    with driver(tmp_path) as client:
+        assert client.center().center.tolist() == [0.0] * SIZE
+        client.goodbye()
+        assert running.rows() == []
+        assert running.error is None
+        with pytest.raises(ServerLostError):
+            client.ping()
+
+
+def test_it_encrypts(tmp_path: Path) -> None:
+    certificate = make_certificate()
+    running = Running(task(tmp_path, certificate=certificate))
+    until(lambda: incarnation(tmp_path) == 1)
+    with driver(tmp_path, certificate.certificate) as client:
+        assert client.center().center.tolist() == [0.0] * SIZE
+        client.goodbye()
+    running.rows()
+    assert running.error is None
+
+
+def test_another_job_that_has_the_folder_keeps_it(tmp_path: Path) -> None:
+    """Its server removes what the older job's had written there: that one, run again, has nothing to go by."""
+    SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
+    running = Running(task(tmp_path, fresh=False))
+    until(lambda: incarnation(tmp_path) > 1)
+    with driver(tmp_path) as client:
+        client.goodbye()
+    running.rows()
+    for path in tmp_path.glob("*0000000b*"):
+        path.unlink()
+    told = task(tmp_path, fresh=False, token="0000000b").serve(1)
+    assert told is not None
+    assert told.code == ERRORS.index(OwnershipLostError)
+
+
+def test_what_no_other_attempt_would_do_better_is_told(tmp_path: Path) -> None:
+    running = Running(task(tmp_path, job={"batch_size": 1}))
+    until(lambda: incarnation(tmp_path) == 1)
+    with driver(tmp_path) as client:
+        client.goodbye()
+    running.rows()
+    for other, text in (
+        (task(tmp_path, token="0000000b"), "must be an empty directory"),
+        (task(tmp_path, fresh=False, job={"batch_size": 2}, token="0000000b"), "batch_size"),
+    ):
+        told = [StartReport.from_json(said) for kind, said in Running(other).rows() if kind == REPORT]
+        assert text in told[0].error
+
+
+def test_nobody_is_found_where_nothing_is_announced(tmp_path: Path) -> None:
+    with pytest.raises(ServerLostError, match="no server's claim"):
+        find(str(tmp_path))
+    snapshots = SnapshotDirectory(str(tmp_path), token="0000000a")
+    snapshots.take_over()
+    with pytest.raises(ServerLostError, match="not up yet"):
+        find(str(tmp_path))
+    snapshots.announce({"host": "127.0.0.1", "port": 1})
+    assert find(str(tmp_path)) == {"host": "127.0.0.1", "port": 1}
+    SnapshotDirectory(str(tmp_path), token="0000000a").take_over()
+    with pytest.raises(ServerLostError, match="not up yet"):
+        find(str(tmp_path))
