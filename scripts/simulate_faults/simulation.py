@@ -182,7 +182,7 @@ class _Run:
         alone = not any(other.process.alive for other in self.drivers if other is not driver)
         late = (OwnershipLostError, DeadlineError, ServerLostError)
         crawls = any(fault.kind == "store crawls" for fault in self.injected)
-        in_vain = self.plan.cluster and (alone and bool(self.injected) or crawls) and isinstance(driver.error, late)
+        in_vain = self.plan.cluster and ((alone and bool(self.injected)) or crawls) and isinstance(driver.error, late)
         return in_vain or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:

@@ -146,10 +146,11 @@ class Watch:
         Attempts of one job leave room between their incarnations, so the claim of a later job may have a lower one.
         """
         none = Claim(0, "")
-        claims = [(self._claims.get(life.child.process, none), life.center.incarnation) for life in self._lives.values()]
+        lives = self._lives.values()
+        claims = [(self._claims.get(life.child.process, none), life.center.incarnation) for life in lives]
         if any(claim is none for claim, _ in claims):
             claims = [(none, incarnation) for _, incarnation in claims]
-        found = [life for life, claim in zip(self._lives.values(), claims, strict=True) if claim == max(claims)]
+        found = [life for life, claim in zip(lives, claims, strict=True) if claim == max(claims)]
         if len(found) > 1:
             found = [life for life in found if life.child.process.alive]
         return found[0].center if len(found) == 1 else None
