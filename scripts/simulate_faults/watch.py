@@ -32,6 +32,8 @@ _QUIET = {
 }
 #: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
+#: Seconds from an attempt's look for another one to its own claim.
+_START_SECONDS = 10.0
 #: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
 _ROUNDED, _INEXACT = 0.02, 1e-4
 
@@ -304,6 +306,9 @@ class Watch:
         for other in self._surroundings.servers:
             if other is child or other.driver is not child.driver or not other.process.alive or other.server is None:
                 continue
+            life = None if other.server.center is None else self._lives.get(other.server.center)
+            if life is None or self._surroundings.scheduler.now - life.since < _START_SECONDS:
+                continue  # both have looked before either had claimed: the later claim counts, and nothing is lost
             if not (other.server.superseded or other.server.spoilt or other.server.over):
                 text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
                 raise Finding("two servers", text)
