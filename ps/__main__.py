@@ -143,9 +143,9 @@ def _request_of(link: DriverLink) -> StartRequest:
 
 def _until_over(link: DriverLink, server: ParameterServer) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
-    link.wait_until_over(lambda: server.spoilt)
+    link.wait_until_over(lambda: server.corrupt)
     signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
-    return int(server.spoilt)
+    return int(server.corrupt)
 
 
 def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:
@@ -154,7 +154,7 @@ def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:
         signal.signal(number, lambda *_: done.set())
     deadline = math.inf if lifetime is None else time.monotonic() + lifetime
     while not done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
-        if server.spoilt:
+        if server.corrupt:
             return 1  # it has said so
         if time.monotonic() >= deadline:
             logging.warning("the server's %g seconds are over", lifetime)

@@ -64,7 +64,7 @@ def _patiently(call: Callable[[], _R], timeout: float) -> _R:
 
 
 @dataclass(frozen=True)
-class Errand:
+class RemoteRequest:
     """A request that a task takes to the server, and brings the answer back.
 
     Args:
@@ -196,7 +196,7 @@ class RelayClient(DriverClient):
             ServerLostError: the server is not there, or no task could be run to its end.
             DeadlineError: no slot was free in time.
         """
-        rows = self._run(Errand(self._announced, self.deadlines, b"".join(encode(message)), timeout))
+        rows = self._run(RemoteRequest(self._announced, self.deadlines, b"".join(encode(message)), timeout))
         pieces = sorted(rows, key=lambda row: int(row["part"]))
         answer = decode(b"".join(bytes(row["data"]) for row in pieces))
         if pieces[0]["lost"] and isinstance(answer, Fault):
@@ -204,11 +204,11 @@ class RelayClient(DriverClient):
             raise ServerLostError(f"a task must reach the server. Received: {error.message}") from error
         return answer
 
-    def _run(self, errand: Errand) -> list[Row]:
+    def _run(self, remote_request: RemoteRequest) -> list[Row]:
         one = self._session.range(0, 1, 1, 1)
-        collect = map_in_arrow(one, errand.run, _PIECES).collect
+        collect = map_in_arrow(one, remote_request.run, _PIECES).collect
         action = self._action = SparkAction(self._session, collect, "distkeras-relay")
-        patience = 2 * errand.timeout + self.deadlines.reply
+        patience = 2 * remote_request.timeout + self.deadlines.reply
         try:
             deadline = time.monotonic() + patience
             while not action.ended(_LOOK):

@@ -21,7 +21,7 @@ from distkeras.training.cluster_server import ClusterServer
 from distkeras.training.plan import EndedJob, JobPlan
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.spark_job import SparkJob, WorkerStage
-from distkeras.training.supervisor import Hold, Supervisor
+from distkeras.training.supervisor import ServerHandle, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None = None) -> E
         Exception: what a callback raised.
     """
     settings, events = plan.training, outcome.events
-    held: AbstractContextManager[Hold] = _beside_driver(plan, events, ahead)
+    held: AbstractContextManager[ServerHandle] = _beside_driver(plan, events, ahead)
     if settings.server == "cluster":
         held = ClusterServer(plan.df, plan.server_task(), events)
     with held as server, _progress_of(plan) as progress:
@@ -84,7 +84,7 @@ def run_job(plan: JobPlan, outcome: JobOutcome, ahead: Child | None = None) -> E
 
 
 @contextmanager
-def _beside_driver(plan: JobPlan, events: Events, ahead: Child | None) -> Iterator[Hold]:
+def _beside_driver(plan: JobPlan, events: Events, ahead: Child | None) -> Iterator[ServerHandle]:
     """A server in a process of the driver's."""
     process = ServerProcess(
         plan.server,
@@ -119,7 +119,7 @@ def finish_job(plan: JobPlan, ended: EndedJob, outcome: JobOutcome) -> None:
     job.callbacks.end(ended.center).load(plan.replica)
 
 
-def _salvage(server: Hold, plan: JobPlan, outcome: JobOutcome) -> None:
+def _salvage(server: ServerHandle, plan: JobPlan, outcome: JobOutcome) -> None:
     """Collects what a job that failed has learned, if that is to be had; the job's own error is the one to tell."""
     if not server.alive():
         return

@@ -27,7 +27,7 @@ from distkeras.spark.kept_layout import Arrangement, KeptLayout
 from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.supervisor import Hold
+from distkeras.training.supervisor import ServerHandle
 from distkeras.training.task import SUMMARY, Task
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class SparkJob:
         stage: WorkerStage,
         task: Task,
         *,
-        supervisor: Hold,
+        supervisor: ServerHandle,
         progress: Progress,
         callbacks: Sequence[Callback],
         build_replica: Callable[[], KerasReplica],

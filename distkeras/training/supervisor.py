@@ -20,7 +20,7 @@ from distkeras.ps.world.world import REAL, World
 _R = TypeVar("_R")
 
 
-class Hold(Protocol):
+class ServerHandle(Protocol):
     """The driver's hold on a server that may die."""
 
     @property

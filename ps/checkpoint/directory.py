@@ -15,7 +15,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
-from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, Standing, parsed
+from distkeras.ps.checkpoint.ownership import Claim, ClaimStatus, Name, Ownership, parsed
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, SnapshotError
@@ -294,13 +294,13 @@ class SnapshotDirectory:
         """Whether the owner now is a server that was started for the same job, in place of this one."""
         return self._ownership.lost_to_own_job
 
-    def standing(self) -> Standing:
+    def claim_status(self) -> ClaimStatus:
         """What this job has here already.
 
         Raises:
             SnapshotError: the directory cannot be read.
         """
-        return self._ownership.standing(self._patiently(self._names))
+        return self._ownership.claim_status(self._patiently(self._names))
 
     def is_superseded(self) -> bool:
         """Return whether another job says that it has taken the directory from this one.

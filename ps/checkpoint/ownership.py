@@ -102,7 +102,7 @@ ATTEMPTS = 1024
 _SUPERSEDED = 64
 
 
-class Standing(NamedTuple):
+class ClaimStatus(NamedTuple):
     """What a job has in a directory: the epoch of its claims, or 0; whether a snapshot; whether others have files."""
 
     epoch: int
@@ -181,12 +181,12 @@ class Ownership:
         highest = max((name.claim for name in names if name.kind == "owner"), default=None)
         return highest is not None and self._token in self._header(highest).get("superseded", [])
 
-    def standing(self, names: Iterable[Name]) -> Standing:
+    def claim_status(self, names: Iterable[Name]) -> ClaimStatus:
         """What this job has in the directory, of which ``names`` are all files."""
         found = list(names)
         own = [name for name in found if self.is_own(name)]
         epoch = max((name.claim.epoch for name in own), default=0)
-        return Standing(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(found))
+        return ClaimStatus(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(found))
 
     def is_own(self, name: Name) -> bool:
         """Return whether a file was written in this job, by this server or another one of it."""

@@ -251,7 +251,7 @@ def _build(request: StartRequest, attempt: int, again: bool, world: World) -> tu
     """
     uri = _uri_of(request)
     directory = SnapshotDirectory(uri, token=request.token, world=world)
-    standing = directory.standing()
+    standing = directory.claim_status()
     if again and not standing.epoch and directory.is_superseded():
         raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
     listener = world.listen(request.settings.host, request.settings.port)
@@ -316,7 +316,7 @@ def _serve_until_over(server: ParameterServer, world: World) -> None:
             lost_at = min(lost_at, world.monotonic())
             if not server.sessions or world.monotonic() - lost_at >= _TOLD:
                 raise OwnershipLostError(fault.message)
-        if server.spoilt:
+        if server.corrupt:
             raise ServerLostError("the server must have its center whole. Received: it does not")
         if server.sessions:
             asked = world.monotonic()

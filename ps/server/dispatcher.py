@@ -152,7 +152,7 @@ class Peer(Protocol):
     #: Worker and attempt whose lease was given over this connection.
     lease: tuple[int, int] | None
     #: When the peer last gave a sign of life (`World.monotonic`), and whether it is owed an answer now.
-    heard_at: float
+    active_at: float
     asking: bool
 
     @property
@@ -163,7 +163,7 @@ class Peer(Protocol):
         """Whether the peer has closed its end."""
 
 
-class Holders(dict[int, Peer]):
+class LeaseConnections(dict[int, Peer]):
     """Who holds each partition's lease, or held it last; the job's lock guards it."""
 
     def __init__(self) -> None:
@@ -251,7 +251,7 @@ class Dispatcher:
         #: Digest of what the driver has published; empty before it has.
         self._published = b""
         self._began = world.monotonic()
-        self.holders = Holders()
+        self.connections = LeaseConnections()
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
         self._committing: set[Peer] = set()
         self._model = np.empty(0, np.uint8)
@@ -310,14 +310,14 @@ class Dispatcher:
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
             center = self._host.center  # also one that is applied in part
-            if self.holders.get(peer.lease[0]) is peer:
+            if self.connections.get(peer.lease[0]) is peer:
                 assert center is not None
                 center.leases.disconnected(*peer.lease)
             self.changed.notify_all()
 
-    def spoilt(self, error: NodeError) -> DistkerasError:
-        """See `PublishedCenter.spoilt`."""
-        return self._host.spoilt(error)
+    def corrupted(self, error: NodeError) -> DistkerasError:
+        """See `PublishedCenter.corrupted`."""
+        return self._host.corrupted(error)
 
     def answer(self, peer: Peer, message: Message) -> Message:
         """The reply to ``message``.
@@ -337,7 +337,7 @@ class Dispatcher:
         with self.changed:
             center = self._host.require()
             check_hello(center, message)
-            self.holders.announce(message)
+            self.connections.announce(message)
             peer.vectors.agree(codec_of(message.wire_format, center.size), center.pool)
             center.metrics = center.metrics or message.metrics
             worker, attempt = message.worker, message.attempt
@@ -346,7 +346,7 @@ class Dispatcher:
             held = known is not None and former == attempt
 
             def joins() -> bool:
-                self.holders.require_newest(message)
+                self.connections.require_newest(message)
                 expired = self._seconds_silent(worker) >= self._deadlines.lease
                 return center.join(worker, attempt, expired=expired) is not None
 
@@ -357,7 +357,7 @@ class Dispatcher:
                 self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)
             else:
                 peer.lease = (worker, attempt)
-                self.holders[worker] = peer
+                self.connections[worker] = peer
             self.changed.notify_all()
             welcome = _welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
@@ -492,7 +492,7 @@ class Dispatcher:
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
             leases, now = self._require_center(peer).leases, self._world.time()
-            return _worker_table(leases, self.holders.asking(), now)
+            return _worker_table(leases, self.connections.asking(), now)
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
@@ -517,10 +517,10 @@ class Dispatcher:
 
     def _seconds_silent(self, worker: int) -> float:
         """Seconds since the holder of a partition gave a sign of life; none while it is owed an answer."""
-        holder = self.holders.get(worker)
+        holder = self.connections.get(worker)
         if holder is not None and holder.asking:
             return 0.0
-        return self._world.monotonic() - (self._began if holder is None else holder.heard_at)
+        return self._world.monotonic() - (self._began if holder is None else holder.active_at)
 
     def _acknowledge(self) -> Message:
         """Not of a commit."""
@@ -552,7 +552,7 @@ class Dispatcher:
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
             self.changed.require(
-                lambda: center.ready(worker) or self.holders.get(worker) is not peer,
+                lambda: center.ready(worker) or self.connections.get(worker) is not peer,
                 self._deadlines.gather if gathering else self._deadlines.reply,
                 peer.hung_up,
                 lambda: center.scheduler.awaited(worker),
@@ -565,7 +565,7 @@ class Dispatcher:
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
         """Whether ``attempt`` holds the lease, and was given it over the very connection of ``peer``."""
         center.leases.held(worker, attempt)
-        self.holders.require(peer, worker)
+        self.connections.require(peer, worker)
 
     def _reply_with_center(self, peer: Peer, center: Center, released: Released) -> CenterReply:
         """Not under the lock."""

@@ -101,18 +101,18 @@ class PublishedCenter:
         """The directory is another server's. Where that one was started for the same job, workers go on with it."""
         assert self._snapshots is not None
         if self._snapshots.lost_to_own_job:
-            self._changed.spoil(error.message)
+            self._changed.report_corruption(error.message)
         else:
             self._changed.fail(fault_of(error))
 
-    def spoilt(self, error: NodeError) -> DistkerasError:
+    def corrupted(self, error: NodeError) -> DistkerasError:
         """What is to be raised for ``error``, which has left a commit applied in part.
 
         Where there are snapshots, the server ends, and another one begins with the latest of them; else the job does.
         """
         if self._checkpointer is None:
             return error
-        self._changed.spoil(error.message)
+        self._changed.report_corruption(error.message)
         return ServerLostError(f"the server must have its center whole. Received: {error.message}")
 
     def publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
@@ -158,7 +158,7 @@ class PublishedCenter:
             RemoteProtocolError: it is not published yet.
             ServerLostError: it is applied in part.
         """
-        if self._changed.spoilt is not None:
+        if self._changed.corruption is not None:
             self._changed.require_running()
         if self.center is None:
             raise RemoteProtocolError("the center must be published first. Received: a request for it")

@@ -92,9 +92,9 @@ class ParameterServer:
         return self.dispatcher.changed.fault
 
     @property
-    def spoilt(self) -> bool:
+    def corrupt(self) -> bool:
         """Whether it is of no more use, and to be started again from its latest snapshot."""
-        return self.dispatcher.changed.spoilt is not None
+        return self.dispatcher.changed.corruption is not None
 
     @property
     def superseded(self) -> bool:
@@ -113,7 +113,7 @@ class ParameterServer:
             return list(self._sessions)
 
     def wait_for_news(self, seconds: float) -> None:
-        """Return when something has changed, such as `over` and `spoilt`, and after ``seconds`` at the latest."""
+        """Return when something has changed, such as `over` and `corrupt`, and after ``seconds`` at the latest."""
         with self.dispatcher.changed:
             self.dispatcher.changed.wait(seconds)
 

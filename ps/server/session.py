@@ -71,7 +71,7 @@ class Session:
         self.thread = channel.world.thread(self._run, f"ps-{name}")
         # What the dispatcher knows of a `Peer`.
         self.lease: tuple[int, int] | None = None
-        self.heard_at, self.asking = self._now(), False
+        self.active_at, self.asking = self._now(), False
 
     def start(self) -> None:
         """Begins to serve; without a thread to be had, the session has ended."""
@@ -125,13 +125,13 @@ class Session:
         except DistkerasError as error:
             return self._send_fault(message, error)
         finally:
-            self.heard_at, self.asking = self._now(), False
+            self.active_at, self.asking = self._now(), False
         try:
             self.channel.send(reply)
         finally:
             if isinstance(message, Goodbye):  # not before the answer is sent: the server's end closes this connection
                 self._dispatcher.end()
-        self.heard_at = self._now()
+        self.active_at = self._now()
         self.vectors.drop()
         return True
 
@@ -157,12 +157,12 @@ class Session:
             raise
         except Exception as error:
             center = self._dispatcher.center
-            spoilt = center is not None and center.corrupt
-            if isinstance(error, (OSError, MemoryError)) and not spoilt:
+            corrupt = center is not None and center.corrupt
+            if isinstance(error, (OSError, MemoryError)) and not corrupt:
                 raise  # the connection ends, and the peer sends again what was not applied
             told = sorted_error(error)
             if isinstance(told, NodeError):
-                raise self._dispatcher.spoilt(told) from error
+                raise self._dispatcher.corrupted(told) from error
             # A rule's mistake, or ours. Unanswered, the worker would only see a lost connection, and try again.
             raise LocalProtocolError(
                 f"a {type(message).__name__} must be answered. Received: {type(error).__name__}: {error}",

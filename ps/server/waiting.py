@@ -37,7 +37,7 @@ class JobCondition:
         #: Whether the driver has said goodbye.
         self.over = False
         #: Why this server is to end and to be started again, if it is: its center is applied in part.
-        self.spoilt: str | None = None
+        self.corruption: str | None = None
 
     def __enter__(self) -> bool:
         return self._lock.__enter__()
@@ -64,11 +64,11 @@ class JobCondition:
                 report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
             self.notify_all()
 
-    def spoil(self, reason: str) -> None:
+    def report_corruption(self, reason: str) -> None:
         """Nobody is answered with the center any more; the driver starts another server. Takes the lock."""
         with self:
-            if self.spoilt is None:
-                self.spoilt = reason
+            if self.corruption is None:
+                self.corruption = reason
                 report(log, "restart", "this server has to be started again: %s", reason)
             self.notify_all()
 
@@ -85,8 +85,8 @@ class JobCondition:
             JobStoppedError: it does not.
             ServerLostError: it does, with another server.
         """
-        if self.spoilt is not None:
-            raise ServerLostError(f"the server must have its center whole. Received: {self.spoilt}")
+        if self.corruption is not None:
+            raise ServerLostError(f"the server must have its center whole. Received: {self.corruption}")
         if self.fault is not None:
             raise JobStoppedError(f"the job was ended: {self.fault.message}")
         if self.closing:

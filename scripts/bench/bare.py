@@ -67,14 +67,14 @@ class BareCenter:
             for start in range(0, self._size, BLOCK):
                 block = after[start : start + BLOCK]
                 np.add(before[start : start + BLOCK], block, out=block)
-            payload.holders = 2  # nobody else knows it yet
+            payload.connections = 2  # nobody else knows it yet
             last, self._current = self._current, payload
         self._drop(last)
 
     def _drop(self, version: _Version) -> None:
         with self._pool:
-            version.holders -= 1
-            if version.holders == 0:
+            version.connections -= 1
+            if version.connections == 0:
                 self._free.append(version)
 
 
@@ -83,4 +83,4 @@ class _Version:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
-        self.holders = 1
+        self.connections = 1

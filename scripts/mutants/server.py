@@ -16,7 +16,7 @@ SERVER = (
     Mutant(
         "an old session's end marks a living holder disconnected",
         DISPATCHER,
-        "if self.holders.get(peer.lease[0]) is peer:",
+        "if self.connections.get(peer.lease[0]) is peer:",
         "if peer.lease:",
         "a worker that came back over another connection loses its partition to a rival",
         _SUPERSEDED,

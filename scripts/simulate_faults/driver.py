@@ -19,7 +19,7 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.training.supervisor import Hold, Supervisor
+from distkeras.training.supervisor import ServerHandle, Supervisor
 from simulate_faults.cluster import VirtualClusterServer
 from simulate_faults.plan import Layout, Plan
 from simulate_faults.scheduler import Finding, Process, Task
@@ -155,7 +155,7 @@ class Driver:
 
     def _train(self) -> None:
         with contextlib.ExitStack() as stack:
-            supervisor: Hold
+            supervisor: ServerHandle
             if self._plan.cluster:
                 supervisor = stack.enter_context(self._cluster_server())
             else:
@@ -169,7 +169,7 @@ class Driver:
                 raise
             self.center, self.commits = supervisor.ask(_collect)
 
-    def _await_tasks(self, supervisor: Hold) -> None:
+    def _await_tasks(self, supervisor: ServerHandle) -> None:
         plan, world = self._plan, self._world
         executors = self.executors = Executors(
             plan, self.layout, self._watch, self._surroundings, self.process, supervisor.address
@@ -190,7 +190,7 @@ class Driver:
                 self._watch.end_early(self.process)
                 enough = math.inf
 
-    def _salvage(self, supervisor: Hold) -> None:
+    def _salvage(self, supervisor: ServerHandle) -> None:
         """As a job that fails collects what it has learned."""
         if not supervisor.alive():
             return
@@ -251,7 +251,7 @@ class Driver:
         driver.publish(*self._start(), model=b"the model")
 
     def _observe(
-        self, observer: DriverClient, supervisor: Hold, executors: Executors, failed: list[DistkerasError]
+        self, observer: DriverClient, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]
     ) -> None:
         """As the thread of a job that waits for the server's news."""
         while not executors.ended:

@@ -11,7 +11,7 @@ from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostEr
 from distkeras.ps.protocol.framing import Reader
 from distkeras.ps.protocol.sealing import Seal
 from distkeras.ps.server import dispatcher, waiting
-from distkeras.ps.server.dispatcher import Dispatcher, Holders
+from distkeras.ps.server.dispatcher import Dispatcher, LeaseConnections
 from distkeras.ps.server.process import GOODBYE
 from distkeras.ps.transport import worker_client
 from distkeras.ps.transport.client import Client
@@ -29,14 +29,14 @@ def _no_lease_check() -> list[Patch]:
     """Whoever commits is heard, whether it has the lease or not."""
     return [
         (Leases, "held", lambda self, worker, attempt: self[worker]),
-        (Holders, "require", nothing),
+        (LeaseConnections, "require", nothing),
     ]
 
 
 @mutation
 def _late_connections_are_heard() -> list[Patch]:
     """What an attempt had sent over an older connection counts."""
-    return [(Holders, "require", nothing), (Holders, "require_newest", nothing)]
+    return [(LeaseConnections, "require", nothing), (LeaseConnections, "require_newest", nothing)]
 
 
 @mutation

@@ -202,7 +202,7 @@ class Watch:
                 self._check_center(center)
             life.finished = finished
             self._write_down(center, life)
-        holders = child.server.dispatcher.holders
+        holders = child.server.dispatcher.connections
         if holders != life.holders:  # whoever gets a lease is one
             life.holders = dict(holders)
             for worker, lease in center.leases.items():
@@ -309,7 +309,7 @@ class Watch:
             life = None if other.server.center is None else self._lives.get(other.server.center)
             if life is None or self._surroundings.scheduler.now - life.since < _START_SECONDS:
                 continue  # both have looked before either had claimed: the later claim counts, and nothing is lost
-            if not (other.server.superseded or other.server.spoilt or other.server.over):
+            if not (other.server.superseded or other.server.corrupt or other.server.over):
                 text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
                 raise Finding("two servers", text)
 

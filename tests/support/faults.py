@@ -36,7 +36,7 @@ FAULTS = ("kill", "cut", "stop", "slow", "kill_server")
 PATIENCE = patience(100)
 
 
-class Hold:
+class ServerHandle:
     """A worker that waits at its breakpoint for as long as a test wants."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Fault:
     amount: float = 0.0
     claimed: bool = False
     fired: bool = False
-    hold: Hold | None = None
+    hold: ServerHandle | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} of worker {self.worker} at {self.phase}, step {self.step}"
@@ -100,10 +100,10 @@ class FaultBuilder:
         """SIGKILL to the server's process, which is restarted when it is dead."""
         self._set_fault("kill_server")
 
-    def hold(self) -> Hold:
+    def hold(self) -> ServerHandle:
         """The worker waits."""
         self._set_fault("hold")
-        self._fault.hold = Hold()
+        self._fault.hold = ServerHandle()
         return self._fault.hold
 
     def _set_fault(self, kind: str, amount: float = 0.0) -> None:
