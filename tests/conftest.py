@@ -23,7 +23,7 @@ hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
 #: Folders of tests that start whole programs or jobs. Last, one would keep one process busy while another idles.
-LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "jobs", "job")
+LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "job_server")
 
 # A Java process lives for seconds here, too short for its second compiler to pay; that of a subprocess too.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

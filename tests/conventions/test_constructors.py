@@ -17,7 +17,7 @@ def sources() -> dict[str, ast.Module]:
     """Every Python file of package and scripts; the links in ``distkeras/`` are not followed."""
     return {
         path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for folder in ("distkeras", "ps", "transformers", "scripts")
+        for folder in ("distkeras", "ps", "transformers", "benchmarks", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
         if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/"))
     }

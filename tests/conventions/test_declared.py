@@ -56,13 +56,15 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
     ("folders", "extras"),
     [
         (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow")),
-        (("scripts",), ("tests",)),
+        (("benchmarks", "docs/docsite", "notebooks", "scripts"), ("tests",)),
         (("tests",), ("tests", "openapi")),
     ],
     ids=["package", "scripts", "tests"],
 )
 def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
-    own = {path.stem for top in ("scripts", "tests") for path in (ROOT / top).iterdir()} | {"distkeras"}
+    own = {
+        path.stem for top in ("benchmarks", "docs", "notebooks", "scripts", "tests") for path in (ROOT / top).iterdir()
+    } | {"distkeras"}
     known = set(sys.stdlib_module_names) | own | OPTIONAL | declared(*extras)
     strangers = [f"{where}: {name}" for folder in folders for name, where in imported(folder) if name not in known]
     assert not strangers, "\n".join(strangers)
@@ -70,7 +72,7 @@ def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, .
 
 #: Between backticks, in Markdown: a dotted name of the package, or a path of the repository.
 NAME = re.compile(r"`(distkeras(?:\.\w+)+)(?:\(.*?\))?`")
-PATH = re.compile(r"`((?:distkeras|ps|transformers|scripts|tests|docs|notebooks)/[\w./-]*)`")
+PATH = re.compile(r"`((?:distkeras|ps|transformers|scripts|tests|benchmarks|docs|notebooks)/[\w./-]*)`")
 
 
 def documents() -> list[Path]:

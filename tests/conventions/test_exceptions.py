@@ -17,7 +17,7 @@ EXCEPTION = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<codes>: ?[A-Z\d, ]+|\[[\
 
 def sources() -> Iterator[Path]:
     """Every Python file; the links in ``distkeras/`` are not followed."""
-    for folder in ("distkeras", "ps", "transformers", "scripts", "tests"):
+    for folder in ("distkeras", "ps", "transformers", "benchmarks", "docs", "notebooks", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/")):
                 yield path

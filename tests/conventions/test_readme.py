@@ -18,7 +18,7 @@ LINES = 150
 
 @pytest.mark.parametrize("path", generated.files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_generated_is_up_to_date(path: Path) -> None:
-    assert path.read_text() == generated.files()[path], "run `python scripts/docsite --no-build`"
+    assert path.read_text() == generated.files()[path], "run `python docs/docsite --no-build`"
 
 
 def test_a_text_without_its_marks_is_refused() -> None:

@@ -31,11 +31,10 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "scripts").rglob("*.md")),
 ]
 
 #: Packages (or single modules) whose docstrings and messages are done. Add a folder when its words are plain.
-PACKAGES: tuple[str, ...] = ("scripts/docsite",)
+PACKAGES: tuple[str, ...] = ("docs/docsite",)
 
 _PATTERN = re.compile(
     "|".join(rf"(?P<w{place}>\b(?:{word}))" for place, word in enumerate(WORDS)).replace(" ", r"\s+"), re.IGNORECASE

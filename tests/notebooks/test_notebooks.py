@@ -46,7 +46,7 @@ def test_the_outputs_are_those_of_its_code(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
-    stale = "run `python scripts/execute_notebooks.py`"
+    stale = "run `python notebooks/execute_notebooks.py`"
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), stale
     assert notebook.metadata.get(DIGEST) == digest_of(notebook), stale
     outputs = [output for cell in cells for output in cell.outputs]

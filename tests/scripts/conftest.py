@@ -11,7 +11,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
-sys.path.append(str(SCRIPTS))
+sys.path += [str(SCRIPTS), str(SCRIPTS.parent / "benchmarks")]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from chaos.plan import KINDS, plan
 from support.patience import patience
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "chaos"
+SCRIPT = Path(__file__).parents[1] / "chaos"
 
 
 def test_a_plan_is_a_function_of_its_seed() -> None:

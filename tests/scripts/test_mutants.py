@@ -1,4 +1,4 @@
-"""Planted faults apply to the sources as they are; finding them takes `python scripts/mutants`, and minutes."""
+"""Planted faults apply to the sources as they are; finding them takes `python tests/mutants`, and minutes."""
 
 from __future__ import annotations
 

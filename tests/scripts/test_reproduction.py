@@ -17,7 +17,7 @@ from reproduction.runs import Run, history, simulated
 from reproduction.spreads import Spread, every
 from support.patience import patience
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduction"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reproduction"
 
 
 def batch(rows: int = 5) -> tuple[np.ndarray, np.ndarray]:

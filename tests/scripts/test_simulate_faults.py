@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulate_faults.command import find_planted, main
-from simulate_faults.mutations import MUTATIONS, planted
-from simulate_faults.plan import KINDS, Fault, Plan, draw
-from simulate_faults.scheduler import Finding, Killed, Process, Scheduler
-from simulate_faults.shrink import shrink
-from simulate_faults.simulation import simulate
+from simulation.command import find_planted, main
+from simulation.mutations import MUTATIONS, planted
+from simulation.plan import KINDS, Fault, Plan, draw
+from simulation.scheduler import Finding, Killed, Process, Scheduler
+from simulation.shrink import shrink
+from simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 #: What is planted and found within so many schedules; the others take longer.
@@ -48,10 +48,10 @@ def test_a_seed_says_everything() -> None:
     assert backwards[::-1] == forwards
     assert len(set(forwards)) == len(forwards)
     code = (
-        "from simulate_faults.plan import draw; from simulate_faults.simulation import simulate; "
+        "from simulation.plan import draw; from simulation.simulation import simulate; "
         f"print([simulate(draw(seed)).digest for seed in range({seeds.start}, {seeds.stop})])"
     )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "7"}
     elsewhere = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, check=True, text=True

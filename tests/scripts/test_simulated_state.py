@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from simulate_faults.census import EXCEPTIONS, Census, take_census
-from simulate_faults.command import find_planted
-from simulate_faults.mutations import planted
-from simulate_faults.plan import Fault, Plan, draw
-from simulate_faults.simulation import simulate
+from simulation.census import EXCEPTIONS, Census, take_census
+from simulation.command import find_planted
+from simulation.mutations import planted
+from simulation.plan import Fault, Plan, draw
+from simulation.simulation import simulate
 
 #: Runs of which all messages, options and states are noted, and draws of which all options are.
 RUNS, DRAWS = range(250), range(250, 1500)

@@ -15,8 +15,8 @@ from support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 PARTS = (
-    "LICENSE", "README.md", "distkeras", "docs", "notebooks", "ps", "pyproject.toml", "scripts", "setup.py", "tests",
-    "transformers",
+    "LICENSE", "README.md", "benchmarks", "distkeras", "docs", "notebooks", "ps", "pyproject.toml", "scripts",
+    "setup.py", "tests", "transformers",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Inputs that hypothesis finds, to both ends of a connection: what `scripts/fuzz` does a million times.
+"""Inputs that hypothesis finds, to both ends of a connection: what `tests/fuzz` does a million times.
 
 Whatever comes, in whatever pieces: only the two errors, no more memory than the limits allow, nothing from strangers.
 """

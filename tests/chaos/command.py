@@ -1,0 +1,309 @@
+"""Trains on executors of three hosts while everything happens that may happen to them.
+
+Hit are Python workers, executors, the parameter server (next to its driver, or a task in the cluster, which Spark gives
+a second attempt too) and drivers (killed, and two at once on one checkpoint); connections and whole hosts are cut off;
+the disk of the snapshots is full, their store slow or failing half-way; and strangers come to the port. Tasks that last
+get second attempts, by Spark's speculation.
+
+Checks that every job ends well, that every mini-batch counts once, that the accuracy is that of an undisturbed job, and
+that nothing is left behind. The seed decides which faults come when; targets are drawn among those alive. Linux only;
+needs the package psutil (the extra `tests` brings it). Hosts are cut off where this user may make network namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import itertools
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaos import leftovers, targets
+from chaos.cluster import SECOND_ATTEMPT, Cluster, stop_session
+from chaos.disk import Disk
+from chaos.drivers import Drivers
+from chaos.hosts import Hosts
+from chaos.injector import Injector, Scene
+from chaos.jobs import (
+    POINTS,
+    WORKERS,
+    JobResult,
+    JobSpec,
+    check,
+    counting_job,
+    deadlines,
+    image_job,
+    in_cluster,
+    with_batches_counted,
+)
+from chaos.plan import KINDS, PlannedFault, plan
+from chaos.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Seconds that one job may take at most, faults and all; then it is interrupted, and counts as hanging.
+LIMIT = 1200.0
+
+
+@dataclass(frozen=True)
+class JobSizes:
+    """Rows and epochs of both kinds of job."""
+
+    rows: int = 12_000
+    epochs: int = 6
+    counted_rows: int = 1000
+    counted_epochs: int = 8
+
+
+FULL, TINY = JobSizes(), JobSizes(rows=1500, epochs=2, counted_rows=120, counted_epochs=4)
+
+
+@dataclass
+class Findings:
+    """All that has been seen."""
+
+    outcomes: list[JobResult] = field(default_factory=list)
+    survived: int = 0
+    differences: list[float] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python tests/chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of disturbed training (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the faults (default: %(default)s)")
+    parser.add_argument(
+        "--rule", default="asgd", help="of the image jobs, one that steps at the server (default: %(default)s)"
+    )
+    parser.add_argument("--tiny", action="store_true", help="small jobs, whose accuracy means nothing: a smoke test")
+    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="for the log (default: out)")
+    return parser.parse_args(argv)
+
+
+def say(text: str) -> None:
+    """Prints ``text`` with the time."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+class JobRunner:
+    """Runs jobs, each with a fresh folder for snapshots on the small disk.
+
+    Args:
+        spark: the session of those whose driver is this process.
+        scene: the disk, and who is told of drivers in processes of their own.
+        scratch: for these.
+        findings: takes what is left behind.
+    """
+
+    def __init__(self, spark: SparkSession, scene: Scene, scratch: Path, findings: Findings) -> None:
+        self._spark = spark
+        self._scene = scene
+        self._scratch = scratch
+        self._findings = findings
+        self._jobs = 0
+
+    def run(self, spec: JobSpec, disturbing: Callable[[], Any] = nullcontext) -> tuple[JobSpec, JobResult]:
+        """One job, inside ``disturbing()``; the first of its kind tells which mini-batches there are."""
+        from distkeras.ps.checkpoint.checkpointer import Checkpoint
+        from distkeras.ps.errors import DistkerasError
+
+        folder = self._folder()
+        before = set(threading.enumerate())
+        trainer = spec.trainer(deadlines=deadlines())
+        try:
+            with watched(), disturbing():
+                model = trainer.train(spec.frame(self._spark), checkpoint=Checkpoint(str(folder), every=25))
+            spec = spec if spec.batches else with_batches_counted(spec, trainer)
+            outcome = check(spec, trainer, model)
+        except (DistkerasError, KeyboardInterrupt) as error:
+            told = f"{type(error).__name__}: {error}"
+            outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(told,))
+        return spec, self._cleaned(outcome, before, folder)
+
+    def run_drivers(self, spec: JobSpec, disturbing: Callable[[], Any]) -> JobResult:
+        """One job whose drivers are processes of their own, inside ``disturbing()``."""
+        folder, before = self._folder(), set(threading.enumerate())
+        drivers = self._scene.drivers = Drivers(spec, folder, self._scratch, LIMIT)
+        try:
+            with disturbing():
+                outcome = drivers.run()
+        finally:
+            self._scene.drivers = None
+        return self._cleaned(outcome, before, folder)
+
+    def _folder(self) -> Path:
+        self._jobs += 1
+        return self._scene.disk.folder / f"job-{self._jobs}"
+
+    def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path) -> JobResult:
+        left = leftovers.of_a_job(before) + leftovers.drafts(folder)
+        self._findings.left += left
+        shutil.rmtree(folder, ignore_errors=True)
+        return replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Interrupts the main thread when the context takes longer than `LIMIT`."""
+
+    def interrupt() -> None:
+        faulthandler.dump_traceback(sys.__stderr__ or 2)
+        signal.raise_signal(signal.SIGINT)
+
+    timer = threading.Timer(LIMIT, interrupt)
+    timer.name, timer.daemon = "chaos-watch", True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def disturb(specs: Sequence[JobSpec], injector: Injector, runner: JobRunner, findings: Findings) -> None:
+    """Jobs of all kinds in turns, undisturbed ones first, until the plan is worked off."""
+    accuracy: dict[str, float] = {}
+    known = []
+    for spec in specs:
+        spec, outcome = runner.run(spec)
+        known.append(spec)
+        say(f"undisturbed {describe(spec, outcome)}")
+        findings.broken += [f"undisturbed {spec.name}: {problem}" for problem in outcome.problems]
+        if outcome.accuracy is not None:
+            accuracy[spec.name] = outcome.accuracy
+    number, with_drivers, turns = 0, False, itertools.cycle(known)
+    while not injector.done:
+        number += 1
+        faults = sum(injector.injected.values())
+        if injector.waiting and not with_drivers:
+            with_drivers, spec = True, replace(known[-1], name="counting, with drivers of its own")
+            outcome = runner.run_drivers(spec, injector.disturbing)
+        else:
+            with_drivers, spec = False, next(turns)
+            _, outcome = runner.run(spec, injector.disturbing)
+        say(f"job {number} {describe(spec, outcome)}")
+        problems = list(outcome.problems)
+        if outcome.accuracy is not None:
+            difference = outcome.accuracy - accuracy[spec.name]
+            findings.differences.append(difference)
+            if abs(difference) > POINTS and specs[0].rows == FULL.rows:
+                problems.append(f"the accuracy must be within {POINTS:g} point. Received: {difference:+.2f}")
+        findings.outcomes.append(replace(outcome, problems=tuple(problems)))
+        findings.broken += [f"job {number}, {spec.name}: {problem}" for problem in problems]
+        if outcome.committed == outcome.expected:
+            findings.survived += sum(injector.injected.values()) - faults
+    injector.give_up_waiting()
+
+
+def describe(spec: JobSpec, outcome: JobResult) -> str:
+    """One line about a job."""
+    accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.2f} %"
+    return (
+        f"{spec.name}: {outcome.committed} of {outcome.expected} mini-batches, {outcome.duplicated} duplicated, "
+        f"{outcome.lost} lost, {outcome.attempts} attempts, {outcome.incarnations} incarnations of the server, "
+        f"{outcome.seconds:.0f} s{accuracy}{''.join('; ' + problem for problem in outcome.problems)}"
+    )
+
+
+def report(findings: Findings, injector: Injector, hosts: Hosts, log: Path) -> str:
+    """All figures in one place."""
+    faults = sum(injector.injected.values())
+    told = log.read_text(errors="replace")
+    lines = ["", "faults injected"]
+    lines += [f"  {kind:<16} {injector.injected[kind]:4d}" for kind in KINDS]
+    lines += [
+        f"  {'all':<16} {faults:4d}, survived {findings.survived}; found nothing to hit: {injector.missed.total()}",
+        *([f"  no host was cut off: {hosts.whole}"] if hosts.whole else []),
+        f"snapshots that failed, and came later: {told.count('a snapshot failed')}",
+        f"second attempts, by speculation: {told.count(SECOND_ATTEMPT)}",
+        f"jobs {len(findings.outcomes)}, broken {sum(bool(outcome.problems) for outcome in findings.outcomes)}",
+        f"mini-batches expected {sum(one.expected for one in findings.outcomes)}, "
+        f"committed {sum(one.committed for one in findings.outcomes)}, "
+        f"duplicated {sum(one.duplicated for one in findings.outcomes)}, "
+        f"lost {sum(one.lost for one in findings.outcomes)}",
+        "accuracy against the undisturbed job, in points: "
+        + (" ".join(f"{difference:+.2f}" for difference in findings.differences) or "-"),
+        f"left behind: {len(findings.left)}",
+        *(f"  {one}" for one in findings.left),
+    ]
+    if findings.survived != faults:
+        findings.broken.append(f"{faults - findings.survived} faults were not survived")
+    lines += [f"BROKEN: {problem}" for problem in findings.broken] or ["every promise was kept"]
+    return "\n".join(lines)
+
+
+def log_to(path: Path) -> None:
+    """Sends what this process, the JVMs, the workers and the server write to standard error into a file."""
+    with path.open("wb") as log:
+        os.dup2(log.fileno(), 2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    options = arguments(argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = options.out / f"chaos-{options.seed}.log"
+    log_to(log)
+    import keras  # noqa: F401 - its threads are nobody's leftovers
+
+    size, findings = (TINY if options.tiny else FULL), Findings()
+    before = leftovers.Before(targets.mark())
+    scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        disk = Disk(scratch / "disk")
+        stack.callback(disk.close)
+        hosts = Hosts(WORKERS)
+        stack.callback(hosts.close)
+        scene = Scene(disk, Store(scratch / "orders"), hosts)
+        faults = [fault for fault in plan(options.seed, 60 * options.minutes) if not _spared(fault, hosts)]
+        kinds = len({fault.kind for fault in faults})
+        say(f"{len(faults)} faults of {kinds} kinds planned; snapshots go to {disk.how}")
+        if hosts.whole:
+            say(f"no host is cut off: {hosts.whole}")
+        injector = Injector(faults, scene, say)
+        _train(options, size, scratch, injector, scene, findings)
+        findings.left += before.left() + leftovers.files(scratch, "local", "tmp", "work")
+        findings.broken += [f"left behind: {one}" for one in findings.left]
+        print(report(findings, injector, hosts, log))
+    return 1 if findings.broken else 0
+
+
+def _spared(fault: PlannedFault, hosts: Hosts) -> bool:
+    return fault.kind == "cut off host" and bool(hosts.whole)
+
+
+def _train(
+    options: argparse.Namespace, size: JobSizes, scratch: Path, injector: Injector, scene: Scene, findings: Findings
+) -> None:
+    cluster = Cluster(scene.hosts, scratch)
+    try:
+        spark = cluster.session()
+        say(f"Spark {spark.version} is up")
+        try:
+            rows, epochs = size.counted_rows, size.counted_epochs
+            specs = [
+                image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
+                # Longer, so that second attempts of the server come before its end.
+                in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
+                counting_job(scratch, rows=rows, epochs=epochs),
+            ]
+            disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
+        finally:
+            stop_session(spark)
+    finally:
+        cluster.close()

@@ -1,0 +1,91 @@
+"""A copy of the repository in which faults are planted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mutants.mutant import Mutant
+
+#: What tests without Spark read.
+_FOLDERS = ("benchmarks", "distkeras", "docs", "notebooks", "ps", "scripts", "tests", "transformers")
+_FILES = ("pyproject.toml", "setup.py", "README.md")
+#: What Python is told; the tests of a fault follow.
+PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+
+
+class Workspace:
+    """Runs tests against one planted fault at a time.
+
+    Args:
+        root: of the repository, which stays as it is.
+        limit: seconds that the tests of one fault may take; one that makes them hang is found.
+        command: runs tests.
+    """
+
+    def __init__(self, root: Path, limit: float, command: tuple[str, ...] = PYTEST) -> None:
+        self._limit = limit
+        self._command = command
+        self._folder = tempfile.TemporaryDirectory(prefix="distkeras-mutants-")
+        self._copy = Path(self._folder.name)
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
+        for name in _FOLDERS:
+            shutil.copytree(root / name, self._copy / name, symlinks=True, ignore=ignored)
+        for name in _FILES:
+            shutil.copy(root / name, self._copy / name)
+        #: Whether the tests pass without a fault.
+        self._sound: dict[tuple[str, ...], bool] = {}
+
+    def close(self) -> None:
+        """Removes the copy."""
+        self._folder.cleanup()
+
+    def verdict(self, mutant: Mutant) -> str:
+        """What comes of a planted fault, in a word or three; "tests fail": without it, too."""
+        try:
+            text = mutant.applied(self._copy)
+        except ValueError:
+            return "does not apply"
+        if mutant.tests not in self._sound:
+            self._sound[mutant.tests] = self._tests_pass(mutant.tests)
+        if not self._sound[mutant.tests]:
+            return "tests fail"
+        path = self._copy / mutant.file
+        before = path.read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+        try:
+            survived = self._tests_pass(mutant.tests)
+        finally:
+            path.write_text(before, encoding="utf-8")
+        if survived:
+            return "equivalent" if mutant.equivalent else "survived"
+        return "not equivalent" if mutant.equivalent else "caught"
+
+    def _tests_pass(self, tests: tuple[str, ...]) -> bool:
+        # No compiled file: a source of the same length, changed within the same second, would count as the old one.
+        environment = os.environ | {
+            "PYTHONPATH": str(self._copy),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, *self._command, *tests],
+            cwd=self._copy,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(self._limit) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

@@ -1,0 +1,389 @@
+"""A server that is a task in the cluster: the driver's real hold on it, over a Spark that runs attempts at the task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find, owner_of
+from distkeras.ps.errors import (
+    AuthenticationError,
+    DeadlineError,
+    DistkerasError,
+    LedgerError,
+    RemoteProtocolError,
+    ServerLostError,
+    SnapshotError,
+)
+from distkeras.ps.events import Events
+from distkeras.ps.protocol.framing import encode
+from distkeras.ps.protocol.messages import Fault, Message, Publish, fault_of
+from distkeras.ps.server.announced import serve_announced
+from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.transport.client import Client
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.world.world import Thread
+from distkeras.training import cluster_server
+from distkeras.training.cluster_server import ClusterServer
+from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
+from simulation.scheduler import Process, Scheduler, Task
+from simulation.world import Surroundings, VirtualWorld
+
+#: Attempts at a task that may fail; seconds that Spark takes to start another one, and executors to find out that their
+#: driver is gone.
+_MOST_FAILURES, _AGAIN, _ORPHANED = 4, 1.0, 20.0
+#: Seconds between two tries to reach the server, at most.
+_LONGEST_PAUSE = 2.0
+#: Seconds from one look at what else happens to the next, while a request is under way.
+_LOOK = 1.0
+_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
+_R = TypeVar("_R")
+
+
+class ServerAttempt:
+    """One attempt at the server's task: a process of its own, on a host of its own."""
+
+    def __init__(self, action: ServerAction, number: int, surroundings: Surroundings, driver: Process) -> None:
+        self.number, self.driver = number, driver
+        surroundings.servers.append(self)
+        pid = len(surroundings.servers)
+        self.process = Process(f"server{pid}", f"node{pid}")
+        self.process.watched = True
+        surroundings.child_of[self.process] = self
+        #: What it serves, once it does.
+        self.server: Any = None
+        self.told: StartReport | None = None
+        world = _AttemptWorld(surroundings, self)
+
+        def main() -> None:
+            scheduler = surroundings.scheduler
+            scheduler.wait(None, surroundings.startup)
+            try:
+                self.told = action.serve(world, self.process.host, number)
+            except DistkerasError:
+                scheduler.kill(self.process, 1)
+            else:
+                scheduler.kill(self.process, 0)
+
+        surroundings.scheduler.start(self.process, main, "main")
+        surroundings.strike_awaiting(self.process)
+
+
+class _AttemptWorld(VirtualWorld):
+    """Knows what its process serves from the thread that accepts connections."""
+
+    def __init__(self, surroundings: Surroundings, attempt: ServerAttempt) -> None:
+        super().__init__(surroundings, attempt.process, "server")
+        self._attempt = attempt
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        """See `World`."""
+        if name == "ps-accept":
+            self._attempt.server = target.__self__  # type: ignore[attr-defined]  # a server's own method
+        return super().thread(target, name)
+
+
+class ServerAction:
+    """A Spark job of the server's task, as `SparkAction`.
+
+    Args:
+        surroundings: of the run.
+        driver: whose job it is.
+        serve: the task: given its world, its host and its number.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        driver: Process,
+        serve: Callable[[VirtualWorld, str, int], StartReport | None],
+    ) -> None:
+        self._surroundings, self._scheduler, self._driver = surroundings, surroundings.scheduler, driver
+        self.serve = serve
+        self._attempts: list[ServerAttempt] = []
+        self._failures = 0
+        self._rows: list[dict[str, str]] | None = None
+        self._failed = False
+        self._news: list[Task] = []
+        driver.at_end.append(self._lose)
+        self._start()
+
+    def speculate(self) -> None:
+        """Spark runs a second attempt next to one that it takes for slow."""
+        if not self.ended() and len(self._running()) == 1:
+            self._start()
+
+    def _running(self) -> list[ServerAttempt]:
+        return [attempt for attempt in self._attempts if attempt.process.alive]
+
+    def _start(self) -> None:
+        if self._over() or not self._driver.alive or self._scheduler.over:
+            return
+        attempt = ServerAttempt(self, len(self._attempts), self._surroundings, self._driver)
+        self._attempts.append(attempt)
+        attempt.process.at_end.append(lambda: self._attempt_ended(attempt))
+
+    def _attempt_ended(self, attempt: ServerAttempt) -> None:
+        if self._over() or not self._driver.alive:
+            return
+        if attempt.process.exit_code == 0:
+            self._rows = [] if attempt.told is None else [{"kind": REPORT, "text": attempt.told.to_json()}]
+            self._end_all()
+        else:
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES:
+                self._failed = True
+                self._end_all()
+            elif not self._running():
+                self._scheduler.later(_AGAIN, self._start)
+        self._scheduler.wake_all(self._news)
+
+    def _end_all(self) -> None:
+        for attempt in self._running():
+            self._scheduler.kill(attempt.process)
+
+    def _lose(self) -> None:
+        for attempt in self._running():
+            seconds = _ORPHANED * self._scheduler.random.random()
+            self._scheduler.later(seconds, partial(self._scheduler.kill, attempt.process))
+        self._scheduler.wake_all(self._news)
+
+    def _over(self) -> bool:
+        return self._failed or self._rows is not None
+
+    def ended(self, timeout: float = 0.0) -> bool:
+        """See `SparkAction`."""
+        deadline = self._scheduler.now + timeout
+        while not self._over() and self._scheduler.now < deadline:
+            self._scheduler.wait(self._news, deadline - self._scheduler.now)
+        return self._over()
+
+    def rows(self) -> list[dict[str, str]]:
+        """See `SparkAction`."""
+        if self._failed:
+            raise RuntimeError("Task 0 in stage 0.0 failed 4 times")
+        assert self._rows is not None
+        return self._rows
+
+    def cancel(self, seconds: float) -> None:
+        """See `SparkAction`."""
+        if not self._scheduler.silent:
+            self._rows = self._rows or []
+            self._end_all()
+
+
+class VirtualAction:
+    """A Spark job of one small task, as `SparkAction`.
+
+    Args:
+        surroundings: of the run.
+        driver: whose job it is.
+        task: given its world, returns what it puts out.
+    """
+
+    def __init__(self, surroundings: Surroundings, driver: Process, task: Callable[[VirtualWorld], Any]) -> None:
+        self._scheduler = surroundings.scheduler
+        self._rows: list[Any] = []
+        surroundings.tasks += 1
+        self._process = Process(f"task{surroundings.tasks}", f"executor of task {surroundings.tasks}")
+        world = VirtualWorld(surroundings, self._process, "driver")
+        driver.at_end.append(lambda: self._scheduler.kill(self._process))
+
+        def main() -> None:
+            try:
+                self._rows.append(task(world))
+            except DistkerasError:
+                self._scheduler.kill(self._process, 1)
+            else:
+                self._scheduler.kill(self._process, 0)
+
+        self._scheduler.start(self._process, main, "main")
+
+    def ended(self, timeout: float = 0.0) -> bool:
+        """See `SparkAction`."""
+        deadline = self._scheduler.now + timeout
+        while self._process.alive and self._scheduler.now < deadline:
+            self._scheduler.wait(self._process.waiters, deadline - self._scheduler.now)
+        return not self._process.alive
+
+    def rows(self) -> list[Any]:
+        """See `SparkAction`."""
+        if not self._rows:
+            raise RuntimeError("Task 0 in stage 0.0 failed")
+        return self._rows
+
+    def cancel(self, seconds: float) -> None:
+        """See `SparkAction`."""
+        if not self._scheduler.silent:
+            self._scheduler.kill(self._process)
+
+
+def _patiently(call: Callable[[], _R], timeout: float, world: VirtualWorld) -> _R:
+    """As a task does: see `relay`."""
+    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=world)
+    while True:
+        try:
+            return call()
+        except _UNREACHED:
+            if not backoff.pause():
+                raise
+
+
+class VirtualRelay(DriverClient):
+    """The driver's connection, of tasks that carry one request each: `RelayClient`.
+
+    Args:
+        surroundings: of the run.
+        address, deadlines: the server's.
+        world: the driver's.
+        look: called while a request is under way.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        address: AnnouncedAddress,
+        deadlines: Deadlines,
+        world: VirtualWorld,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(address, deadlines, world, met=True)
+        self._surroundings, self._look = surroundings, look
+
+    def exchange(self, message: Message, timeout: float) -> Message:
+        """See `RelayClient`."""
+
+        def errand(world: VirtualWorld) -> tuple[bool, Message]:
+            client = Client(self.address, self.deadlines, world)
+
+            def once() -> Message:
+                client.close()
+                return client.exchange(message, timeout)
+
+            try:
+                return False, _patiently(once, min(timeout, self.deadlines.reconnect), world)
+            except _UNREACHED as error:
+                return True, fault_of(error)
+            finally:
+                client.close()
+
+        assert isinstance(self.world, VirtualWorld)
+        action = VirtualAction(self._surroundings, self.world.process, errand)
+        try:
+            while not action.ended(_LOOK):
+                self._look()
+            lost: bool
+            answer: Message
+            lost, answer = action.rows()[0]
+        except DistkerasError:
+            raise
+        except Exception as error:
+            raise ServerLostError(f"Spark must run a task that asks the server. Received: {error}") from error
+        finally:
+            action.cancel(0.0)
+        if lost and isinstance(answer, Fault):
+            raise ServerLostError(f"a task must reach the server. Received: {answer.message}")
+        return answer
+
+
+class VirtualClusterServer(ClusterServer):
+    """The driver's hold, with Spark's jobs replaced by attempts and tasks in memory.
+
+    Args:
+        request: what is to be served.
+        publication: the driver's.
+        surroundings: of the run.
+        world: the driver's.
+        row_sum: over the rows of the run's data.
+    """
+
+    def __init__(
+        self,
+        request: StartRequest,
+        publication: Publish,
+        surroundings: Surroundings,
+        world: VirtualWorld,
+        row_sum: int,
+    ) -> None:
+        self._surroundings, self._world = surroundings, world
+        task = ServerTask(request, b"".join(encode(publication)))
+        super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # all that is asked of it
+        self._driver = self._connect(self._look_while_asking)
+
+    def _connect(self, look: Callable[[], None]) -> Any:
+        return VirtualRelay(self._surroundings, self.address, self._deadlines, self._world, look)
+
+    def connect(self) -> Any:
+        """See `ClusterServer`."""
+        return self._connect(lambda: None)
+
+    def _run_task(self) -> None:
+        task = self._task
+
+        def serve(world: VirtualWorld, host: str, number: int) -> StartReport | None:
+            settings = replace(task.request.settings, host=host)
+            return serve_announced(
+                replace(task.request, settings=settings),
+                task.publication,
+                attempt=task.start * ATTEMPTS_OF_A_START + number,
+                given_up=task.given_up,
+                rows_checked=task.rows_checked,
+                world=world,
+            )
+
+        driver = self._world.process
+        action: Any = ServerAction(self._surroundings, driver, serve)
+        self._action = self._surroundings.actions[driver] = action
+        self._heard_at = self._started_at = self._surroundings.scheduler.now
+
+    def _search_for(self, seconds: float) -> Any:
+        """As `relay.Search`."""
+
+        def look(world: VirtualWorld) -> dict[str, Any]:
+            def once() -> tuple[int, dict[str, Any]]:
+                place = find(self.address.uri, world)
+                client = DriverClient(self.address, self._deadlines, world)
+                try:
+                    client.ping()
+                except DistkerasError as error:
+                    if client.lost(error) or client.channel is None:
+                        raise
+                finally:
+                    client.close()
+                return int(json.loads(place["report"])["incarnation"]), place
+
+            incarnation, text, error = 0, "", ""
+            try:
+                incarnation, found = _patiently(once, seconds, world)
+                text = json.dumps(found)
+            except _UNREACHED as failure:
+                error = failure.message
+                with contextlib.suppress(SnapshotError):
+                    owner = owner_of(self.address.uri, world)
+                    incarnation = 0 if owner is None else owner.claim.incarnation
+                    text = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
+            return {"host": world.process.host, "incarnation": incarnation, "place": text, "error": error}
+
+        return VirtualAction(self._surroundings, self._world.process, look)
+
+    def _require_reached(self) -> None:
+        """Every executor does."""
+
+
+def patches(scheduler: Scheduler) -> dict[str, Any]:
+    """What `cluster_server` has in place of time and Spark."""
+
+    def require_rows(df: Any, expected: int) -> None:
+        if df.row_sum != expected:
+            raise LedgerError(f"the rows must be the same again: {expected}. Received: {df.row_sum}")
+
+    return {"time": SimpleNamespace(monotonic=lambda: scheduler.now), "require_rows": require_rows}
+
+
+MODULE = cluster_server

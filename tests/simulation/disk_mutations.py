@@ -1,0 +1,193 @@
+"""Likewise, in snapshots, in who owns them, and in servers that are started from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import NO_ATTEMPT
+from distkeras.ps.checkpoint import snapshot, store
+from distkeras.ps.checkpoint.checkpointer import Checkpointer
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
+from distkeras.ps.checkpoint.store import DamagedError
+from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
+from distkeras.ps.server import process
+from distkeras.ps.server.published_center import PublishedCenter
+from simulation.disk import VirtualFiles
+from simulation.planting import Patch, mutation, nothing
+from simulation.world import VirtualChild
+
+
+@mutation
+def _let_go_before_the_snapshot() -> list[Patch]:
+    """A worker returns although its last commit is in no snapshot."""
+    return [(PublishedCenter, "wait_until_saved", nothing)]
+
+
+@mutation
+def _durable_before_the_snapshot() -> list[Patch]:
+    """A worker is told that its commit outlives the server, which has not saved it."""
+    return [(PublishedCenter, "durable", lambda self, worker, sequence: sequence)]
+
+
+@mutation
+def _restart_from_an_older_snapshot() -> list[Patch]:
+    """The server goes on from the snapshot before the latest one, where there is one."""
+    newest = SnapshotDirectory._newest  # noqa: SLF001 - a fault within
+    return [(SnapshotDirectory, "_newest", lambda self, snapshots: newest(self, snapshots[:-1] or snapshots))]
+
+
+@mutation
+def _no_owner() -> list[Patch]:
+    """Nobody looks for a higher claim."""
+    return [(Ownership, "require", nothing), (Ownership, "require_own", nothing)]
+
+
+@mutation
+def _nothing_is_synced() -> list[Patch]:
+    """Snapshots are left to the system's mercy."""
+    return [(VirtualFiles, "sync", nothing)]
+
+
+@mutation
+def _one_exception_ends_the_checkpointer() -> list[Patch]:
+    """What nobody has thought of ends its thread."""
+
+    def tried(self: Checkpointer, closing: bool, idle: bool) -> bool:
+        try:
+            self._save(closing)
+        except SnapshotError as error:
+            self.failure = error
+            return False
+        return True
+
+    return [(Checkpointer, "_try_turn", tried)]
+
+
+@mutation
+def _a_claim_is_tried_once() -> list[Patch]:
+    """A server that finds no room for its claim gives up."""
+    return [(SnapshotDirectory, "_patiently", lambda self, call, patience=0.0: call())]
+
+
+@mutation
+def _the_checkpointer_gives_up() -> list[Patch]:
+    """A snapshot that fails is the last one that is tried."""
+    save = Checkpointer._save  # noqa: SLF001 - a fault within
+
+    def once(self: Checkpointer, closing: bool) -> None:
+        if self.failure is None:
+            save(self, closing)
+
+    return [(Checkpointer, "_save", once)]
+
+
+@mutation
+def _a_damaged_log_costs_the_snapshot() -> list[Patch]:
+    """One flipped bit in the records, and nothing is gone on from."""
+    read = SnapshotDirectory._read  # noqa: SLF001 - a fault within
+
+    def demanding(self: SnapshotDirectory, name: str) -> Any:
+        try:
+            return read(self, name)
+        except DamagedError as error:
+            if name.startswith("log"):
+                raise SnapshotError(error.message) from error
+            raise
+
+    return [(SnapshotDirectory, "_read", demanding)]
+
+
+@mutation
+def _damage_is_not_noticed() -> list[Patch]:
+    """Whatever a disk has made of a file is gone on from."""
+    return [(store, "hashlib", SimpleNamespace(blake2b=lambda *arguments, **options: _Digest()))]
+
+
+class _Digest:
+    """The same one of everything."""
+
+    def update(self, data: Any) -> None:
+        """Takes it."""
+
+    def digest(self) -> bytes:
+        """Of whatever was taken."""
+        return bytes(16)
+
+
+@mutation
+def _a_file_of_somebody_elses_is_read() -> list[Patch]:
+    """Whatever lies beside the snapshots is taken for one of them."""
+
+    def names(self: SnapshotDirectory) -> list[Any]:
+        return [parsed(text) for text in self._store.names()]
+
+    return [(SnapshotDirectory, "_names", names)]
+
+
+@mutation
+def _a_port_that_is_taken_is_given_up() -> list[Patch]:
+    """A server that is started again does not wait for its port."""
+    return [(process, "_AGAIN", 1e9)]
+
+
+@mutation
+def _a_first_server_is_started_once() -> list[Patch]:
+    """One that dies before it is up ends the job."""
+    return [(process, "_ATTEMPTS", 1)]
+
+
+@mutation
+def _other_partitions_go_on_where_these_were() -> list[Patch]:
+    """A job that goes on with another number of workers leaves out what its partitions seem to have had."""
+
+    def begin(center: Center, epoch: int) -> None:
+        for worker in range(center.workers):
+            lease = center.leases.add(worker, NO_ATTEMPT)
+            lease.epoch, lease.batch, lease.connected = epoch, 1, False
+
+    return [(snapshot, "_begin_epoch", begin)]
+
+
+@mutation
+def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
+    """Whatever its job has lost meanwhile."""
+    write = Ownership.write
+
+    def again(self: Ownership, names: Iterable[Name], epoch: int = 0, after: int = 0, *where: Any) -> None:
+        write(self, [*names, Name("owner", Claim(after, ""))])
+
+    return [(Ownership, "write", again)]
+
+
+@mutation
+def _what_is_gone_on_from_counts() -> list[Patch]:
+    """Also where the server that has saved it was not the owner any more."""
+    begin = Checkpointer.__init__
+
+    def told(self: Checkpointer, checkpoint: Any, directory: Any, center: Center, *arguments: Any) -> None:
+        begin(self, checkpoint, directory, center, *arguments)
+        self.durable = {worker: lease.sequence for worker, lease in center.leases.items()}
+
+    return [(Checkpointer, "__init__", told)]
+
+
+@mutation
+def _a_tie_is_lost() -> list[Patch]:
+    """A driver whose server has claimed the snapshots together with a dead driver's gives up."""
+    return [(process, "_STARTED_AGAIN", (ServerLostError, DeadlineError)), *_a_server_begins_for_a_dead_driver()]
+
+
+@mutation
+def _a_server_begins_for_a_dead_driver() -> list[Patch]:
+    """A server that starts does not look whether its driver is still there."""
+    return [(VirtualChild, "require_driver", nothing), (Ownership, "withdraw", nothing)]
+
+
+@mutation
+def _a_first_start_that_stands_still_is_the_last() -> list[Patch]:
+    """A driver's first server that stands still while it starts ends the job."""
+    return [(process, "_STARTED_AGAIN", (ServerLostError, OwnershipLostError))]

@@ -1,0 +1,281 @@
+"""A job's driver: the real process handle and supervisor, and a Spark that starts attempts until all ended well."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import partial
+
+import numpy as np
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.errors import DistkerasError, WorkerError
+from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.rules.schedules import schedule_of
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start import ResumePoint, StartRequest
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import make_certificate
+from distkeras.training.supervisor import ServerHandle, Supervisor
+from simulation.cluster import VirtualClusterServer
+from simulation.plan import Layout, Plan
+from simulation.scheduler import Finding, Process, Task
+from simulation.watch import Watch
+from simulation.worker import run_attempt
+from simulation.world import Surroundings, VirtualWorld
+
+#: Attempts of a partition that may fail.
+_MOST_FAILURES = 30
+#: Seconds from one look of the driver at its server to the next; that it waits for news, and from one to the next.
+_LOOK, _POLL, _STATUS = 5.0, 1.0, 2.0
+
+
+class Executors:
+    """Runs attempts of a job's tasks, each in a process of its own.
+
+    Args:
+        plan, watch, surroundings: of the run.
+        layout: of the data.
+        driver: whose they are: they do not outlive it for long.
+        address: the server's.
+    """
+
+    def __init__(
+        self, plan: Plan, layout: Layout, watch: Watch, surroundings: Surroundings, driver: Process, address: Address
+    ) -> None:
+        self._plan, self._layout, self._watch, self._surroundings = plan, layout, watch, surroundings
+        self._driver, self._address = driver, address
+        self._scheduler = surroundings.scheduler
+        self._attempts = 0
+        self._failures = [0 for _ in layout.batches]
+        self.running: list[dict[int, Process]] = [{} for _ in layout.batches]
+        self.done: set[int] = set()
+        self.failure: DistkerasError | None = None
+        self.news: list[Task] = []
+        driver.at_end.append(self._lose)
+
+    def start_all(self) -> None:
+        """An attempt of each partition."""
+        for worker in range(len(self._layout.batches)):
+            self.start(worker)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every partition is done."""
+        return len(self.done) == len(self._layout.batches)
+
+    def start(self, worker: int) -> None:
+        """Another attempt."""
+        if worker in self.done or not self._driver.alive or self.failure is not None:
+            return
+        attempt, self._attempts = self._attempts, self._attempts + 1
+        process = Process(f"w{worker}a{attempt}", f"executor{attempt}")
+        world = VirtualWorld(self._surroundings, process, f"w{worker}")
+        self.running[worker][attempt] = process
+        process.at_end.append(lambda: self._attempt_ended(worker, attempt))
+
+        def main() -> None:
+            try:
+                run_attempt(self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt)
+            except DistkerasError:
+                self._scheduler.kill(process, 1)
+            else:
+                self._scheduler.kill(process, 0)
+
+        self._scheduler.start(process, main, "main")
+
+    def _attempt_ended(self, worker: int, attempt: int) -> None:
+        process = self.running[worker].pop(attempt)
+        if process.exit_code == 0:
+            self.done.add(worker)
+            for rival in list(self.running[worker].values()):
+                self._scheduler.kill(rival)
+            self._scheduler.wake_all(self.news)
+            return
+        if worker in self.done or not self._driver.alive:
+            return
+        self._failures[worker] += 1
+        if self._failures[worker] > _MOST_FAILURES:
+            text = f"partition {worker} must be trained. Received: {_MOST_FAILURES} failed attempts"
+            self.failure = WorkerError(text)
+            self._scheduler.wake_all(self.news)
+        elif not self.running[worker]:
+            self._scheduler.later(0.5, lambda: self.start(worker))
+
+    def _lose(self) -> None:
+        """Executors find out that their driver is gone, sooner or later."""
+        for attempts in self.running:
+            for process in attempts.values():
+                self._scheduler.later(20.0 * self._scheduler.random.random(), partial(self._scheduler.kill, process))
+
+    def end(self) -> None:
+        """Kills what is left."""
+        for attempts in self.running:
+            for process in list(attempts.values()):
+                self._scheduler.kill(process)
+
+
+class Driver:
+    """One life of a job's driver.
+
+    Args:
+        plan, watch, surroundings: of the run.
+        process: its own.
+        resume: whether an earlier one may have left snapshots.
+    """
+
+    def __init__(self, plan: Plan, watch: Watch, surroundings: Surroundings, process: Process, *, resume: bool) -> None:
+        self._plan, self._watch, self._surroundings = plan, watch, surroundings
+        self.process = process
+        self._resume = resume
+        self.layout, self.epochs = plan.layout(int(resume)), plan.epochs_of(int(resume))
+        surroundings.layouts[process] = self.layout
+        watch.epochs[process] = self.epochs
+        self._clock = -1
+        self._world = VirtualWorld(surroundings, process, "driver")
+        self.executors: Executors | None = None
+        #: The center and the records, where the job ended well.
+        self.center: np.ndarray | None = None
+        self.commits: np.ndarray | None = None
+        #: Why it did not.
+        self.error: DistkerasError | None = None
+
+    def run(self) -> None:
+        """Trains."""
+        try:
+            self._train()
+        except DistkerasError as error:
+            self.error = error
+        finally:
+            if self.executors is not None and not self._surroundings.scheduler.silent:
+                self.executors.end()
+
+    def _train(self) -> None:
+        with contextlib.ExitStack() as stack:
+            supervisor: ServerHandle
+            if self._plan.cluster:
+                supervisor = stack.enter_context(self._cluster_server())
+            else:
+                process = stack.enter_context(self._server_process())
+                supervisor = stack.enter_context(Supervisor(process, self._publish, world=self._world))
+            self._require_row_sum(supervisor.resumed)
+            try:
+                self._await_tasks(supervisor)
+            except DistkerasError:
+                self._salvage(supervisor)
+                raise
+            self.center, self.commits = supervisor.ask(_collect)
+
+    def _await_tasks(self, supervisor: ServerHandle) -> None:
+        plan, world = self._plan, self._world
+        executors = self.executors = Executors(
+            plan, self.layout, self._watch, self._surroundings, self.process, supervisor.address
+        )
+        executors.start_all()
+        observer = supervisor.connect()
+        failed: list[DistkerasError] = []
+        world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
+        enough = plan.enough or math.inf
+        while not executors.ended:
+            self._surroundings.scheduler.wait(executors.news, _LOOK)
+            failed += [] if executors.failure is None else [executors.failure]
+            if failed:
+                raise failed[0]
+            supervisor.watch()
+            if self._clock >= enough:
+                supervisor.end_early("enough")
+                self._watch.end_early(self.process)
+                enough = math.inf
+
+    def _salvage(self, supervisor: ServerHandle) -> None:
+        """As a job that fails collects what it has learned."""
+        if not supervisor.alive():
+            return
+        try:
+            supervisor.try_to_ask(lambda driver: driver.stop("the driver ended the job"))
+            supervisor.try_to_ask(_collect)
+        except DistkerasError as error:
+            supervisor.abandon(error)
+
+    def _settings(self) -> ServerSettings:
+        plan = self._plan
+        return ServerSettings(
+            plan.make_rule(),
+            workers=len(self.layout.batches),
+            staleness_bound=plan.bound,
+            measure_gap=plan.gap,
+            max_skipped=plan.skipped,
+            authenticate_vectors=plan.whole,
+            learning_rate=None if plan.learning_rate is None else schedule_of(plan.learning_rate),
+            host=self.process.host,
+            deadlines=plan.deadlines,
+            checkpoint=Checkpoint("job", plan.every, plan.keep) if plan.every else None,
+        )
+
+    def _server_process(self) -> ServerProcess:
+        return ServerProcess(
+            self._settings(),
+            resume=self._resume,
+            job={"rows": 1},
+            epochs=self.epochs,
+            tls=self._plan.tls,
+            world=self._world,
+        )
+
+    def _cluster_server(self) -> VirtualClusterServer:
+        request = StartRequest(
+            self._settings(),
+            self._world.token(KEY_BYTES),
+            certificate=make_certificate() if self._plan.tls else None,
+            mode=StartMode(fresh=not self._resume, same_attempts=False, epochs=self.epochs),
+            job={"rows": 1},
+            token=self._world.token(4).hex(),
+        )
+        return VirtualClusterServer(
+            request, publication(*self._start(), b"the model"), self._surroundings, self._world, self.layout.row_sum()
+        )
+
+    def _require_row_sum(self, resumed: ResumePoint | None) -> None:
+        """Where other partitions go on, what the server knows of all rows is true."""
+        if resumed is not None and resumed.row_sum not in (None, self.layout.row_sum()):
+            raise Finding("rows", f"the rows' sum must be {self.layout.row_sum()}. Received: {resumed.row_sum}")
+
+    def _start(self) -> tuple[np.ndarray, np.ndarray]:
+        """Center and moving statistics."""
+        return np.zeros(self._watch.size, np.float32), np.zeros(self._plan.statistics, np.float32)
+
+    def _publish(self, driver: DriverClient) -> None:
+        driver.publish(*self._start(), model=b"the model")
+
+    def _observe(
+        self, observer: DriverClient, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]
+    ) -> None:
+        """As the thread of a job that waits for the server's news."""
+        while not executors.ended:
+            try:
+                self._clock = observer.observe(self._clock, _POLL).clock
+                if self._plan.lists:
+                    self._check_table(observer.list_workers())
+            except DistkerasError as error:
+                if observer.lost(error) or not supervisor.alive():
+                    self._clock = -1
+                    self._world.sleep(1.0)
+                    continue
+                failed.append(error)
+                self._surroundings.scheduler.wake_all(executors.news)
+                return
+            supervisor.heard()
+            self._world.sleep(max(_STATUS, supervisor.news_seconds))
+
+    def _check_table(self, table: np.ndarray) -> None:
+        """Who is told to be silent has joined."""
+        if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches))):
+            raise Finding("table", f"partitions must be those of the job. Received: {table.tolist()}")
+
+
+def _collect(driver: DriverClient) -> tuple[np.ndarray, np.ndarray]:
+    reply, records = driver.center(), driver.drain()
+    return reply.center.copy(), records.commits.view(COMMIT)

@@ -1,0 +1,235 @@
+"""Faults planted in the code under simulation: each must be found, or the scenarios are too tame."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import Leases, PartitionLease
+from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol.framing import Reader
+from distkeras.ps.protocol.sealing import Seal
+from distkeras.ps.server import dispatcher, waiting
+from distkeras.ps.server.dispatcher import Dispatcher, LeaseConnections
+from distkeras.ps.server.process import GOODBYE
+from distkeras.ps.transport import worker_client
+from distkeras.ps.transport.client import Client
+from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
+from distkeras.training.supervisor import Supervisor
+from simulation import disk_mutations, state_mutations  # noqa: F401 - they are among `MUTATIONS`, too
+from simulation.planting import MUTATIONS, Patch, mutation, nothing, planted
+from simulation.world import VirtualChild
+
+__all__ = ["MUTATIONS", "planted"]
+
+
+@mutation
+def _no_lease_check() -> list[Patch]:
+    """Whoever commits is heard, whether it has the lease or not."""
+    return [
+        (Leases, "held", lambda self, worker, attempt: self[worker]),
+        (LeaseConnections, "require", nothing),
+    ]
+
+
+@mutation
+def _late_connections_are_heard() -> list[Patch]:
+    """What an attempt had sent over an older connection counts."""
+    return [(LeaseConnections, "require", nothing), (LeaseConnections, "require_newest", nothing)]
+
+
+@mutation
+def _duplicates_are_new_where_late_connections_are_heard() -> list[Patch]:
+    """A commit that comes again is no duplicate; by itself nobody would notice, for none comes."""
+    due = Center._lease_for  # noqa: SLF001 - a fault within
+
+    def never_again(self: Center, commit: Any, parts: int) -> PartitionLease | None:
+        lease = due(self, commit, parts)
+        return self.leases[commit.worker] if lease is None else lease
+
+    return [(Center, "_lease_for", never_again), *_late_connections_are_heard()]
+
+
+@mutation
+def _reply_before_apply() -> list[Patch]:
+    """The worker hears that its commit is applied, which it will be soon."""
+    commit = Center.commit
+
+    def later(self: Center, message: Any, parts: Any) -> bool:
+        queue = self.__dict__.setdefault("mutant", [])
+        done = [commit(self, *queue.pop(0))] if queue else []
+        queue.append((message, parts))
+        return bool(done) or True
+
+    return [(Center, "commit", later)]
+
+
+@mutation
+def _incarnation_is_ignored_at_both_ends() -> list[Patch]:
+    """What a worker computed for an earlier server counts at the next one."""
+    join = WorkerClient._join  # noqa: SLF001 - a fault within
+
+    def goes_on(self: WorkerClient) -> Any:
+        try:
+            return join(self)
+        except RestartFromCenter as restart:
+            if restart.welcome.held:
+                return restart.welcome
+            raise
+
+    return [(Center, "require_incarnation", nothing), (WorkerClient, "_join", goes_on)]
+
+
+@mutation
+def _an_old_sessions_end_disconnects_its_successor() -> list[Patch]:
+    """A connection's end counts as its worker's, who may have come back over another one."""
+
+    def disconnected(self: Dispatcher, peer: Any) -> None:
+        if peer.lease is not None:
+            with self.changed:
+                if self.center is not None:
+                    self.center.leases.disconnected(*peer.lease)
+                self.changed.notify_all()
+
+    return [(Dispatcher, "disconnected", disconnected)]
+
+
+@mutation
+def _no_heartbeats() -> list[Patch]:
+    """A worker that computes is silent, and an earlier attempt may take its partition back."""
+    return [(WorkerClient, "_start_heartbeats", nothing)]
+
+
+@mutation
+def _a_later_attempt_need_not_wait() -> list[Patch]:
+    """A second attempt takes a partition over from one that is there."""
+    join = Leases.join
+    return [(Leases, "join", lambda self, worker, attempt, expired=False: join(self, worker, attempt, expired=True))]
+
+
+@mutation
+def _publishing_is_not_tried_again() -> list[Patch]:
+    """A driver whose connection is cut while it publishes gives up."""
+
+    def enter(self: Supervisor) -> Supervisor:
+        driver = self._driver
+        try:
+            self._publish(driver)
+        except Exception as error:
+            raise ServerLostError(str(error)) from error
+        return self
+
+    return [(Supervisor, "__enter__", enter)]
+
+
+@mutation
+def _a_header_waits_for_what_may_follow() -> list[Patch]:
+    """The rest of a header is read together with bytes that need not come."""
+    received = Reader.received
+
+    def greedy(self: Reader, count: int) -> Any:
+        event = received(self, count)
+        spaces = self.spaces()
+        if event is None and self._stage == self._parse_header and len(spaces) == 1:
+            spaces.append(self._ahead)
+        return event
+
+    return [(Reader, "received", greedy)]
+
+
+@mutation
+def _a_server_outlives_its_driver() -> list[Patch]:
+    """Nobody tells a server that its driver is gone."""
+
+    def until_goodbye(self: VirtualChild, server: Any) -> int:
+        self.server = server
+        while GOODBYE not in self.lines:
+            self.world.sleep(1.0)
+        return 0
+
+    return [(VirtualChild, "wait_until_over", until_goodbye)]
+
+
+@mutation
+def _tags_are_not_checked() -> list[Patch]:
+    """Whatever a frame has become on its way is taken."""
+    return [(Seal, "check", nothing)]
+
+
+@mutation
+def _the_driver_asks_once() -> list[Patch]:
+    """A driver's connection that breaks while the server lives is not made again."""
+
+    def ask(self: Supervisor, call: Any) -> Any:
+        return call(self._driver)
+
+    return [(Supervisor, "ask", ask)]
+
+
+@mutation
+def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
+    """Nobody kills a server that answers nobody."""
+    return [(Supervisor, "_end_silent", nothing), (Supervisor, "_answers", lambda self: True)]
+
+
+@mutation
+def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
+    """Commits need not go on where their partition stands, and a worker that lost its place goes on where it was."""
+    join = WorkerClient._join  # noqa: SLF001 - a fault within
+
+    def goes_on(self: WorkerClient) -> Any:
+        try:
+            return join(self)
+        except RestartFromCenter as restart:
+            return restart.welcome
+
+    def check(self: PartitionLease, commit: Any) -> None:
+        if commit.sequence != self.sequence + 1:
+            raise RemoteProtocolError("a gap")
+
+    return [(WorkerClient, "_join", goes_on), (PartitionLease, "require_next", check)]
+
+
+@mutation
+def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
+    """Who met the server before believes whoever has its port."""
+    connect = Client._connect  # noqa: SLF001 - a fault within
+
+    def credulous(self: Client) -> Any:
+        self._met = False
+        return connect(self)
+
+    return [(Client, "_connect", credulous), (worker_client, "_UNREACHED", (ServerLostError, DeadlineError))]
+
+
+@mutation
+def _waits_run_out_while_the_server_stands_still() -> list[Patch]:
+    """A server that wakes gives up at once what it could not hear of."""
+    return [(waiting, "_SLOWEST_LOOK", math.inf)]
+
+
+@mutation
+def _numbers_are_not_looked_at() -> list[Patch]:
+    """A NaN is added to the center."""
+    return [(dispatcher, "not_finite", nothing)]
+
+
+@mutation
+def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
+    """Whoever has sent a NaN goes on with the parameters that made it."""
+    commit = WorkerClient.commit
+
+    def goes_on(self: WorkerClient, record: Any) -> Any:
+        try:
+            return commit(self, record)
+        except RestartFromCenter:
+            return self.pull()
+
+    return [(WorkerClient, "commit", goes_on)]
+
+
+@mutation
+def _questions_do_not_wait_for_the_center() -> list[Patch]:
+    """A server that was just started again answers a driver's other connections with an error."""
+    return [(Dispatcher, "_require_center", lambda self, peer: self._host.require())]

@@ -1,0 +1,266 @@
+"""What a center must be: computed once more from what workers sent, and compared with what a snapshot gave back.
+
+There are two accounts. `Formula` replays the ledger's commits over float64 vectors, for rules whose formula it has: the
+center, each worker's momentum, and the moving statistics. `Standing` is all that a center's next steps depend on, for
+any rule, as it was behind each commit; a server that goes on from a snapshot must stand where another one stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.rules.schedules import schedule_of
+from simulation.plan import Plan
+from simulation.scheduler import Finding
+
+#: Rules whose server adds what it is sent; subtracts it times eta; does so at the end of a round; keeps a momentum.
+_ADDING = ("downpour", "zealous_downpour", "agn", "aeasgd", "eamsgd")
+_SUBTRACTING = ("asgd",)
+_MEAN = ("ssgd",)
+_MOMENTUM = ("dana_zero", "multi_asgd")
+#: By how much of a number (and of 1) float32 arithmetic may be off after all commits of a run.
+_TOLERANCE = 1e-4
+#: Likewise, of what a coarse wire format gives a worker.
+_COARSE = 0.02
+#: What of a lease the next steps depend on.
+_OF_LEASE = ("sequence", "epoch", "batch", "checksum", "steps", "skipped")
+_OF_ROUND = ("steps", "skipped", "began", "previous_began")
+
+
+class Sent(NamedTuple):
+    """A commit as its worker sent it.
+
+    Args:
+        parts: the vectors, as the server reads them.
+        statistics: the moving statistics.
+        began: the clock that its window began from, as far as its worker knows.
+        first: of its loop.
+    """
+
+    parts: list[np.ndarray]
+    statistics: np.ndarray
+    began: int
+    first: bool
+
+
+class Standing(NamedTuple):
+    """All that a center's next steps depend on; what a worker was sent last is in no snapshot.
+
+    Args:
+        center, statistics: the vectors.
+        model: what the rule keeps beside the center.
+        workers: what it keeps for each worker.
+        total, contributed: of the present round; the former is empty where nothing was contributed.
+        numbers: clock, counters, round, progress of the scheduler, and sums of the log.
+        leases: what each partition's lease says, where it says more than that it was given.
+        finished: the partitions whose data has ended.
+    """
+
+    center: np.ndarray
+    statistics: np.ndarray
+    model: tuple[np.ndarray, ...]
+    workers: dict[int, tuple[np.ndarray, ...]]
+    total: np.ndarray
+    contributed: np.ndarray
+    numbers: dict[str, Any]
+    leases: dict[int, tuple[Any, ...]]
+    finished: frozenset[int]
+
+
+_NOTHING = np.empty(0, np.float32)
+
+
+def standing_of(center: Center) -> Standing:
+    """That of ``center`` now."""
+    current, leases, log = center.round, center.leases, center.log
+    return Standing(
+        center.current.array.copy(),
+        center.moving_statistics.copy(),
+        tuple([vector.copy() for vector in center.model]),
+        {
+            worker: tuple([vector.copy() for vector in lease.vectors])
+            for worker, lease in leases.items()
+            if lease.sequence
+        },
+        _NOTHING if current.total is None else current.total.array.copy(),
+        current.moving_statistics.copy(),
+        {
+            "clock": center.clock,
+            "began": tuple(center.began),
+            "counters": dict(center.counters),
+            "round": [getattr(current, name) for name in _OF_ROUND],
+            "progress": center.scheduler.progress(),
+            "log": (log.batches, log.samples, log.skipped),
+            "rows": len(log),
+        },
+        {
+            worker: tuple([getattr(lease, name) for name in _OF_LEASE])
+            for worker, lease in leases.items()
+            if lease.sequence or lease.epoch
+        },
+        frozenset([worker for worker, lease in leases.items() if lease.finished]),
+    )
+
+
+def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # noqa: C901 - one thing after another
+    """In what a restored center differs from the one that was saved; "": in nothing.
+
+    Args:
+        was, now: where each stands.
+        again: partitions that had ended and have more data now: what the rule kept for them was given up.
+    """
+    if was.finished - again != now.finished:
+        return f"finished {sorted(now.finished)} for {sorted(was.finished - again)}"
+    for name in ("numbers", "leases"):
+        if getattr(was, name) != getattr(now, name):
+            return f"{name} {getattr(now, name)} for {getattr(was, name)}"
+    for name in ("center", "statistics", "total", "contributed"):
+        if not np.array_equal(getattr(was, name), getattr(now, name)):
+            return f"{name} {getattr(now, name).tolist()} for {getattr(was, name).tolist()}"
+    for number, vector in enumerate(was.model):
+        if not np.array_equal(vector, now.model[number]):
+            return f"vector {number} of the rule, {now.model[number].tolist()} for {vector.tolist()}"
+    for worker, vectors in was.workers.items():
+        for number, vector in enumerate(vectors):
+            expected = np.zeros_like(vector) if worker in again else vector
+            if not np.array_equal(expected, now.workers[worker][number]):
+                found = now.workers[worker][number].tolist()
+                return f"vector {number} of partition {worker}, {found} for {expected.tolist()}"
+    return ""
+
+
+class Formula:
+    """A center that is computed from the ledger's commits; it begins where a server's own center is.
+
+    Args:
+        plan: of the run.
+        center: the server's, as it comes up.
+        exact: every partition goes on where it was; else they are others, and none has joined.
+    """
+
+    def __init__(self, plan: Plan, center: Center, *, exact: bool) -> None:
+        self._rule = plan.rule
+        self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM)
+        self._rounds, self._momentum = center.traits.synchronous, getattr(center.rule, "momentum", 0.0)
+        self._keeps_rounds_average = plan.rule in _MEAN
+        self._rate = None if plan.learning_rate is None else schedule_of(plan.learning_rate)
+        self._center = center.current.array.astype(np.float64)
+        self._velocities = {
+            worker: lease.vectors[0].astype(np.float64)
+            for worker, lease in center.leases.items()
+            if lease.vectors and not lease.finished
+        }
+        self._statistics = center.moving_statistics.astype(np.float64)
+        self._steps = {worker: lease.steps for worker, lease in center.leases.items()}
+        self._here = {worker for worker, lease in center.leases.items() if exact and not lease.finished}
+        self._gone = {worker for worker, lease in center.leases.items() if lease.finished}
+        current = center.round
+        self._total = None if current.total is None else current.total.array.astype(np.float64)
+        self._sum, self._round_steps = current.moving_statistics.astype(np.float64), current.steps
+        self._arrived = set(center.scheduler.progress()) if self._rounds else set[int]()
+        self._skipped, self._began = current.skipped, current.began
+
+    def see(self, leases: Mapping[int, PartitionLease], clock: int) -> None:
+        """Who has joined, and whose data has ended, since the last call."""
+        for worker, lease in leases.items():
+            if not lease.finished and lease.attempt != NO_ATTEMPT:
+                self._here.add(worker)
+        for worker, lease in leases.items():
+            if lease.finished and worker not in self._gone:
+                self._gone.add(worker)
+                self._here.discard(worker)
+                self._velocities.pop(worker, None)
+                self._end_round(clock)
+
+    def apply(self, row: Any, sent: Sent) -> None:
+        """The ledger's next commit, at ``row``."""
+        worker, clock = int(row["worker"]), int(row["clock"])
+        if row["skipped"]:
+            if self._rounds:
+                self._arrived.add(worker)
+                self._skipped += 1
+                self._end_round(clock)
+            return
+        steps, part = int(row["steps"]), sent.parts[0].astype(np.float64)
+        if self._rounds:
+            self._total = part if self._total is None else self._total + part
+            self._sum = self._sum + sent.statistics.astype(np.float64) * steps
+            self._round_steps += steps
+            self._arrived.add(worker)
+        else:
+            self._move(worker, clock, part)
+            others = sum([self._steps.get(other, 0) for other in self._here if other != worker])
+            self._statistics = self._statistics + (sent.statistics - self._statistics) * (steps / (steps + others))
+        self._steps[worker] = steps
+        self._end_round(clock + 1)
+
+    def _move(self, worker: int, clock: int, part: np.ndarray) -> None:
+        if self._rule in _ADDING:
+            self._center = self._center + part
+            return
+        if not self._known:
+            return
+        assert self._rate is not None
+        if self._rule in _MOMENTUM:
+            part = self._velocities[worker] = self._momentum * self._velocities.get(worker, 0.0) + part
+        self._center = self._center - self._rate(clock) * part
+
+    def _end_round(self, clock: int) -> None:
+        if not (self._rounds and self._arrived and self._here <= self._arrived):
+            return
+        if self._total is not None:
+            if self._keeps_rounds_average:
+                assert self._rate is not None
+                share = self._rate(self._began) / (len(self._arrived) - self._skipped)
+                self._center = self._center - share * self._total
+            self._statistics = self._sum / self._round_steps
+            self._total, self._sum, self._round_steps = None, np.zeros_like(self._sum), 0
+            self._began = clock
+        self._arrived, self._skipped = set(), 0
+
+    def check(self, center: Center) -> None:
+        """Compares it with the server's own.
+
+        Raises:
+            Finding: they differ.
+        """
+        if self._statistics.size:
+            _require_close("statistics", "the moving statistics", self._statistics, center.moving_statistics)
+        if not self._known:
+            return
+        _require_close("formula", "the center", self._center, center.current.array)
+        if self._rule in _MOMENTUM:
+            for worker, velocity in self._velocities.items():
+                what = f"the momentum of partition {worker}"
+                _require_close("momentum", what, velocity, center.leases[worker].vectors[0])
+        if self._rule == "dana_zero":
+            total = sum(self._velocities.values(), np.zeros_like(self._center))
+            _require_close("momentum", "the sum of the momenta", total, center.model[0])
+
+    def view(self, clock: int) -> np.ndarray | None:
+        """What a worker is sent now; None: not known."""
+        if self._rule == "dana_zero":
+            assert self._rate is not None
+            total = sum(self._velocities.values(), np.zeros_like(self._center))
+            return self._center - self._rate(max(0, clock - 1)) * self._momentum * total
+        return None
+
+
+def close(expected: np.ndarray, found: np.ndarray, *, coarse: bool = False) -> bool:
+    """Whether two vectors are the same but for rounding; ``coarse``: by a wire format."""
+    if (expected == found).all():
+        return True
+    off = np.abs(expected - found)
+    return float(off.max()) <= (_COARSE if coarse else _TOLERANCE) * (1.0 + float(np.abs(found).max()))
+
+
+def _require_close(kind: str, what: str, expected: np.ndarray, found: np.ndarray) -> None:
+    if not close(expected, found):
+        raise Finding(
+            kind, f"{what} must be what the ledger says, {expected.round(4).tolist()}. Received: {found.tolist()}"
+        )

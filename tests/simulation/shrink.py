@@ -1,0 +1,86 @@
+"""A run that breaks a promise, made as small as it still does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from simulation.plan import Fault, Plan
+from simulation.simulation import Outcome, simulate
+
+#: Runs that are made at most.
+_MOST_RUNS = 300
+
+
+def shrink(plan: Plan, kind: str) -> tuple[Plan, int]:
+    """The smallest plan found whose finding is of ``kind``, and how many runs that took."""
+    runs, going = 0, True
+    while going:
+        going = False
+        for smaller in _smaller(plan):
+            if runs == _MOST_RUNS:
+                return plan, runs
+            runs += 1
+            if _broken(simulate(smaller), kind):
+                plan, going = smaller, True
+                break
+    return plan, runs
+
+
+def _broken(outcome: Outcome, kind: str) -> bool:
+    return outcome.finding is not None and outcome.finding.kind == kind
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    """Plans with less in them, the least first."""
+    for number in range(len(plan.faults)):
+        yield replace(plan, faults=plan.faults[:number] + plan.faults[number + 1 :])
+    if plan.epochs > 1:
+        yield replace(plan, epochs=1)
+    if plan.workers > 1:
+        fewer = _faults_for(plan, plan.workers - 1)
+        yield replace(plan, workers=plan.workers - 1, batches=plan.batches[:-1], faults=fewer, resized=())
+    for worker, count in enumerate(plan.batches):
+        if count > 1:
+            resized = plan.resized and (sum(plan.batches) - 1, *(0 for _ in plan.resized[1:]))
+            batches = (*plan.batches[:worker], count - 1, *plan.batches[worker + 1 :])
+            yield replace(plan, batches=batches, resized=resized)
+    plain = {
+        "overlap": False,
+        "tls": False,
+        "wire_format": "float32",
+        "long": 0.0,
+        "fragmenting": 0.0,
+        "capacity": 1 << 20,
+        "resized": (),
+        "raised": 0,
+        "statistics": 0,
+        "rounding": False,
+        "share": None,
+        "gap": False,
+        "whole": False,
+        "lists": False,
+        "cluster": False,
+        "skipped": 0,
+        "bound": None,
+        "enough": 0,
+    }
+    for name, value in (plain | {"yielding": 0.0, "keep": 3}).items():
+        if getattr(plan, name) != value:
+            yield replace(plan, **{name: value})  # type: ignore[arg-type]  # of the field's own type
+    for number, fault in enumerate(plan.faults):
+        for simpler in _simpler(fault):
+            yield replace(plan, faults=(*plan.faults[:number], simpler, *plan.faults[number + 1 :]))
+
+
+def _faults_for(plan: Plan, workers: int) -> tuple[Fault, ...]:
+    """The faults that strike one of so many partitions."""
+    return tuple(fault for fault in plan.faults if fault.place < workers and fault.scope != f"w{workers}")
+
+
+def _simpler(fault: Fault) -> Iterator[Fault]:
+    if fault.at > 1:
+        yield replace(fault, at=fault.at // 2)
+        yield replace(fault, at=fault.at - 1)
+    if abs(fault.amount) > 1.0:
+        yield replace(fault, amount=float(round(fault.amount / 2)))

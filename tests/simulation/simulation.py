@@ -1,0 +1,303 @@
+"""One run: a plan, from its first process to its last, and what is checked at its end."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+
+from distkeras.ps.errors import (
+    DeadlineError,
+    DistkerasError,
+    NonFiniteError,
+    OwnershipLostError,
+    ServerLostError,
+    SnapshotError,
+    WorkerError,
+)
+from distkeras.ps.server.start import StartReport, StartRequest, serve
+from simulation import cluster
+from simulation.disk import Disk
+from simulation.driver import Driver
+from simulation.faults import Striker
+from simulation.network import Network, VirtualStream
+from simulation.plan import KINDS, NEED_CHECKPOINT, Fault, Plan
+from simulation.scheduler import Finding, Process, Scheduler, Task
+from simulation.watch import Watch
+from simulation.world import Surroundings, VirtualChild
+
+#: Seconds that a server may outlive its driver: to take a last snapshot, and what it stood still.
+_END_SECONDS = 130.0 + KINDS["stop server"][1]
+#: Drivers of a run, one after the other or side by side.
+_MOST_DRIVERS = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        finding: the promise that it broke; None: none.
+        error: why the job did not end well, where a fault excuses it; "" : it ended well.
+        digest: of the sequence of its steps.
+        steps, sends, seconds: how many, and how long it took in virtual time.
+        injected: the faults that were in time to strike.
+        story: what happened, where that was asked for.
+    """
+
+    finding: Finding | None
+    error: str
+    digest: int
+    steps: int
+    sends: int
+    seconds: float
+    injected: tuple[Fault, ...]
+    story: tuple[str, ...] = ()
+
+
+def simulate(plan: Plan, *, story: bool = False) -> Outcome:
+    """Runs ``plan``, with the story of it where asked for."""
+    logging.disable(logging.CRITICAL)
+    run = _Run(plan, story=story)
+    finding: Finding | None = None
+    patches = cluster.patches(run.scheduler)
+    patched = mock.patch.multiple(cluster.MODULE, **patches) if plan.cluster else nullcontext()
+    try:
+        with patched:
+            run.scheduler.run(Process("job", "nowhere"), run.main)
+    except Finding as found:
+        finding = found
+    finally:
+        logging.disable(logging.NOTSET)
+    scheduler = run.scheduler
+    return Outcome(
+        finding,
+        run.error,
+        scheduler.digest,
+        scheduler.steps,
+        run.sends[""],
+        scheduler.now,
+        tuple(run.injected),
+        tuple(run.story or ()),
+    )
+
+
+class _Run:
+    def __init__(self, plan: Plan, *, story: bool) -> None:
+        self.plan = plan
+        self.story: list[str] | None = [] if story else None
+        self.scheduler = scheduler = Scheduler(
+            plan.seed, lambda process: self.watch.step(process), self._require_progress
+        )
+        scheduler.yielding = plan.yielding
+        self.network = network = Network(scheduler, self._on_send)
+        network.latency, network.capacity, network.fragmenting = plan.latency, plan.capacity, plan.fragmenting
+        self.disk = Disk(
+            scheduler,
+            lambda: self.striker.on_disk(),
+            lambda name: self.watch.wrote(name),
+            lambda name, writer: self.watch.check_removal(name, writer),
+        )
+        self.disk.seconds = plan.disk
+        if plan.stray:
+            self.disk.put("job/backup of snapshot.dks", b"his own")
+        self.surroundings = Surroundings(scheduler, network, self.disk, _serve)
+        self.watch = Watch(plan, self.surroundings, self.tell)
+        scheduler.tell = self.tell
+        self.sends: dict[str, int] = {"": 0}
+        self.injected: list[Fault] = []
+        self.error = ""
+        self._nans = 0
+        self._patience = 300.0 + 3 * plan.deadlines.lease
+        if plan.long:  # a window of long steps, and once more where a server's end makes it vain
+            self._patience += 18 * plan.deadlines.lease
+        stops = sum(fault.kind in ("stop server", "stop at start") for fault in plan.faults)
+        # One that stops while its driver publishes is given a reply's time, and then killed; so is the next one.
+        self._patience += max(0, stops - 1) * (plan.deadlines.reply + plan.deadlines.standstill + 10.0)
+        self.drivers: list[Driver] = []
+        self._due = {(fault.scope, fault.at): fault for fault in plan.faults}
+        self.striker = Striker(self.surroundings, self.drivers, self._expect_driver)
+        #: Drivers that are to come, and who waits for what becomes of them.
+        self._expected = 0
+        self._news: list[Task] = []
+
+    def tell(self, text: str) -> None:
+        """Something happened that a story is made of."""
+        if self.story is not None:
+            self.story.append(f"{self.scheduler.now:10.3f} s  {text}")
+
+    # ---- the job
+
+    def main(self) -> None:
+        """Lives of the driver, until one ends by itself."""
+        self._start_driver()
+        while self._expected or any(driver.process.alive for driver in self.drivers):
+            self.scheduler.wait(self._news, None)
+        self._check_nothing_is_left()
+        ended = [driver for driver in self.drivers if driver.process.exit_code == 0]
+        winners = [driver for driver in ended if driver.error is None]
+        for driver in winners:
+            self._check_end(driver)
+        owners = [driver for driver in ended if not isinstance(driver.error, OwnershipLostError)]
+        for driver in ended:
+            if driver.error is not None:
+                self._require_excuse(driver.error, [owner for owner in owners if owner is not driver])
+
+    def _check_nothing_is_left(self) -> None:
+        """Servers end with their drivers, within what they are given for a last snapshot."""
+        deadline = self.scheduler.now + _END_SECONDS
+        for child in self.surroundings.servers:
+            while child.process.alive:
+                if self.scheduler.now >= deadline:
+                    raise Finding("left behind", f"a server must end with its driver. Received: {child.process.name}")
+                self.scheduler.wait(child.process.waiters, deadline - self.scheduler.now)
+
+    def _start_driver(self) -> None:
+        process = Process(f"driver{len(self.drivers)}", f"driver{len(self.drivers)}")
+        process.at_end.append(lambda: self.scheduler.wake_all(self._news))
+        driver = Driver(self.plan, self.watch, self.surroundings, process, resume=bool(self.drivers))
+        self.drivers.append(driver)
+
+        def live() -> None:
+            driver.run()
+            if self._may_begin_again(driver):
+                self._expect_driver(30.0)
+                driver.error = None
+                self.scheduler.kill(process, 1)
+            self.scheduler.kill(process, 0)
+
+        self.scheduler.start(process, live, "main")
+
+    def _may_begin_again(self, driver: Driver) -> bool:
+        """Whether a driver found no room to begin, and said so: nothing was done yet.
+
+        In the cluster that may be for other reasons, too: its first servers died before they could claim anything, or
+        came up too late. Next to another driver, only a store that crawls makes them come up too late.
+        """
+        if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
+            return False
+        alone = not any(other.process.alive for other in self.drivers if other is not driver)
+        late = (OwnershipLostError, DeadlineError, ServerLostError)
+        crawls = any(fault.kind == "store crawls" for fault in self.injected)
+        in_vain = self.plan.cluster and ((alone and bool(self.injected)) or crawls) and isinstance(driver.error, late)
+        return in_vain or isinstance(driver.error, SnapshotError)
+
+    def _expect_driver(self, seconds: float) -> None:
+        """A cluster manager starts another one."""
+
+        def come() -> None:
+            self._expected -= 1
+            self._start_driver()
+
+        self._expected += 1
+        self.scheduler.later(seconds, come)
+
+    def _check_end(self, driver: Driver) -> None:
+        """What a job that ended well has: each mini-batch once, but for what faults excuse."""
+        assert driver.commits is not None
+        assert driver.center is not None
+        rows, layouts = driver.commits, self.watch.layouts
+        own = [layouts[int(row["incarnation"])].number == driver.layout.number for row in rows]
+        first = min((int(row["epoch"]) for row, counts in zip(rows, own, strict=True) if counts), default=driver.epochs)
+        first = first if driver.layout.number else 0
+        for worker, count in enumerate(driver.layout.batches):
+            covered = [
+                (int(row["epoch"]), batch)
+                for row, counts in zip(rows, own, strict=True)
+                if counts and row["worker"] == worker
+                for batch in range(int(row["first_batch"]), int(row["last_batch"]) + 1)
+            ]
+            due = [(epoch, batch) for epoch in range(first, driver.epochs) for batch in range(count)]
+            if not self._covers(covered, due):
+                raise Finding("records", f"partition {worker} must have {due}. Received: {covered}")
+        self._check_result(driver, driver.center, rows)
+
+    def _covers(self, covered: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
+        """Whether a partition's records are as they must be."""
+        if "log" in self.striker.rotten:  # some may be lost, and are told of
+            return sorted(set(covered) & set(due)) == covered
+        if self.watch.ends_early:
+            return due[: len(covered)] == covered
+        if self.watch.damaged and covered != due:  # as the job's own look at its ledger finds
+            self.error = "LedgerError"
+            return due[: len(covered)] == covered
+        return covered == due
+
+    def _check_result(self, driver: Driver, center: np.ndarray, rows: np.ndarray) -> None:
+        whole = not (self.watch.ends_early or self.watch.damaged or self.plan.skipped > 0)
+        if self.plan.sums and "log" not in self.striker.rotten:
+            counts = self.watch.by_ledger(rows)
+            if not self.watch.adds_up(counts, center):
+                raise Finding("result", f"the center must be {counts.tolist()}. Received: {center.tolist()}")
+        due = center[: driver.epochs * sum(self.plan.batches)]
+        if self.plan.shows and whole and any(self.plan.batches) and not due.all():
+            raise Finding("result", f"each mini-batch must count. Received: {center.tolist()}")
+        if self.plan.sums and whole and not self.plan.resized and center.max() > 1.1:
+            raise Finding("result", f"each mini-batch must count once. Received: {center.tolist()}")
+
+    def _require_excuse(self, error: DistkerasError, others: list[Driver]) -> None:
+        """A job may fail where its server died without a checkpoint, or where another driver has taken it over."""
+        # The latter where tasks tell it first; in the cluster, who comes too late finds the other one's server.
+        lost = (OwnershipLostError, WorkerError, *((DeadlineError, ServerLostError) if self.plan.cluster else ()))
+        if others and isinstance(error, lost):
+            return
+        kinds = {fault.kind for fault in self.injected}
+        # One worker that is gone again and again may be away for longer than the others wait for it.
+        away = sum(fault.kind in ("vanish", "stop worker", "part") for fault in self.injected)
+        excused = (
+            (not self.plan.every and kinds & {*NEED_CHECKPOINT})
+            or self.watch.damaged
+            or (isinstance(error, (NonFiniteError, WorkerError)) and self._nans > self.plan.skipped)
+            or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
+        )
+        if excused:
+            self.error = type(error).__name__
+            return
+        raise Finding("failed", f"the job must end well. Received: {type(error).__name__}: {error.message}")
+
+    def _require_progress(self) -> None:
+        if not self._expected and not any(driver.process.alive for driver in self.drivers):
+            return  # the job is over; a server that stands still has yet to find that out
+        patience = self._patience + self.disk.full_until
+        if self.scheduler.now - self.watch.progressed > patience:
+            raise Finding(
+                "no progress", f"a commit must come within {patience:.0f} s. Received: none; {self.scheduler.people()}"
+            )
+
+    # ---- faults
+
+    def _on_send(self, stream: VirtualStream) -> float | None:
+        scope, share = stream.link.scope, None
+        for name in ("", scope):
+            self.sends[name] = number = self.sends.get(name, 0) + 1
+            fault = self._due.get((name, number))
+            if fault is not None:
+                self.injected.append(fault)
+                self.watch.struck.add(fault.kind)
+                self.tell(str(fault))
+                self._nans += fault.kind == "nan"
+                cut = self.striker.strike(fault, stream)
+                share = share if cut is None else cut
+                self.watch.damaged = "snapshot" in self.striker.rotten
+        return share
+
+
+def _serve(child: VirtualChild) -> int:
+    """The body of ``python -m distkeras.ps child``."""
+
+    def request() -> StartRequest:
+        line = child.input_line()
+        if line is None:
+            raise ServerLostError("a driver must say what to serve. Received: its end")
+        return StartRequest.from_json(line.decode())
+
+    def tell(report: StartReport) -> None:
+        child.tell(report.to_json().encode() + b"\n")
+
+    try:
+        return serve(request, tell, child.wait_until_over, child.world, child.require_driver)
+    except DistkerasError:  # its traceback goes to standard error
+        return 1

@@ -1,0 +1,302 @@
+"""Faults in what a center keeps, in what of it a snapshot gives back, and in what wire formats round off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.center import center as center_module
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import PartitionLease
+from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
+from distkeras.ps.checkpoint import announcement, directory, snapshot
+from distkeras.ps.checkpoint.checkpointer import StartMode
+from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.ownership import parsed
+from distkeras.ps.protocol.compression import Int8
+from distkeras.ps.protocol.wire_format import PeerFormat, WorkerFormat
+from distkeras.ps.rules.dana_zero import DanaZero
+from distkeras.ps.server import announced
+from distkeras.ps.server.announced import Standby
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.training.cluster_server import ClusterServer
+from distkeras.training.supervisor import Supervisor
+from simulation.planting import Patch, mutation, nothing
+
+
+@mutation
+def _iterations_are_not_restored() -> list[Patch]:
+    """After a restart, bounded staleness takes all workers for equally far."""
+
+    def restore(self: BoundedStaleness, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
+        Scheduler.restore(self, {}, seen=seen, active=active)
+
+    return [(BoundedStaleness, "restore", restore)]
+
+
+@mutation
+def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
+    """What workers had contributed to the average of a round that a restart interrupts counts as nothing."""
+    restore = snapshot._restore_round  # noqa: SLF001 - a fault within
+
+    def forgetful(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
+        restore(center, values, arrays | {"round/moving_statistics": np.zeros_like(center.moving_statistics)})
+
+    return [(snapshot, "_restore_round", forgetful)]
+
+
+@mutation
+def _drafts_of_newer_owners_are_removed() -> list[Patch]:
+    """A server that begins to save removes whatever is half-written, another one's snapshot, too."""
+
+    def sweep(self: SnapshotDirectory) -> None:
+        drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
+        self._store.delete_drafts(draft for draft, name in drafts if name and name.claim != self.claim)
+
+    return [(SnapshotDirectory, "sweep", sweep)]
+
+
+@mutation
+def _residuals_outlive_their_steps() -> list[Patch]:
+    """With int8, a worker that begins again adds what its forgotten steps had rounded off."""
+    return [(WorkerClient, "forget_residuals", nothing)]
+
+
+@mutation
+def _residuals_are_not_kept() -> list[Patch]:
+    """What int8 rounds off a commit is lost."""
+    encode = WorkerFormat.encode
+
+    def forgetful(self: WorkerFormat, parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        self.forget_residuals()
+        return encode(self, parts)
+
+    return [(WorkerFormat, "encode", forgetful)]
+
+
+@mutation
+def _changes_are_of_what_was_meant() -> list[Patch]:
+    """With int8, the server takes a worker for having what it was meant to have: rounding adds up."""
+
+    def encode_change(self: Int8, vector: np.ndarray, known: np.ndarray, out: np.ndarray) -> None:
+        self.encode(vector - known, out)
+        known[...] = vector + np.float32(0.03) * np.sign(vector - known)
+
+    return [(Int8, "encode_change", encode_change)]
+
+
+@mutation
+def _a_center_is_sent_as_the_change_of_an_older_one() -> list[Patch]:
+    """With int8, a worker that pulls again is sent the center, and the server forgets that."""
+    encode = PeerFormat.encode
+
+    def forgetful(self: PeerFormat, reply: Any, take: Any, *, whole: bool) -> Any:
+        known = None if self._known is None else self._known.copy()
+        answer = encode(self, reply, take, whole=whole)
+        if whole and known is not None:
+            self._known = known
+        return answer
+
+    return [(PeerFormat, "encode", forgetful)]
+
+
+@mutation
+def _a_window_begins_when_its_worker_joins() -> list[Patch]:
+    """Of a rule that pulls before it commits, every commit is as stale as the job is old."""
+    return [(PartitionLease, "begin_window", nothing)]
+
+
+@mutation
+def _an_overlapped_commit_counts_from_the_latest_reply() -> list[Patch]:
+    """Rules that divide by staleness divide by too little."""
+
+    def staleness(self: PartitionLease, commit: Any, clock: int) -> int:
+        assert self.released is not None
+        return clock - self.released
+
+    return [(PartitionLease, "staleness", staleness)]
+
+
+@mutation
+def _the_gap_is_to_the_center_before_the_last() -> list[Patch]:
+    """What a worker was sent is kept when it commits, not when it is sent."""
+    keep = PartitionLease.keep_sent
+
+    def once(self: PartitionLease, version: Any, *, within_window: bool) -> None:
+        if self.sent is None:
+            keep(self, version, within_window=within_window)
+
+    return [(PartitionLease, "keep_sent", once)]
+
+
+@mutation
+def _moving_statistics_are_averaged_by_workers() -> list[Patch]:
+    """Those of a worker that has taken one step weigh as much as those of another's three."""
+    blend = Center._blend_moving_statistics  # noqa: SLF001 - a fault within
+
+    def equal(self: Center, commit: Any, lease: PartitionLease) -> None:
+        for other in self.leases.values():
+            other.steps = min(other.steps, 1)
+        blend(self, commit, lease)
+
+    return [(Center, "_blend_moving_statistics", equal)]
+
+
+@mutation
+def _steps_are_not_restored() -> list[Patch]:
+    """After a restart, moving statistics are those of the first worker that commits."""
+    kept = tuple(name for name in snapshot._KEPT if name != "steps")  # noqa: SLF001 - a fault within
+    return [(snapshot, "_KEPT", kept)]
+
+
+@mutation
+def _momenta_of_workers_are_not_restored() -> list[Patch]:
+    """After a restart, DANA's sum of momenta is that of momenta which are gone."""
+    return [(directory, "capture", _capture_with(lambda name: name.startswith("worker/")))]
+
+
+@mutation
+def _what_a_rule_keeps_is_not_restored() -> list[Patch]:
+    """After a restart, a server's own momentum begins with nothing."""
+    return [(directory, "capture", _capture_with(lambda name: name.startswith("model/")))]
+
+
+@mutation
+def _an_unfinished_round_is_not_restored() -> list[Patch]:
+    """After a restart, those who had arrived in a round have contributed nothing to it."""
+    return [(directory, "capture", _capture_with(lambda name: name == "round"))]
+
+
+def _capture_with(zeroed: Any) -> Any:
+    """`snapshot.capture` with zeros in place of some arrays."""
+    capture = snapshot.capture
+
+    def forgetful(center: Center) -> snapshot.State:
+        state = capture(center)
+        arrays = {name: np.zeros_like(array) if zeroed(name) else array for name, array in state.arrays.items()}
+        return replace(state, arrays=arrays)
+
+    return forgetful
+
+
+@mutation
+def _who_leaves_keeps_its_momentum() -> list[Patch]:
+    """Others are sent ahead by the momentum of a worker that is gone."""
+    return [(DanaZero, "leave", nothing)]
+
+
+@mutation
+def _one_more_than_the_bound() -> list[Patch]:
+    """Stale synchronous is staler than it says."""
+    ready = BoundedStaleness.ready
+
+    def lenient(self: BoundedStaleness, worker: int) -> bool:
+        self.bound += 1
+        try:
+            return ready(self, worker)
+        finally:
+            self.bound -= 1
+
+    return [(BoundedStaleness, "ready", lenient)]
+
+
+@mutation
+def _those_who_ended_hold_up_the_others() -> list[Patch]:
+    """A worker without data is waited for."""
+    return [(BoundedStaleness, "finished", nothing)]
+
+
+@mutation
+def _a_schedule_begins_with_each_server() -> list[Patch]:
+    """After a restart the learning rate is that of a job which has just begun."""
+    rate = Center.rate
+
+    def begun(self: Center, clock: int) -> float:
+        born = self.__dict__.setdefault("mutant_born", self.clock)
+        return rate(self, clock - born)
+
+    return [(center_module.Center, "rate", begun)]
+
+
+@mutation
+def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
+    """A snapshot's log ends a commit before its center."""
+    save = SnapshotDirectory.save_log
+
+    def short(self: SnapshotDirectory, rows: Any, files: Any, *, replaced: int = 0) -> Any:
+        if len(rows.commits) > 1 and not replaced:
+            rows = rows._replace(commits=np.concatenate([rows.commits[:-1], rows.commits[-2:-1]]))
+        return save(self, rows, files, replaced=replaced)
+
+    return [(SnapshotDirectory, "save_log", short)]
+
+
+@mutation
+def _a_restart_forgets_the_epochs() -> list[Patch]:
+    """A server that dies before it has saved anything of a longer job goes on with the shorter one."""
+    return [(StartMode, "again", lambda self, epoch, after: replace(self, epoch=epoch, after=after, epochs=None))]
+
+
+@mutation
+def _partitions_that_have_ended_stay_so() -> list[Patch]:
+    """A job that is resumed with more epochs has none for those who had ended."""
+    restore = snapshot.restore
+
+    def forgetful(center: Center, state: Any, *, same_attempts: bool, epochs: int | None = None) -> bool:
+        return restore(center, state, same_attempts=same_attempts)
+
+    return [(directory, "restore", forgetful)]
+
+
+@mutation
+def _a_second_attempt_takes_the_job() -> list[Patch]:
+    """A server's task that Spark runs a second time does not look whether the first one serves."""
+    return [(Standby, "rival", nothing)]
+
+
+@mutation
+def _any_announcement_is_believed() -> list[Patch]:
+    """Workers look for the server that was announced first."""
+
+    def lowest(store: Any) -> Any:
+        names = [name for name in map(parsed, store.names()) if name is not None]
+        claim = min((name.claim for name in names if name.kind == "server"), default=None)
+        return claim, claim is not None
+
+    return [(announcement, "_highest", lowest)]
+
+
+@mutation
+def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
+    """In the cluster, a driver whose job another one has taken over is not told."""
+
+    def until_over(server: Any, world: Any) -> None:
+        while not server.over and not server.superseded:
+            server.wait_for_news(1.0)
+
+    return [(announced, "_serve_until_over", until_over)]
+
+
+@mutation
+def _the_end_is_told_once() -> list[Patch]:
+    """A server that comes back goes on with a job that a callback has ended."""
+
+    def end_early(self: Supervisor, reason: str) -> None:
+        self.ask(lambda driver: driver.finish(reason))
+
+    return [(Supervisor, "end_early", end_early), (ClusterServer, "_tell_end", nothing)]
+
+
+@mutation
+def _whoever_answers_is_the_server() -> list[Patch]:
+    """The driver's requests go to the address that was announced first."""
+    locate = announcement.AnnouncedAddress.locate
+
+    def first(self: Any, world: Any) -> Any:
+        if "mutant" not in self.__dict__:
+            object.__setattr__(self, "mutant", locate(self, world))
+        return self.mutant
+
+    return [(announcement.AnnouncedAddress, "locate", first)]

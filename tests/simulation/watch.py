@@ -1,0 +1,496 @@
+"""What must hold after every step of a run, whatever strikes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.schedulers import BoundedStaleness
+from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
+from distkeras.ps.protocol.compression import FORMATS
+from distkeras.ps.protocol.messages import CenterReply
+from simulation.plan import Layout, Plan
+from simulation.reference import Formula, Sent, Standing, close, difference, standing_of
+from simulation.scheduler import Finding, Process
+from simulation.world import Surroundings, VirtualChild
+
+#: Faults after which two processes still reach each other soon, and a disk answers.
+_QUIET = {
+    "kill server",
+    "kill worker",
+    "kill driver",
+    "kill next server",
+    "kill server twice",
+    "rival",
+    "nan",
+    "speculate",
+}
+#: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
+_TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
+#: Seconds from an attempt's look for another one to its own claim.
+_START_SECONDS = 10.0
+#: By how much an element may be off that a coarse wire format has rounded, or float32 arithmetic.
+_ROUNDED, _INEXACT = 0.02, 1e-4
+
+
+@dataclass
+class _Standing:
+    """How far a partition had come when it was looked at last, and who spoke for it."""
+
+    position: tuple[int, int] = (0, 0)
+    sequence: int = 0
+    attempt: int = NO_ATTEMPT
+    peer: Any = None
+
+
+@dataclass
+class _Life:
+    """A server's center as it was looked at last."""
+
+    center: Center
+    child: Any
+    standings: dict[int, _Standing]
+    #: Of its ledger.
+    rows: int
+    #: Partitions whose data has ended.
+    finished: int
+    holders: dict[int, Any]
+    driver: Process
+    formula: Formula
+    #: The latest row of its ledger, as bytes.
+    latest: bytes
+    #: Where windows of rules that pull before they commit began, by partition.
+    began: dict[int, int]
+    #: When it was looked at first.
+    since: float
+    #: What workers were to be sent at each clock: several, where partitions ended in between.
+    views: dict[int, list[np.ndarray]]
+
+
+def _name_of(text: str) -> Name | None:
+    """Return what a file of a checkpoint is called, a draft too."""
+    return parsed(text.removesuffix(".part").removesuffix(".dks"))
+
+
+class Watch:
+    """Looks at the server that serves.
+
+    Args:
+        plan: of the run.
+        surroundings: likewise.
+        tell: takes what a story is made of.
+    """
+
+    def __init__(self, plan: Plan, surroundings: Surroundings, tell: Callable[[str], None]) -> None:
+        self._plan, self._surroundings, self._tell = plan, surroundings, tell
+        self._lives: dict[Center, _Life] = {}
+        #: When a commit was applied last.
+        self.progressed = 0.0
+        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let
+        #: go, of a job of so many epochs.
+        self.durable: dict[tuple[int, int], int] = {}
+        self.let_go: dict[tuple[int, int], int] = {}
+        #: Whether a driver has ended the job early; and when each one did.
+        self.ends_early = False
+        self._ended_early: dict[Process, float] = {}
+        #: The kinds of faults that have struck.
+        self.struck: set[str] = set()
+        #: Whether a snapshot was damaged: then the one before it is gone on from.
+        self.damaged = False
+        #: The layout that the server of an incarnation deals out.
+        self.layouts: dict[int, Layout] = {}
+        #: The epochs of the job of a driver.
+        self.epochs: dict[Process, int] = {}
+        #: What workers have sent, by driver, incarnation, partition, attempt and number.
+        self.sent: dict[tuple[Process, int, int, int, int], Sent] = {}
+        #: What workers are to be sent, by driver and incarnation.
+        self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
+        #: Where centers stood, by how many rows their ledgers had, and the last of them.
+        self._stood: dict[tuple[int, bytes], list[Standing]] = {}
+        #: The claims of servers to the checkpoint.
+        self._claims: dict[Process, Claim] = {}
+        #: By how much each mini-batch moves its element.
+        elements = np.arange(self.size)
+        self.amounts = (1.0 - 0.13 * (elements % 5) * plan.rounding).astype(np.float32)
+        self._coarse = plan.wire_format != FORMATS[0]
+        self._views_known = plan.rule == "dana_zero" or not plan.make_rule().traits.view
+        self._traits = plan.make_rule().traits
+        #: Whether the leases say what the ledger counts: nothing is skipped, and all partitions stay as they were.
+        self._plain = not plan.skipped and not plan.resized
+
+    @property
+    def size(self) -> int:
+        """Elements of the center: one a mini-batch, one at least."""
+        return max(1, self._plan.most_epochs * sum(self._plan.batches))
+
+    def end_early(self, driver: Process) -> None:
+        """A driver has told its server to end the job early."""
+        self.ends_early = True
+        self._ended_early[driver] = self._surroundings.scheduler.now
+
+    def promise(self, layout: Layout, worker: int, sequence: int) -> None:
+        """A worker was told that a commit outlives the server."""
+        who = layout.number, worker
+        if sequence > self.durable.get(who, 0):
+            self.durable[who] = sequence
+            owner = self._owner()
+            if owner is not None:
+                self._require_has(owner, who)
+
+    def _owner(self) -> Center | None:
+        """Return that of the server with the highest claim; None where that is not known: two may claim at one moment.
+
+        Attempts of one job leave room between their incarnations, so the claim of a later job may have a lower one.
+        """
+        none = Claim(0, "")
+        lives = self._lives.values()
+        claims = [(self._claims.get(life.child.process, none), life.center.incarnation) for life in lives]
+        if any(claim is none for claim, _ in claims):
+            claims = [(none, incarnation) for _, incarnation in claims]
+        found = [life for life, claim in zip(lives, claims, strict=True) if claim == max(claims)]
+        if len(found) > 1:
+            found = [life for life in found if life.child.process.alive]
+        return found[0].center if len(found) == 1 else None
+
+    def _require_has(self, center: Center, who: tuple[int, int]) -> None:
+        layout, worker = who
+        if layout == self.layouts[center.incarnation].number:
+            has = center.leases[worker].sequence if worker in center.leases else 0
+        else:  # other partitions go on; its commits are in the records
+            has = max((int(row["sequence"]) for row in self._rows(center, *who)), default=0)
+        if has < self.durable[who]:
+            raise Finding(
+                "lost",
+                f"commit {self.durable[who]} of partition {worker} was told to outlive its server. "
+                f"Received: one that has {has}",
+            )
+
+    def _rows(self, center: Center, layout: int, worker: int) -> list[Any]:
+        """The ledger's of one partition."""
+        return [
+            row
+            for row in center.log.commits(0)
+            if row["worker"] == worker and self.layouts[int(row["incarnation"])].number == layout
+        ]
+
+    def step(self, process: Process) -> None:
+        """After each step of a server's process."""
+        child = self._surroundings.child_of[process]
+        if process.alive and child.server is not None:
+            center = child.server.center
+            if center is not None:
+                self.look_at(child, center)
+
+    def look_at(self, child: VirtualChild, center: Center) -> None:
+        """Whether all that must hold of a center does."""
+        life = self._lives.get(center)
+        if life is None:
+            self._watch_server(child, center)
+            life = self._lives[center]
+        rows, now = center.clock + center.log.skipped, self._surroundings.scheduler.now
+        finished = sum([lease.finished for lease in center.leases.values()])
+        if rows != life.rows or finished != life.finished:
+            life.formula.see(center.leases, center.clock)
+            if rows != life.rows:
+                life.rows, self.progressed = rows, now
+                self._check_rows(center, life)
+                self._check_center(center)
+            life.finished = finished
+            self._write_down(center, life)
+        holders = child.server.dispatcher.connections
+        if holders != life.holders:  # whoever gets a lease is one
+            life.holders = dict(holders)
+            for worker, lease in center.leases.items():
+                standing = life.standings.setdefault(worker, _Standing())
+                if lease.attempt != standing.attempt:
+                    self._check_takeover(worker, standing)
+                    standing.attempt = lease.attempt
+                    self._tell(f"attempt {lease.attempt} has partition {worker}")
+                standing.peer = holders.get(worker)
+
+    def _watch_server(self, child: VirtualChild, center: Center) -> None:
+        standings = {
+            worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
+        }
+        driver, layout = child.driver, self._surroundings.layouts[child.driver]
+        # Of other partitions than before none has joined; a server that goes on with these has them all.
+        exact = center.began == (0, 0) or bool(center.scheduler.active)
+        count = len(center.log)
+        life = self._lives[center] = _Life(
+            center,
+            child,
+            standings,
+            rows=center.clock + center.log.skipped,
+            finished=sum([lease.finished for lease in center.leases.values()]),
+            holders={},
+            driver=driver,
+            formula=Formula(self._plan, center, exact=exact),
+            latest=center.log.commits(count - 1).tobytes() if count else b"",
+            began={},
+            since=self._surroundings.scheduler.now,
+            views=self._views.setdefault((driver, center.incarnation), {}),
+        )
+        self.layouts[center.incarnation] = layout
+        self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
+        self.progressed = self._surroundings.scheduler.now
+        if center is not self._owner():
+            return  # it comes late, and will find the higher claim
+        if self.damaged:
+            self._forget(center)
+        for who in self.durable:
+            self._require_has(center, who)
+        epochs = self.epochs[driver]
+        for (number, worker), trained in {} if self.ends_early else self.let_go.items():  # else there is data left
+            if number == layout.number and layout.batches[worker]:
+                lease = center.leases.get(worker)
+                if lease is None or not (lease.finished or (trained < epochs and trained <= lease.epoch)):
+                    raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
+        self._check_center(center)
+        self._require_restored(center, life)
+        self._write_down(center, life)
+
+    def _require_restored(self, center: Center, life: _Life) -> None:
+        """A server that goes on from a snapshot stands where one stood that had the same ledger."""
+        count, log = len(center.log), center.log
+        if log.missing or not (count or center.leases):
+            return
+        now, epochs = standing_of(center), self.epochs[life.driver]
+        stood = self._stood.get((count, life.latest), [])
+        if center.began[0] == center.clock and not any(lease.sequence for lease in center.leases.values()):
+            parts = [(was.center, was.statistics, was.numbers["clock"]) for was in stood]
+            if any(np.array_equal(was[0], now.center) and np.array_equal(was[1], now.statistics) for was in parts):
+                return  # other partitions go on: there is no more that they share
+            raise Finding("restored", f"a center must be restored as it was saved. Received: {now} for {stood}")
+        differences = []
+        for was in stood:
+            again = frozenset(
+                [worker for worker in was.finished - now.finished if center.leases[worker].epoch < epochs]
+            )
+            differences.append(difference(was, now, again))
+            if not differences[-1]:
+                return
+        text = "; ".join(differences) or "a ledger that no server had"
+        raise Finding("restored", f"a center must be restored as it was saved. Received: {text}")
+
+    def _write_down(self, center: Center, life: _Life) -> None:
+        """Where the center stands now, and what a worker is sent from now on."""
+        life.formula.check(center)
+        standing = standing_of(center)
+        self._stood.setdefault((len(center.log), life.latest), []).append(standing)
+        if self._views_known:
+            view = life.formula.view(center.clock)
+            life.views.setdefault(center.clock, []).append(standing.center if view is None else view)
+
+    def check_delivered(self, driver: Process, worker: int, reply: CenterReply, center: np.ndarray) -> None:
+        """What a worker was sent is what the server had at that clock."""
+        views = self._views.get((driver, reply.incarnation), {}).get(reply.clock)
+        if views is None:
+            return
+        if not any([close(view, center, coarse=self._coarse) for view in views]):
+            raise Finding(
+                "sent",
+                f"partition {worker} must be sent {views[-1].tolist()}, the center at clock {reply.clock}. "
+                f"Received: {center.tolist()}",
+            )
+
+    def _check_claim(self, process: Process) -> None:
+        """An attempt at a server's task does not take the job from another one that serves it."""
+        child = self._surroundings.child_of.get(process)
+        if not self._plan.cluster or child is None or not self.struck <= _QUIET:
+            return
+        for other in self._surroundings.servers:
+            if other is child or other.driver is not child.driver or not other.process.alive or other.server is None:
+                continue
+            life = None if other.server.center is None else self._lives.get(other.server.center)
+            if life is None or self._surroundings.scheduler.now - life.since < _START_SECONDS:
+                continue  # both have looked before either had claimed: the later claim counts, and nothing is lost
+            if not (other.server.superseded or other.server.corrupt or other.server.over):
+                text = f"{other.process.name} serves the job. Received: a claim of {process.name}, another attempt"
+                raise Finding("two servers", text)
+
+    def wrote(self, text: str) -> None:
+        """The present process has written a file of the checkpoint's."""
+        name = _name_of(text)
+        if name is not None and name.kind == "owner":
+            process = self._surroundings.scheduler.current.process
+            self._claims[process] = name.claim
+            self._check_claim(process)
+
+    def check_removal(self, text: str, writer: Process | None) -> None:
+        """No server removes, or writes over, what another one of a higher claim has written."""
+        process = self._surroundings.scheduler.current.process
+        name, own = _name_of(text), self._claims.get(process)
+        if name is None or own is None or writer is None or writer is process or name.claim < own:
+            return
+        raise Finding("removed", f"{process.name} has claim {own} and must leave {text!r} alone. Received: its end")
+
+    def _forget(self, center: Center) -> None:
+        """What the snapshot before a damaged one does not have may be lost."""
+        for who in self.durable:
+            lease = center.leases.get(who[1])
+            self.durable[who] = min(self.durable[who], 0 if lease is None else lease.sequence)
+        finished = {worker for worker, lease in center.leases.items() if lease.finished}
+        self.let_go = {who: epochs for who, epochs in self.let_go.items() if who[1] in finished}
+
+    def _check_rows(self, center: Center, life: _Life) -> None:
+        """The latest row continues its partition, and the lease stands behind it."""
+        for worker, lease in center.leases.items():
+            standing = life.standings.setdefault(worker, _Standing())
+            if lease.sequence == standing.sequence:
+                continue
+            rows = center.log.commits(len(center.log) - 1)
+            row, life.latest = rows[0], rows.tobytes()
+            if row["worker"] != worker:
+                text = f"the commit of partition {worker} must be the ledger's last. Received: one of {row['worker']}"
+                raise Finding("ledger", text)
+            begins = (int(row["epoch"]), int(row["first_batch"]))
+            if begins != standing.position or not lease.sequence == standing.sequence + 1 == row["sequence"]:
+                raise Finding(
+                    "ledger",
+                    f"partition {worker} must go on at {standing.position} with commit {standing.sequence + 1}. "
+                    f"Received: {begins} with commit {row['sequence']}, lease at {lease.sequence}",
+                )
+            if row["attempt"] != lease.attempt:
+                raise Finding(
+                    "two owners",
+                    f"attempt {lease.attempt} has partition {worker}. Received: a commit of attempt {row['attempt']}",
+                )
+            if row["incarnation"] != center.incarnation:
+                raise Finding(
+                    "incarnation",
+                    f"a commit must be of incarnation {center.incarnation}. Received: one of {row['incarnation']}",
+                )
+            self._check_sent(center, life, worker, row)
+            self._check_end(center, life)
+            self._tell(
+                f"commit {lease.sequence} of partition {worker} by attempt {lease.attempt}: epoch {row['epoch']}, "
+                f"mini-batches {row['first_batch']}-{row['last_batch']}, clock {row['clock']}, "
+                f"incarnation {center.incarnation}"
+            )
+            standing.position, standing.sequence = (lease.epoch, lease.batch), lease.sequence
+
+    def _check_sent(self, center: Center, life: _Life, worker: int, row: Any) -> None:
+        """A commit is what its worker sent, from where its window began."""
+        who = life.driver, center.incarnation, worker, int(row["attempt"]), int(row["sequence"])
+        sent = self.sent.pop(who, None)
+        if sent is None:
+            raise Finding("nobody's", f"a commit must have been sent. Received: {who[1:]}")
+        clock, staleness = int(row["clock"]), int(row["staleness"])
+        began = sent.began if sent.first else life.began.get(worker, sent.began)
+        if not self._traits.pull_first:
+            began = sent.began
+        # Of a rule that pulls before it commits, the first pull counts: its reply may have been lost.
+        right = clock - staleness <= began if self._traits.pull_first and sent.first else clock - staleness == began
+        if not right:
+            raise Finding(
+                "staleness",
+                f"the window of partition {worker} began at clock {began}. "
+                f"Received: staleness {staleness} at clock {clock}",
+            )
+        life.began[worker] = clock + 1
+        if isinstance(center.scheduler, BoundedStaleness):
+            self._check_bound(center.scheduler, center.leases, worker)
+        if self._plan.gap and not (row["skipped"] or self._plan.overlap or self._traits.pull_first):
+            self._check_gap(life, worker, row, began)
+        elif not self._plan.gap and not np.isnan(row["gap"]):
+            raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
+        life.formula.apply(row, sent)
+
+    def _check_end(self, center: Center, life: _Life) -> None:
+        """A job that ends early ends, also where its server was started again."""
+        told = self._ended_early.get(life.driver)
+        if told is None or center.stopping is not None or not self.struck <= _QUIET:
+            return
+        since = self._surroundings.scheduler.now - max(told, life.since)
+        if since > (_TOLD_IN_CLUSTER if self._plan.cluster else _TOLD):
+            raise Finding("goes on", f"a job that ends early must do so soon. Received: a commit after {since:.0f} s")
+
+    def _check_gap(self, life: _Life, worker: int, row: Any, began: int) -> None:
+        before, then = life.views.get(int(row["clock"])), life.views.get(began)
+        if self._traits.view or not before or not then:
+            return
+        expected = float(np.linalg.norm((before[-1] - then[-1]).astype(np.float64))) / np.sqrt(self.size)
+        if abs(expected - float(row["gap"])) > 1e-3 * (1.0 + expected):
+            raise Finding(
+                "gap",
+                f"the gap of partition {worker} must be {expected:.6g}, since clock {began}. Received: {row['gap']}",
+            )
+
+    def _check_bound(self, scheduler: BoundedStaleness, leases: dict[int, PartitionLease], worker: int) -> None:
+        """No worker begins a window further ahead than the bound, and what the scheduler counts is true."""
+        if self.ends_early:
+            return  # nobody waits for those who have not joined
+        begun = leases[worker].sequence - 1
+        behind = [lease.sequence for other, lease in leases.items() if other != worker and not lease.finished]
+        if begun - min(behind, default=begun) > scheduler.bound:
+            raise Finding(
+                "bound",
+                f"partition {worker} must be {scheduler.bound} windows ahead at most. "
+                f"Received: window {begun}, where others are at {behind}",
+            )
+        counted = {other: scheduler.iterations[other] for other in leases}
+        if counted != {other: lease.sequence for other, lease in leases.items()}:
+            raise Finding("bound", f"the windows of all partitions must be counted. Received: {counted}")
+
+    def _check_center(self, center: Center) -> None:
+        """Its elements say what was applied."""
+        if not self._plan.shows:
+            return
+        expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))
+        if self._plan.sums:
+            right = self.adds_up(expected, center.current.array)
+        else:  # what the present round has is not in it yet
+            right = not np.any(center.current.array[expected == 0.0])
+        if not right:
+            raise Finding(
+                "center",
+                f"the center must be the sum of the ledger {expected.astype(int).tolist()}. "
+                f"Received: {center.current.array.tolist()} at clock {center.clock}",
+            )
+
+    def adds_up(self, counts: np.ndarray, center: np.ndarray) -> bool:
+        """Whether ``center`` is what mini-batches make of it that count so often."""
+        if self._plan.rounding:
+            return bool(np.all(np.abs(counts * self.amounts - center) <= (_ROUNDED if self._coarse else _INEXACT)))
+        return np.array_equal(counts, center)
+
+    def _by_leases(self, center: Center) -> np.ndarray:
+        """How often each mini-batch counts, where the leases say so."""
+        counts, layout = np.zeros(self.size, np.float32), self.layouts[center.incarnation]
+        for worker, lease in center.leases.items():
+            for epoch in range(lease.epoch + 1):
+                first = layout.element(worker, epoch, 0)
+                counts[first : first + (layout.batches[worker] if epoch < lease.epoch else lease.batch)] = 1.0
+        return counts
+
+    def by_ledger(self, rows: np.ndarray) -> np.ndarray:
+        """How often each mini-batch counts."""
+        counts = np.zeros(self.size, np.float32)
+        for row in rows:
+            if not row["skipped"]:
+                element = self.layouts[int(row["incarnation"])].element
+                first, last = (
+                    element(int(row["worker"]), int(row["epoch"]), int(row[name]))
+                    for name in ("first_batch", "last_batch")
+                )
+                counts[first : last + 1] += 1.0
+        return counts
+
+    def _check_takeover(self, worker: int, standing: _Standing) -> None:
+        """Nobody loses a partition while it is there and heard."""
+        peer = standing.peer
+        if peer is None or standing.attempt == NO_ATTEMPT or peer.hung_up():
+            return
+        stream = peer.channel.stream
+        here, there, lease = stream.process, stream.peer.process, self._plan.deadlines.lease
+        since = max(here.continued, there.continued, stream.link.disturbed_until)
+        disturbed = stream.link.vanished is not None or stream.peer.closed or stream.peer.shut
+        if disturbed or not there.alive or there.stopped or self._surroundings.scheduler.now - since < lease:
+            return
+        text = f"attempt {standing.attempt} is there and has partition {worker}. Received: another one has it"
+        raise Finding("takeover", text)

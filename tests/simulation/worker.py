@@ -1,0 +1,295 @@
+"""One attempt at a partition: the real client and loop around a model that counts its mini-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
+from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Message, Welcome
+from distkeras.ps.protocol.requests import Loop, Reply
+from distkeras.ps.protocol.wire_format import WorkerFormat
+from distkeras.ps.settings import WorkerSettings
+from distkeras.ps.simulation.function_replica import VirtualBatch
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.auto_window import AutoWindow
+from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import work
+from simulation.plan import Layout, Plan
+from simulation.reference import Sent
+from simulation.scheduler import Finding, Process
+from simulation.watch import Watch
+from simulation.world import VirtualWorld
+
+#: As those of a task: Spark tries again, and nobody is told.
+_UNREPORTED = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
+
+
+class WatchedClient(WorkerClient):
+    """Writes down what it sends, what it is sent, and what the server says outlives it.
+
+    Args:
+        plan, watch: of the run.
+        driver, layout: of its job.
+        address, options: see `WorkerClient`.
+    """
+
+    def __init__(
+        self, plan: Plan, watch: Watch, driver: Process, layout: Layout, address: Address, **options: Any
+    ) -> None:
+        super().__init__(address, **options)
+        self._watch, self._driver, self._layout = watch, driver, layout
+        self._format = self._account = AccountedFormat(plan.wire_format, self.size)
+        self._outlives = plan.every > 0
+        self._pulls_first = plan.make_rule().traits.pull_first
+        #: The clocks that windows began from, and the number of the loop's first commit.
+        self._began: list[int] = []
+        self._first = 0
+
+    def begin(self) -> None:
+        """A loop begins, with a pull: nothing that was computed before it counts."""
+        self._began.clear()
+        self._first = 0
+        self._account.begin()
+
+    def request(self, message: Message, expected: Any, timeout: float | None = None) -> Any:
+        """See `Client`."""
+        if isinstance(message, Commit):
+            self._write_down(message)
+        answer = super().request(message, expected, timeout)
+        if isinstance(answer, CenterReply) and not (self._pulls_first and self._began):
+            self._began.append(answer.clock)
+        if self._outlives:
+            self._watch.promise(self._layout, self.worker, getattr(answer, "durable", 0))
+        return answer
+
+    def _write_down(self, commit: Commit) -> None:
+        self._first = self._first or commit.sequence
+        parts = self._account.read if commit.packed else [part.copy() for part in commit.parts]
+        before = commit.overlapped and len(self._began) > 1
+        began = self._began[-2 if before else -1]
+        sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first)
+        self._watch.sent[self._driver, commit.incarnation, self.worker, self.attempt, commit.sequence] = sent
+
+    def commit(self, record: CommitRecord) -> Reply:
+        """See `WorkerClient`."""
+        self._account.due = True
+        return super().commit(record)
+
+    def _delivered(self, reply: CenterReply) -> Reply:
+        delivered = super()._delivered(reply)
+        assert delivered.center is not None
+        self._watch.check_delivered(self._driver, self.worker, reply, delivered.center)
+        return delivered
+
+
+class AccountedFormat(WorkerFormat):
+    """Keeps an account of what is rounded off: what is read and what is kept add up to what was meant."""
+
+    def __init__(self, wire_format: str, size: int) -> None:
+        super().__init__(wire_format, size)
+        #: What the server reads of the latest commit.
+        self.read: list[np.ndarray] = []
+        #: Whether a commit is to be encoded.
+        self.due = False
+        #: For each part, what was meant less what was read since the loop began.
+        self._owed: list[np.ndarray] = []
+
+    def begin(self) -> None:
+        """A loop begins: it owes nothing."""
+        self._owed = []
+
+    def encode(self, parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """See `WorkerFormat`."""
+        encoded, codec = super().encode(parts), self._codec
+        if codec is not None and not self.due:
+            raise Finding("residual", "a commit must be encoded once, however often it is sent. Received: once more")
+        self.due = False
+        if codec is None:
+            return encoded
+        self.read = [np.empty_like(part) for part in parts]
+        self._owed = self._owed or [np.zeros(part.size) for part in parts]
+        for number, (part, data) in enumerate(zip(parts, encoded, strict=True)):
+            codec.decode(data, self.read[number])
+            if codec.needs_error_feedback:
+                self._owed[number] += part.astype(np.float64) - self.read[number]
+                off, most = np.abs(self._owed[number] - self._residuals[number]).max(), 1e-5 * (1.0 + abs(part).max())
+            else:
+                off, most = np.abs(part - self.read[number]).max(), abs(part).max() / 256
+            if off > most:  # never so for a NaN, which the server leaves out
+                text = f"what is rounded off must be kept for the next commit, or be little. Received: {off:.3g} more"
+                raise Finding("residual", text)
+        return encoded
+
+
+class CountingReplica:
+    """A model with an element a mini-batch, which each of its steps moves by one.
+
+    Args:
+        size: elements.
+        element: of a mini-batch.
+        compute: takes the time of a step; returns what it adds, for an element: its amount, or NaN.
+        statistics: elements of its moving statistics, which follow the numbers of the elements.
+    """
+
+    def __init__(
+        self, size: int, element: Callable[[VirtualBatch], int], compute: Callable[[int], float], statistics: int = 0
+    ) -> None:
+        self.size = size
+        self.learning_rate = 1.0
+        self._element, self._compute = element, compute
+        self._theta = np.zeros(size, np.float32)
+        self._statistics = np.zeros(statistics, np.float32)
+
+    def load(self, vector: np.ndarray) -> None:
+        """See `Replica`."""
+        self._theta[...] = vector
+
+    def read(self, out: np.ndarray) -> None:
+        """See `Replica`."""
+        out[...] = self._theta
+
+    def moved(self, since: np.ndarray, out: np.ndarray) -> None:
+        """See `Replica`."""
+        np.subtract(self._theta, since, out=out)
+
+    def load_moving_statistics(self, vector: np.ndarray) -> None:
+        """See `Replica`."""
+        self._statistics[...] = vector
+
+    def read_moving_statistics(self, out: np.ndarray) -> None:
+        """See `Replica`."""
+        out[...] = self._statistics
+
+    def train(self, batches: Sequence[VirtualBatch]) -> np.ndarray:
+        """See `Replica`."""
+        for batch in batches:
+            element = self._element(batch)
+            self._theta[element] += self._compute(element)
+            self._statistics += (element + 1 - self._statistics) / 4
+        return np.zeros((len(batches), 1))
+
+    def gradient(self, batch: VirtualBatch, out: np.ndarray) -> np.ndarray:
+        """See `Replica`."""
+        element = self._element(batch)
+        step = self._compute(element)
+        out[...] = 0.0
+        out[element] = -step
+        self._statistics += (element + 1 - self._statistics) / 4
+        return np.zeros(1)
+
+
+def run_attempt(
+    plan: Plan,
+    driver: Process,
+    layout: Layout,
+    watch: Watch,
+    world: VirtualWorld,
+    address: Address,
+    worker: int,
+    attempt: int,
+) -> None:
+    """What a task does with its partition.
+
+    Args:
+        plan, watch: of the run.
+        driver, layout: of its job.
+        world: the task's.
+        address: the server's.
+        worker, attempt: numbers of partition and attempt.
+
+    Raises:
+        DistkerasError: it failed; Spark may try again.
+    """
+    epochs, settings = watch.epochs[driver], _settings(plan, layout)
+    rule, windows = settings.rule, _windows(settings, world)
+    client = WatchedClient(
+        plan,
+        watch,
+        driver,
+        layout,
+        address,
+        worker=worker,
+        attempt=attempt,
+        size=watch.size,
+        moving_statistics=plan.statistics,
+        deadlines=settings.deadlines,
+        wire_format=settings.wire_format,
+        world=world,
+    )
+
+    def begin(welcome: Welcome) -> Loop:
+        client.begin()
+        replica = CountingReplica(
+            watch.size,
+            lambda batch: layout.element(worker, batch.epoch, batch.index),
+            lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
+            plan.statistics,
+        )
+        return work(
+            rule,
+            replica,
+            _batches(epochs, layout, worker, welcome),
+            lambda: client.payload(rule.traits.parts),
+            moving_statistics=plan.statistics,
+            overlap=settings.overlap,
+            windows=windows,
+            now=world.time,
+        )
+
+    try:
+        welcome = client.join()
+        if not welcome.finished:
+            client.fetch_model()
+            run_worker(client, welcome, begin)
+        who = (layout.number, worker)
+        watch.let_go[who] = max(epochs, watch.let_go.get(who, 0))
+    except _UNREPORTED:
+        raise
+    except DistkerasError as error:
+        client.report(error)
+        raise
+    finally:
+        client.close()
+
+
+def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
+    """What the workers of a job are told."""
+    return WorkerSettings(
+        plan.make_rule(),
+        len(layout.batches),
+        wire_format=plan.wire_format,
+        overlap=plan.overlap,
+        communication_share=plan.share,
+        deadlines=plan.deadlines,
+    )
+
+
+def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:
+    """What chooses a worker's window; None: it is the rule's."""
+    share = settings.communication_share
+    return None if share is None else AutoWindow(settings.rule, share, overlap=settings.overlap, now=world.monotonic)
+
+
+def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:
+    """The mini-batches of a partition, from where it stands."""
+    count = layout.batches[worker]
+    for epoch in range(epochs):
+        for index in range(count):
+            if (epoch, index) >= (welcome.epoch, welcome.batch):
+                read = index if not epoch else count - 1  # from the second epoch on, all rows are known
+                yield VirtualBatch(index, epoch, index == count - 1, checksum=layout.checksum(worker, read))
+
+
+def _step(plan: Plan, world: VirtualWorld, worker: int) -> float:
+    """Takes the time of a step; returns what it adds: 1, or a NaN where a fault says so."""
+    draw, poisoned = world.surroundings.scheduler.random.random, world.surroundings.poisoned
+    world.sleep(3.0 * plan.deadlines.lease if draw() < plan.long else plan.compute * (0.5 + draw()))
+    if worker not in poisoned:
+        return 1.0
+    poisoned.remove(worker)
+    return math.nan

@@ -1,0 +1,244 @@
+"""What a process of a run is handed as its `World`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from distkeras.ps.errors import ServerLostError
+from distkeras.ps.server.process import GOODBYE
+from distkeras.ps.world.streams import Listener, Stream
+from distkeras.ps.world.world import Condition, Flag, Lock, Thread, World
+from simulation.disk import Disk, VirtualFiles
+from simulation.network import Network
+from simulation.plan import Layout
+from simulation.scheduler import Process, Scheduler, Task
+from simulation.threads import VirtualCondition, VirtualFlag, VirtualLock, VirtualThread
+
+#: Seconds since the epoch, and of the monotonic clock, when a run begins.
+_EPOCH, _BOOT = 1_700_000_000.0, 1000.0
+#: Lines that a pipe holds.
+_LINES = 20
+#: Seconds that a server has to end once its driver is gone: the alarm of ``python -m distkeras.ps child``.
+_ALARM = 120.0
+
+
+class Surroundings:
+    """What all processes of a run share.
+
+    Args:
+        scheduler, network, disk: of the run.
+        serve: the body of a server's process: given it and what it needs, returns the exit status.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, network: Network, disk: Disk, serve: Callable[[VirtualChild], int]
+    ) -> None:
+        self.scheduler, self.network, self.disk, self.serve = scheduler, network, disk, serve
+        #: By how many seconds a host's clock is wrong.
+        self.skews: dict[str, float] = {}
+        #: Every server's process, the latest one last.
+        self.servers: list[Any] = []
+        self.child_of: dict[Process, Any] = {}
+        #: The Spark job that runs a driver's server, where that is a task.
+        self.actions: dict[Process, Any] = {}
+        #: How many small tasks there were.
+        self.tasks = 0
+        #: Seconds that the next servers take to come up.
+        self.startup = 0.5
+        #: How each driver's process deals the data out.
+        self.layouts: dict[Process, Layout] = {}
+        #: Partitions whose next step makes a NaN; one may be there several times.
+        self.poisoned: list[int] = []
+        #: What strikes the next servers, each some time after it was started.
+        self.awaiting: list[tuple[float, Callable[[Process], None]]] = []
+
+    def strike_awaiting(self, process: Process) -> None:
+        """A server's process begins: what waits for the next one strikes it."""
+        if self.awaiting:
+            seconds, strike = self.awaiting.pop(0)
+            self.scheduler.later(seconds, lambda: strike(process))
+
+
+class VirtualWorld(World):
+    """One process' world.
+
+    Args:
+        surroundings: of the run.
+        process: whose it is.
+        scope: whom its connections belong to, for faults that strike one partition.
+    """
+
+    def __init__(self, surroundings: Surroundings, process: Process, scope: str) -> None:
+        self.surroundings, self.process, self.scope = surroundings, process, scope
+        self._scheduler = surroundings.scheduler
+
+    def monotonic(self) -> float:
+        """See `World`."""
+        return _BOOT + self._scheduler.now
+
+    def time(self) -> float:
+        """See `World`."""
+        return _EPOCH + self._scheduler.now + self.surroundings.skews.get(self.process.host, 0.0)
+
+    def uniform(self, low: float, high: float) -> float:
+        """See `World`."""
+        return low + (high - low) * self._scheduler.random.random()
+
+    def token(self, nbytes: int | None = None) -> bytes:
+        """See `World`."""
+        return self._scheduler.random.randbytes(32 if nbytes is None else nbytes)
+
+    def sleep(self, seconds: float) -> None:
+        """See `World`."""
+        self._scheduler.wait(None, seconds)
+
+    def lock(self) -> Lock:
+        """See `World`."""
+        return VirtualLock(self._scheduler)
+
+    def reentrant_lock(self) -> Lock:
+        """See `World`."""
+        return VirtualLock(self._scheduler, reentrant=True)
+
+    def condition(self, lock: Lock | None = None) -> Condition:
+        """See `World`."""
+        lock = VirtualLock(self._scheduler, reentrant=True) if lock is None else lock
+        assert isinstance(lock, VirtualLock)
+        return VirtualCondition(self._scheduler, lock)
+
+    def event(self) -> Flag:
+        """See `World`."""
+        return VirtualFlag(self._scheduler)
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        """See `World`."""
+        return VirtualThread(self._scheduler, self.process, target, name)
+
+    def connect(self, address: tuple[str, int], timeout: float) -> Stream:
+        """See `World`."""
+        return self.surroundings.network.connect(self.process, address, timeout, self.scope)
+
+    def listen(self, host: str, port: int) -> Listener:
+        """See `World`."""
+        return self.surroundings.network.listen(self.process, host, port)
+
+    def files(self, uri: str) -> VirtualFiles:
+        """See `World`."""
+        return self.surroundings.disk.files(uri)
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> VirtualChild:
+        """See `World`."""
+        return VirtualChild(self.surroundings, self.process)
+
+
+class VirtualChild:
+    """A server's process: `world.processes.Child`."""
+
+    def __init__(self, surroundings: Surroundings, driver: Process) -> None:
+        self.surroundings, self.driver = surroundings, driver
+        self._scheduler = surroundings.scheduler
+        surroundings.servers.append(self)
+        self.pid = len(surroundings.servers)
+        self.process = Process(f"server{self.pid}", driver.host)
+        self.process.watched = True
+        surroundings.child_of[self.process] = self
+        self.world = VirtualWorld(surroundings, self.process, "server")
+        #: What the server's process serves, once it is up.
+        self.server: Any = None
+        #: Its input, as far as it is not read.
+        self.lines: list[bytes] = []
+        self._told: list[bytes] = []
+        self._news: list[Task] = []
+        driver.at_end.append(lambda: self._scheduler.wake_all(self._news))
+        self.process.at_end.append(lambda: self._scheduler.wake_all(self._news))
+        self._scheduler.start(self.process, self._main, "main")
+        surroundings.strike_awaiting(self.process)
+
+    def _main(self) -> None:
+        self._scheduler.wait(None, self.surroundings.startup)
+        self._scheduler.kill(self.process, self.surroundings.serve(self))
+
+    # ---- the process' own end
+
+    def input_line(self) -> bytes | None:
+        """The next line of its input; None after the goodbye, or when its driver is gone."""
+        while not self.lines:
+            if not self.driver.alive:
+                return None
+            self._scheduler.wait(self._news, None)
+        line = self.lines.pop(0)
+        return None if line == GOODBYE else line
+
+    def require_driver(self) -> None:
+        """Whether its driver lives."""
+        if not self.driver.alive:
+            raise ServerLostError("a server's driver must live. Received: its end")
+
+    def tell(self, line: bytes) -> None:
+        """Writes a line to its output; waits while nobody reads that has many."""
+        while len(self._told) >= _LINES:
+            self._scheduler.wait(self._news, None)
+        self._told.append(line)
+        self._scheduler.wake_all(self._news)
+
+    def wait_until_over(self, server: Any) -> int:
+        """Serves until its driver says goodbye, or is gone."""
+        self.server = server
+        while self.input_line() is not None:
+            pass
+        self._scheduler.later(_ALARM, lambda: self._scheduler.kill(self.process, -14))
+        return 0
+
+    # ---- its driver's
+
+    @property
+    def exit_code(self) -> int | None:
+        """See `Child`."""
+        return self.process.exit_code
+
+    def write(self, line: bytes) -> None:
+        """See `Child`."""
+        self._scheduler.pass_on()
+        if not self.process.alive:
+            raise BrokenPipeError
+        self.lines.append(line)
+        self._scheduler.wake_all(self._news)
+
+    def line(self, timeout: float) -> bytes:
+        """See `Child`."""
+        deadline = self._scheduler.now + timeout
+        while not self._told and self.process.alive:
+            if self._scheduler.now >= deadline:
+                raise TimeoutError
+            self._scheduler.wait(self._news, deadline - self._scheduler.now)
+        line = self._told.pop(0) if self._told else b""
+        self._scheduler.wake_all(self._news)
+        return line
+
+    def errors(self) -> Iterator[bytes]:
+        """See `Child`."""
+        while self.process.alive:
+            self._scheduler.wait(self.process.waiters, None)
+        yield from ()
+
+    def end_input(self, goodbye: bytes) -> None:
+        """See `Child`."""
+        if self.process.alive and not self._scheduler.silent:
+            self.lines.append(goodbye)
+            self._scheduler.wake_all(self._news)
+
+    def wait(self, timeout: float) -> bool:
+        """See `Child`."""
+        deadline = self._scheduler.now + timeout
+        while self.process.alive and self._scheduler.now < deadline:
+            self._scheduler.wait(self.process.waiters, deadline - self._scheduler.now)
+        return not self.process.alive
+
+    def kill(self) -> None:
+        """See `Child`."""
+        if not self._scheduler.silent:
+            self._scheduler.kill(self.process)
+
+    def close(self) -> None:
+        """See `Child`."""
