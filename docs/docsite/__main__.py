@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # Python puts this folder there; it is a package
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path[0:1] = [str(_ROOT / name) for name in ("docs", "benchmarks", "tests")]  # Python puts this folder there
 
 from docsite.command import main  # noqa: E402 - found on the path that was set above
 

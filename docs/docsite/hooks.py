@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # mkdocs puts this folder there; it is a package
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path[0:1] = [str(_ROOT / name) for name in ("docs", "benchmarks", "tests")]  # mkdocs puts this folder there
 
 from docsite import generated, pages  # noqa: E402 - found on the path that was set above
 from docsite.formulas import Formulas  # noqa: E402 - the same
