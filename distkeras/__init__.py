@@ -6,7 +6,8 @@ folder imports only from those above it, and from ``ps``::
     spark        Spark's sessions, slots, Python workers and errors
     data         columns of a DataFrame to mini-batches, in a reproducible order
     keras_model  a Keras model as bytes, as a recipe, and as a replica that steps
-    settings     what a trainer is told, checked once
+    settings     the options of a trainer, checked once
+    options      the declaration of each option: name, type, default, text
     callbacks    stop conditions and the user's own hooks
     keras_callbacks  Keras' own callbacks, called on the driver
     mlflow_logger  a job as a run of MLflow
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from distkeras.ps.simulation import timing as timing
     from distkeras.ps.simulation.simulate import simulate as simulate
     from distkeras.ps.transport.deadlines import Deadlines as Deadlines
+    from distkeras.settings import Executors as Executors
+    from distkeras.settings import Monitoring as Monitoring
+    from distkeras.settings import Network as Network
     from distkeras.trainer import Trainer as Trainer
     from distkeras.trainers import ADAG as ADAG
     from distkeras.trainers import AEASGD as AEASGD
@@ -83,6 +87,7 @@ _NAMES = {
     "distkeras.ps.simulation": ("timing",),
     "distkeras.ps.simulation.simulate": ("simulate",),
     "distkeras.ps.transport.deadlines": ("Deadlines",),
+    "distkeras.settings": ("Executors", "Monitoring", "Network"),
     "distkeras.trainer": ("Trainer",),
     "distkeras.trainers": (
         "ADAG",

@@ -1,9 +1,8 @@
-"""The keywords of `Trainer` as flags, from its signature and docstring; and any options as a TOML file."""
+"""The options of `Trainer` as flags; and any options as a TOML file."""
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import re
 import tomllib
@@ -11,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distkeras.options import Option, options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import json_or_text
+from distkeras.settings import grouped
 from distkeras.trainer import Trainer
 
 #: Flag to keyword, where they differ.
@@ -134,22 +135,21 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def add_trainer_flags(parser: Any) -> None:
-    """Adds a flag for each keyword of `Trainer`: its help is the first sentence of the docstring, and the default.
+    """Add a flag for each option of `Trainer`: its help is the first sentence of the docstring, and the default.
 
     Args:
         parser: of argparse, or a group of one.
     """
     parser.add_argument("--optimizer", help="Keras' name of the workers' (default: the model's, or sgd)")
     parser.add_argument("--optimizer-set", **PAIRS, help="arguments of the optimizer")
-    texts = texts_of_arguments(Trainer)
-    for name, parameter in _keywords().items():
-        text, default = texts[name].partition(". ")[0].rstrip("."), parameter.default
-        told = re.search(r"Default: (.*?)\.(?: |$)", texts[name])
+    for name, option in _options().items():
+        text, default = option.text.partition(". ")[0].rstrip("."), option.default
+        described = re.search(r"Default: (.*?)\.(?: |$)", option.text)
         if default is not None and default is not False:
             text += f" (default: {'on' if default is True else default})"
-        elif told:
-            text += f" (default: {told[1]})"
-        kind = _KINDS.get(name) or _KINDS[parameter.annotation.removesuffix(" | None")]
+        elif described:
+            text += f" (default: {described[1]})"
+        kind = _KINDS.get(name) or _KINDS[option.annotation.removesuffix(" | None")]
         for keyword, renamed in _FLAGS.items():
             text = re.sub(rf"\b{keyword}\b", f"--{renamed.replace('_', '-')}", text)
         flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
@@ -157,12 +157,17 @@ def add_trainer_flags(parser: Any) -> None:
 
 
 def trainer_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `Trainer` that were given.
+    """Return the arguments of `Trainer` that the flags stand for; see `given_options` for what it raises."""
+    return grouped(given_options(arguments))
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `Trainer` that were given, by name.
 
     Raises:
         ConfigurationError: a class that is no number, or an optimizer that Keras cannot make.
     """
-    flags = {name: getattr(arguments, _FLAGS.get(name, name)) for name in _keywords()}
+    flags = {name: getattr(arguments, _FLAGS.get(name, name)) for name in _options()}
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     for name in ("features_col", "label_col"):
         if name in given:
@@ -193,15 +198,5 @@ def _optimizer(name: str, options: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _keywords() -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(Trainer).parameters
-    return {name: parameter for name, parameter in parameters.items() if name not in LEFT_OUT}
-
-
-def texts_of_arguments(kind: type) -> dict[str, str]:
-    """What the docstring's section "Args" says of each argument, on one line and without markup."""
-    section = (inspect.getdoc(kind) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
-    texts: dict[str, str] = {}
-    for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.M):
-        texts |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
-    return texts
+def _options() -> dict[str, Option]:
+    return {name: option for name, option in options_of(Trainer).items() if name not in LEFT_OUT}

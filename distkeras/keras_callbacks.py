@@ -38,11 +38,11 @@ REFUSED = {
     "LearningRateScheduler": "the workers have the optimizers: give `worker_optimizer` a schedule of "
     "`keras.optimizers.schedules`",
     "OrbaxCheckpoint": "the server saves the job: `train(checkpoint=…)`",
-    "ProgbarLogger": "`Trainer(progress=True)` shows the progress",
+    "ProgbarLogger": "`Trainer(monitoring=Monitoring(progress=True))` shows the progress",
     "ReduceLROnPlateau": "the workers have the optimizers: give `worker_optimizer` a schedule of "
     "`keras.optimizers.schedules`",
     "SwapEMAWeights": "the workers have the optimizers, and their averages",
-    "TerminateOnNaN": 'every commit is looked at: `Trainer(bad_numbers="raise")`, the default',
+    "TerminateOnNaN": "every commit is checked: `Trainer(max_skipped=0)`, the default",
 }
 #: Keras' own whose hooks of batches have nothing to do, as long as they are told so: argument, attribute, its value.
 _OF_EPOCHS: dict[str, list[tuple[str, str, Any]]] = {

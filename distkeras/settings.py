@@ -1,7 +1,9 @@
-"""What a `Trainer` is told beside the model and its compilation: typed, validated once, in the trainer's constructor.
+"""The options of a `Trainer`: typed, and checked once, in the trainer's constructor.
 
-An option is one keyword of `Trainer`, with its text in that docstring, and one field of the settings that act on it:
-`TrainSettings` for the data and the driver, `ServerSettings` and `WorkerSettings` of `ps.settings` for the others.
+An option is declared once, with its type, default and text: as an argument of `Trainer`, or as a field of one of the
+groups `Network`, `Executors` and `Monitoring`. Command line, estimator, job server and docs read it there (`options`).
+The settings that act on it have a field of its name: `TrainSettings` for the data and the driver, `ServerSettings` and
+`WorkerSettings` of `ps.settings` for the others.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 
 from distkeras.data.binding import listed, names_of
 from distkeras.data.schema import decoders, require_class_weight
+from distkeras.data.spec import DataSpec
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -42,13 +45,105 @@ _OF_NO_MATTER = {
     "resources",
 }
 
-#: The share of a worker's time that communication may take, where its window is to be measured and nobody says.
-_DEFAULT_SHARE = 0.1
+
+@dataclass(frozen=True)
+class Network:
+    """How workers, driver and parameter server reach one another: the argument ``network`` of `Trainer`.
+
+    Args:
+        server: where the parameter server runs: "driver", in a process next to the driver; or "cluster", as a Spark
+            task of its own, for drivers that executors cannot reach (Spark Connect to a remote cluster). The task takes
+            a slot, and needs a `checkpoint` in a folder that every executor reaches, where it announces its address.
+        host: the driver's address for executors. Default: loopback for a local master, else ``spark.driver.host``.
+        port: of the parameter server; 0 for one that is free.
+        tls: encrypt what travels between workers, driver and server; needs the package cryptography on the driver.
+        authenticate_vectors: without `tls`, let the tags of frames cover the long vectors of commits and of the center
+            too, so that no one can change them on their way; costs about 0.6 ms per megabyte on each side.
+        wire_format: the format of vectors between workers and server: "float32", as they are; "bfloat16", rounded to
+            half the bytes; "int8", to a quarter: a commit also carries what was rounded off the commits before it, and
+            a reply carries the change of the center, so that roundings do not add up. The center itself stays float32.
+            Rules that rely on the exact vector that was sent take float32 only: elastic ones, ADAG, DANA-DC, DC-ASGD.
+        overlap: compute the next window while a commit and its reply travel, for slow links. A window then begins from
+            the reply to the commit before the one that travels; its staleness counts all commits since that reply,
+            including the worker's own. Each worker keeps its own moving statistics. For `downpour`, `agn` and `asgd`.
+    """
+
+    server: str = "driver"
+    host: str | None = None
+    port: int = ServerSettings.port
+    tls: bool = False
+    authenticate_vectors: bool = ServerSettings.authenticate_vectors
+    wire_format: str = WorkerSettings.wire_format
+    overlap: bool = WorkerSettings.overlap
+
+
+@dataclass(frozen=True)
+class Executors:
+    """What each worker may use of its executor: the argument ``executors`` of `Trainer`.
+
+    Args:
+        threads: compute threads of one worker. Default: the cores that Spark gives to a task.
+        resources: a `pyspark.resource.ResourceProfile` for the stage that trains: cores and GPUs of a worker's task
+            and, with dynamic allocation, of its executors. Not on a local master. Default: as Spark's settings say.
+        spool_bytes: memory in bytes in which a worker may keep rows for later epochs, before a file takes them.
+    """
+
+    threads: int | None = None
+    resources: Any = None
+    spool_bytes: int = DataSpec.spool_bytes
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """What a job reports while it runs: the argument ``monitoring`` of `Trainer`.
+
+    Args:
+        progress: show a progress bar. Default: on a terminal and in a notebook.
+        log_every: seconds between log lines about the progress (level INFO), where no bar is shown; None: no lines.
+        stall_after: seconds without a commit after which a worker is named in the log and in `events`; None: never.
+        measure_gap: fill the column `gap` of `commits`, at the cost of one more pass over the vector at each commit.
+            The gap is to the vector that was sent before `wire_format` rounded it.
+    """
+
+    progress: bool | None = None
+    log_every: float | None = 30.0
+    stall_after: float | None = 300.0
+    measure_gap: bool = ServerSettings.measure_gap
+
+
+#: The arguments of `Trainer` that are groups of options.
+GROUPS: dict[str, type[Any]] = {"network": Network, "executors": Executors, "monitoring": Monitoring}
+
+
+def flattened(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Trainer` with the options of its groups in place of the groups.
+
+    Raises:
+        ConfigurationError: a group is of another class.
+    """
+    options = {name: value for name, value in arguments.items() if name not in GROUPS}
+    for name, kind in GROUPS.items():
+        group = arguments.get(name)
+        group = kind() if group is None else group
+        if not isinstance(group, kind):
+            raise invalid(name, group, f"a `distkeras.{kind.__name__}`, or None")
+        options |= {field.name: getattr(group, field.name) for field in dataclasses.fields(kind)}
+    return options
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `Trainer` that mean what the given ``options`` do, of its groups and its own."""
+    arguments = dict(options)
+    for name, kind in GROUPS.items():
+        names = [field.name for field in dataclasses.fields(kind) if field.name in arguments]
+        if names:
+            arguments[name] = kind(**{field: arguments.pop(field) for field in names})
+    return arguments
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What acts on the data and on the driver; each field is the keyword of `Trainer` that has its name.
+    """What acts on the data and on the driver; each field is the option of `Trainer` that has its name.
 
     Raises:
         ConfigurationError: one of them cannot work.
@@ -60,21 +155,20 @@ class TrainSettings:
     class_weight: dict[int, float] | None = None
     decode: dict[str, Callable[[Any], Any]] | None = None
     num_workers: int | None = None
-    batch_size: int = 32
-    num_epoch: int = 1
-    seed: int = 0
-    shuffle: bool = True
+    batch_size: int = DataSpec.batch_size
+    num_epoch: int = DataSpec.epochs
+    seed: int = DataSpec.seed
+    shuffle: bool = DataSpec.shuffle
     partitioned_already: bool = False
-    spool_bytes: int = 256 << 20
-    bad_numbers: str = "raise"
-    max_skipped: int = 100
-    progress: bool | None = None
-    log_every: float | None = 30.0
-    server: str = "driver"
-    host: str | None = None
-    tls: bool = False
-    stall_after: float | None = 300.0
-    resources: Any = None
+    spool_bytes: int = Executors.spool_bytes
+    max_skipped: int = ServerSettings.max_skipped
+    progress: bool | None = Monitoring.progress
+    log_every: float | None = Monitoring.log_every
+    server: str = Network.server
+    host: str | None = Network.host
+    tls: bool = Network.tls
+    stall_after: float | None = Monitoring.stall_after
+    resources: Any = Executors.resources
     frozen_weights: str | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +177,7 @@ class TrainSettings:
             "label_col": names_of(self.label_col, "label_col"),
             "class_weight": None if self.class_weight is None else require_class_weight(self.class_weight),
         }
-        for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 1)):
+        for name, least in (("batch_size", 1), ("num_epoch", 1), ("seed", 0), ("spool_bytes", 0), ("max_skipped", 0)):
             checked[name] = require_integer(name, getattr(self, name), least)
         checked["decode"] = decoders(self.decode, listed(checked["features_col"])) or None
         if self.num_workers is not None:
@@ -100,7 +194,6 @@ class TrainSettings:
                 require_text(name, getattr(self, name), f"{text}, or None")
         _require_place(self.server, self.host)
         _require_profile(self.resources)
-        require_choice("bad_numbers", self.bad_numbers, ("raise", "skip"))
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # frozen from here on
 
@@ -199,18 +292,16 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def rule_of(rule: Rule | str, window: int | str | None) -> Rule:
-    """The rule, with the window that `Trainer` is told: a number of steps, "auto" (its own, at first), or None.
+def rule_of(rule: Rule | str) -> Rule:
+    """Return the rule.
 
     Raises:
-        ConfigurationError: there is no such rule, or ``window`` is none of these.
+        ConfigurationError: there is no such rule.
     """
     made = make(rule) if isinstance(rule, str) else rule
     if not isinstance(made, Rule):
         raise invalid("rule", rule, "a `Rule` or the name of one")
-    if window is None or (isinstance(window, str) and window == "auto"):
-        return made
-    return dataclasses.replace(made, window=require_integer("communication_window", window))
+    return made
 
 
 def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
@@ -234,7 +325,6 @@ def server_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
     given = _fields(ServerSettings, arguments) | {
         "rule": rule,
         "workers": training.num_workers or 1,
-        "max_skipped": training.max_skipped if training.bad_numbers == "skip" else 0,
     }
     given.pop("host")
     return ServerSettings(**given)
@@ -246,15 +336,7 @@ def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
     Raises:
         ConfigurationError: one of them cannot work.
     """
-    window, share = arguments["communication_window"], arguments["communication_share"]
-    measured = isinstance(window, str) and window == "auto"
-    if share is not None and not measured:
-        raise invalid("communication_share", share, 'None, unless `communication_window` is "auto"')
-    given = _fields(WorkerSettings, arguments) | {
-        "rule": rule,
-        "workers": training.num_workers or 1,
-        "communication_share": _DEFAULT_SHARE if share is None and measured else share,
-    }
+    given = _fields(WorkerSettings, arguments) | {"rule": rule, "workers": training.num_workers or 1}
     return WorkerSettings(**given)
 
 

@@ -33,8 +33,12 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.results.job_results import JobOutcome, JobResults
 from distkeras.settings import (
+    Executors,
     JobFacts,
+    Monitoring,
+    Network,
     TrainSettings,
+    flattened,
     rule_of,
     server_settings,
     told_options,
@@ -78,7 +82,8 @@ class Trainer(JobResults):
 
     Args:
         model: a built `keras.Model`. It is not changed.
-        rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``.
+        rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``. Its `window` is the number of steps
+            between two exchanges, or "auto".
         worker_optimizer: of each worker: a Keras optimizer or its name. Gradient rules take only its clipping and, if
             `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, in the
             state that it is in, or "sgd". Not one that stores weights or averages of them (`use_ema`,
@@ -90,7 +95,7 @@ class Trainer(JobResults):
             classes for the sparse cross-entropy, else values that fill the output's shape.
         sample_weight_col: column with one weight a row.
         class_weight: weight of each class, for one label column of class numbers (of any type) or one-hot arrays; 1 for
-            those that it does not name.
+            the classes that it does not name.
         decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
             one for some columns: of encoded images, for example. Runs on executors, in the thread that reads ahead.
         num_workers: workers, each of which trains on one partition. Default: Spark's default parallelism.
@@ -102,44 +107,17 @@ class Trainer(JobResults):
         seed: of the row order.
         shuffle: a new row order for each epoch.
         partitioned_already: `df` has `num_workers` partitions whose rows always come in the same order.
-        spool_bytes: memory in which a worker may keep rows for later epochs, before a file takes them.
-        bad_numbers: what a commit with a NaN or infinity does: "raise" ends the job with a NonFiniteError that names
-            worker, step and layer; "skip" leaves the commit out. Its mini-batches are marked in `ledger`, its worker
-            goes on from a fresh center with a new optimizer. To clip gradients, give the worker optimizer ``clipnorm``,
-            ``global_clipnorm`` or ``clipvalue``: that holds under every rule.
-        max_skipped: commits that may be skipped; one more ends the job.
-        measure_gap: fill the column `gap` of `commits`, for one more pass over the vector at each commit. The gap is
-            to the vector that was sent before `wire_format` rounded it.
-        wire_format: what vectors look like between workers and server: "float32", as they are; "bfloat16", rounded to
-            half the bytes; "int8", to a quarter: a commit also carries what was rounded off those before it, a reply
-            the change of the center, so that roundings do not add up. The center itself stays float32. Rules that rely
-            on what exactly was sent take float32 only: elastic ones, ADAG, DANA-DC and DC-ASGD.
-        overlap: compute the next window while a commit and its reply travel, where a link is slow. A window then begins
-            from the reply to the commit before the one that travels; its staleness counts all commits since that reply,
-            the worker's own one among them. Each worker keeps its own moving statistics. For `downpour`, `agn` and
-            `asgd`.
-        communication_window: steps between two exchanges, instead of the rule's `window`; "auto" has each worker
-            measure its first exchanges and choose: `events` says what. Rules that need a fixed window refuse "auto".
-        communication_share: of a worker's time, that "auto" lets communication take; with `overlap`, it chooses the
-            smallest window that hides an exchange. Default: 0.1.
-        progress: show a progress bar. Default: on a terminal and in a notebook.
-        log_every: seconds between log lines about the progress (level INFO), where no bar is shown; None: no lines.
-        server: where the parameter server runs: "driver", in a process beside the driver; or "cluster", as a Spark task
-            of its own, for drivers that executors cannot reach (Spark Connect to a remote cluster): it takes a slot,
-            and needs a `checkpoint` in a folder that every executor reaches, where it says its address.
-        host: the driver's address for executors. Default: loopback for a local master, else ``spark.driver.host``.
-        port: of the parameter server; 0 for one that is free.
-        tls: encrypt what travels between workers, driver and server; needs the package cryptography on the driver.
-        authenticate_vectors: without `tls`, have the tags of frames also cover the long vectors of commits and of the
-            center, which nobody can then change on their way either; costs some 0.6 ms a megabyte at each end.
-        threads: compute threads of one worker. Default: the cores that Spark gives to a task.
-        resources: a `pyspark.resource.ResourceProfile` for the stage that trains: cores and GPUs of a worker's task
-            and, with dynamic allocation, of its executors. Not on a local master. Default: as Spark's settings say.
+        max_skipped: commits with a NaN or infinity that are left out before one of them ends the job with a
+            NonFiniteError that names worker, step and layer. The mini-batches of a skipped commit are marked in
+            `ledger`, and its worker continues from a fresh center with a new optimizer. To clip gradients, give the
+            worker optimizer ``clipnorm``, ``global_clipnorm`` or ``clipvalue``: that holds under every rule.
+        network: `Network`: where the parameter server runs, and how vectors travel.
+        executors: `Executors`: threads, resources and memory of a worker.
+        monitoring: `Monitoring`: progress, stalled workers, the gap.
         custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
         frozen_weights: path or URI of a ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a
             frozen base, that each executor reads for itself. What is in it, to the bit, is not sent with the model.
-        deadlines: of every wait.
-        stall_after: seconds without a commit after which a worker is named in the log and in `events`; None: never.
+        deadlines: `Deadlines`, of every wait.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -162,40 +140,26 @@ class Trainer(JobResults):
         class_weight: Mapping[int, float] | None = None,
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
         num_workers: int | None = None,
-        batch_size: int = 32,
-        num_epoch: int = 1,
+        batch_size: int = TrainSettings.batch_size,
+        num_epoch: int = TrainSettings.num_epoch,
         learning_rate: float | Schedule | None = None,
         staleness_bound: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        partitioned_already: bool = False,
-        spool_bytes: int = 256 << 20,
-        bad_numbers: str = "raise",
-        max_skipped: int = 100,
-        measure_gap: bool = False,
-        wire_format: str = "float32",
-        overlap: bool = False,
-        communication_window: int | str | None = None,
-        communication_share: float | None = None,
-        progress: bool | None = None,
-        log_every: float | None = 30.0,
-        server: str = "driver",
-        host: str | None = None,
-        port: int = 0,
-        tls: bool = False,
-        authenticate_vectors: bool = False,
-        threads: int | None = None,
-        resources: Any = None,
+        seed: int = TrainSettings.seed,
+        shuffle: bool = TrainSettings.shuffle,
+        partitioned_already: bool = TrainSettings.partitioned_already,
+        max_skipped: int = TrainSettings.max_skipped,
+        network: Network | None = None,
+        executors: Executors | None = None,
+        monitoring: Monitoring | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         frozen_weights: str | None = None,
         deadlines: Deadlines | None = None,
-        stall_after: float | None = 300.0,
     ) -> None:
-        arguments = dict(locals())  # each setting finds its keyword by name
+        arguments = flattened(locals())  # each setting finds its option by name
         if deadlines is None:
             arguments["deadlines"] = Deadlines()
         super().__init__()
-        self.rule = rule_of(rule, communication_window)
+        self.rule = rule_of(rule)
         self.settings = train_settings(arguments)
         self.worker_settings = worker_settings(self.rule, self.settings, arguments)
         self._model_file = archive.to_bytes(model)

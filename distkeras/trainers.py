@@ -9,7 +9,9 @@ A rule's hyper-parameters are keywords here, and so is every option of `Trainer`
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +31,9 @@ from distkeras.data.columns import quoted
 from distkeras.data.dataframe import field_of, require_batch
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.base import AUTO
 from distkeras.ps.validate import require_integer
+from distkeras.settings import Network
 from distkeras.spark.actions import in_callers_scope
 from distkeras.spark.failures import short_errors
 
@@ -57,6 +61,33 @@ __all__ = [
 ]
 
 
+#: The first arguments of most of dist-keras' trainers after the model, with their defaults, in dist-keras' order.
+_COMPILATION = {"worker_optimizer": None, "loss": None, "metrics": ("accuracy",)}
+_COLUMNS = {"features_col": "features", "label_col": "label"}
+_DISTRIBUTED = _COMPILATION | {"num_workers": 2, "batch_size": 32} | _COLUMNS | {"num_epoch": 1}
+_LAST = {"master_port": None, "loss_weights": None}
+_WINDOW = {"communication_window": None}
+_ELASTIC = {"communication_window": 32, "rho": 5.0, "learning_rate": 0.1}
+
+
+def _signature(positional: Mapping[str, Any]) -> inspect.Signature:
+    """Return the signature of a constructor with dist-keras' positional arguments."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("keras_model", kind)]
+    parameters += [inspect.Parameter(name, kind, default=default) for name, default in positional.items()]
+    return inspect.Signature([*parameters, inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)])
+
+
+def _by_name(signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, with the defaults of those that were not given."""
+    bound = signature.bind(*arguments, **options)
+    bound.apply_defaults()
+    return {
+        **{name: value for name, value in bound.arguments.items() if name != "options"},
+        **bound.arguments["options"],
+    }
+
+
 class Trainer(TrainerAccessors):
     """The base of dist-keras' trainers; it was abstract. `distkeras.Trainer` is another class, which it extends.
 
@@ -68,116 +99,86 @@ class Trainer(TrainerAccessors):
     rule_name: ClassVar[str]
     #: Where dist-keras had another window than the rule's own.
     default_window: ClassVar[int | None] = None
+    #: dist-keras' positional arguments after the model, with their defaults.
+    positional: ClassVar[Mapping[str, Any]] = {}
+    __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls.__signature__ = _signature(cls.positional)
         if "rule_name" in vars(cls):
             cls.__doc__ = documented(cls.__doc__ or "", all_rules()[cls.rule_name])
 
     def __new__(cls, *_arguments: Any, **_options: Any) -> Self:
-        """Refuses the classes that were abstract, whatever they are given."""
+        """Refuse the classes that were abstract, with any arguments."""
         if not hasattr(cls, "rule_name"):
             raise refusal(f"trainers.{cls.__name__}", f"it was abstract, and {RULES}")
         return super().__new__(cls)
 
-    def __init__(self, keras_model: keras.Model, **arguments: Any) -> None:
-        require_model(keras_model, "keras_model")
+    @short_errors
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        given = _by_name(self.__signature__, arguments, options)
+        model = given.pop("keras_model")
+        require_model(model, "keras_model")
         names = (field.name for field in dataclasses.fields(all_rules()[self.rule_name]))
-        chosen = {name: arguments.pop(name) for name in names if name in arguments}
-        if arguments.get("communication_window") is None and self.default_window is not None:
+        chosen = {name: given.pop(name) for name in names if name in given}
+        window = given.pop("communication_window", None)
+        if window is not None:
+            chosen["window"] = window if window == AUTO else require_integer("communication_window", window)
+        elif self.default_window is not None:
             chosen.setdefault("window", self.default_window)
-        port = arguments.pop("master_port", None)
+        port = given.pop("master_port", None)
         if port is not None:
-            arguments["port"] = require_integer("master_port", port, 0, 0xFFFF)
-        self._adapt(chosen, arguments)
-        super().__init__(keras_model, make(self.rule_name, **chosen), **arguments)
-        self._compilation = {name: arguments.get(name) for name in ("loss", "metrics", "loss_weights")} | {
-            "weighted_metrics": arguments.get("weighted_metrics"),
-            "optimizer": arguments.get("worker_optimizer"),
-            "objects": arguments.get("custom_objects"),
+            network = given.get("network") or Network()
+            given["network"] = dataclasses.replace(network, port=require_integer("master_port", port, 0, 0xFFFF))
+        self._adapt(chosen, given)
+        super().__init__(model, make(self.rule_name, **chosen), **given)
+        self._compilation = {name: given.get(name) for name in ("loss", "metrics", "loss_weights")} | {
+            "weighted_metrics": given.get("weighted_metrics"),
+            "optimizer": given.get("worker_optimizer"),
+            "objects": given.get("custom_objects"),
         }
 
     def _adapt(self, hyper_parameters: dict[str, Any], arguments: dict[str, Any]) -> None:
-        """Looks at the rule's hyper-parameters and the trainer's arguments, before they are used."""
-
-
-def _given(local: dict[str, Any]) -> dict[str, Any]:
-    """A constructor's own arguments, by name, those in ``options`` among them."""
-    own: dict[str, Any] = {name: local[name] for name in local if name not in ("self", "__class__", "options")}
-    own |= local["options"]
-    return own
+        """Look at the rule's hyper-parameters and the trainer's arguments, before they are used."""
 
 
 class DistributedTrainer(DistributedAccessors, Trainer):
     """The base of dist-keras' trainers with a parameter server; it was abstract."""
 
-    @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        num_workers: int | None = 2,
-        batch_size: int = 32,
-        features_col: Any = "features",
-        label_col: Any = "label",
-        num_epoch: int = 1,
-        master_port: int | None = None,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**_given(locals()))
+    positional = _DISTRIBUTED | _LAST
 
 
 class AsynchronousDistributedTrainer(DistributedTrainer):
     """The base of dist-keras' asynchronous trainers; it was abstract."""
 
-
-class _WindowTrainer(AsynchronousDistributedTrainer):
-    """With dist-keras' positional arguments of a rule that has nothing but a window."""
-
-    @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        num_workers: int | None = 2,
-        batch_size: int = 32,
-        features_col: Any = "features",
-        label_col: Any = "label",
-        num_epoch: int = 1,
-        communication_window: int | str | None = None,
-        master_port: int | None = None,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**_given(locals()))
+    positional = _DISTRIBUTED | _LAST
 
 
-class DOWNPOUR(_WindowTrainer):
+class DOWNPOUR(AsynchronousDistributedTrainer):
     """`Trainer` under `rules.downpour.Downpour`. The window is 5, as in dist-keras."""
 
     rule_name = "downpour"
     default_window = 5
+    positional = _DISTRIBUTED | _WINDOW | _LAST
 
 
-class AGN(_WindowTrainer):
+class AGN(AsynchronousDistributedTrainer):
     """`Trainer` under `rules.agn.AGN`: what dist-keras called ``ADAG``, with its window of 12."""
 
     rule_name = "agn"
     default_window = 12
+    positional = _DISTRIBUTED | _WINDOW | _LAST
 
 
-class ADAG(_WindowTrainer):
+class ADAG(AsynchronousDistributedTrainer):
     """`Trainer` under `rules.adag.ADAG`, the adaptive rule: ``form``, ``gamma``, ``algorithm``, ``normalize``.
 
-    Without any of these it is called as dist-keras' class of that name, which is `AGN` here, and says so.
+    A call without any of these is a call of dist-keras' class of that name, which is `AGN` here: it gets a warning.
     """
 
     rule_name = "adag"
+    positional = _DISTRIBUTED | _WINDOW | _LAST
 
     def _adapt(self, hyper_parameters: dict[str, Any], arguments: dict[str, Any]) -> None:
         if not hyper_parameters.keys() - {"window"}:
@@ -188,16 +189,18 @@ class ADAG(_WindowTrainer):
             )
 
 
-class DynSGD(_WindowTrainer):
+class DynSGD(AsynchronousDistributedTrainer):
     """`Trainer` under `rules.dynsgd.DynSGD`. The window is 5, as in dist-keras."""
 
     rule_name = "dynsgd"
+    positional = _DISTRIBUTED | _WINDOW | _LAST
 
 
-class EASGD(_WindowTrainer):
+class EASGD(AsynchronousDistributedTrainer):
     """`Trainer` under `rules.easgd.EASGD`, synchronous: ``rho``, ``learning_rate``, ``early_stopping``."""
 
     rule_name = "easgd"
+    positional = _DISTRIBUTED | _WINDOW | _LAST
 
 
 class AEASGD(AsynchronousDistributedTrainer):
@@ -207,27 +210,7 @@ class AEASGD(AsynchronousDistributedTrainer):
     """
 
     rule_name = "aeasgd"
-
-    @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        num_workers: int | None = 2,
-        batch_size: int = 32,
-        features_col: Any = "features",
-        label_col: Any = "label",
-        num_epoch: int = 1,
-        communication_window: int | str | None = 32,
-        rho: float = 5.0,
-        learning_rate: float | None = 0.1,
-        master_port: int | None = None,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**_given(locals()))
+    positional = _DISTRIBUTED | _ELASTIC | _LAST
 
 
 class EAMSGD(AsynchronousDistributedTrainer):
@@ -238,28 +221,7 @@ class EAMSGD(AsynchronousDistributedTrainer):
     """
 
     rule_name = "eamsgd"
-
-    @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        num_workers: int | None = 2,
-        batch_size: int = 32,
-        features_col: Any = "features",
-        label_col: Any = "label",
-        num_epoch: int = 1,
-        communication_window: int | str | None = 32,
-        rho: float = 5.0,
-        learning_rate: float | None = 0.1,
-        momentum: float = 0.9,
-        master_port: int | None = None,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**_given(locals()))
+    positional = _DISTRIBUTED | _ELASTIC | {"momentum": 0.9} | _LAST
 
     def _adapt(self, hyper_parameters: dict[str, Any], arguments: dict[str, Any]) -> None:
         name, rate = arguments["worker_optimizer"], hyper_parameters["learning_rate"]
@@ -277,23 +239,7 @@ class AveragingTrainer(Trainer):
     """`Trainer` under `rules.averaging.ModelAveraging`: the workers' mean, after every epoch by default."""
 
     rule_name = "averaging"
-
-    @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        features_col: Any = "features",
-        label_col: Any = "label",
-        num_epoch: int = 1,
-        batch_size: int = 32,
-        num_workers: int | None = 2,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**_given(locals()))
+    positional = _COMPILATION | _COLUMNS | {"num_epoch": 1, "batch_size": 32, "num_workers": 2, "loss_weights": None}
 
 
 class SingleTrainer(Trainer):
@@ -301,22 +247,10 @@ class SingleTrainer(Trainer):
 
     rule_name = "downpour"
     default_window = 10
+    positional = _COMPILATION | _COLUMNS | {"num_epoch": 1, "batch_size": 32, "loss_weights": None}
 
-    @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        features_col: Any = "features",
-        label_col: Any = "label",
-        num_epoch: int = 1,
-        batch_size: int = 32,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(num_workers=1, **_given(locals()))
+    def _adapt(self, hyper_parameters: dict[str, Any], arguments: dict[str, Any]) -> None:
+        arguments.setdefault("num_workers", 1)
 
 
 class EnsembleTrainer(Histories):
@@ -328,24 +262,14 @@ class EnsembleTrainer(Histories):
         options: any other argument of `Trainer`.
     """
 
+    __signature__ = _signature(_COMPILATION | _COLUMNS | {"batch_size": 32, "num_ensembles": 2, "loss_weights": None})
+
     @short_errors
-    def __init__(  # noqa: PLR0913 - dist-keras' positional arguments
-        self,
-        keras_model: keras.Model,
-        worker_optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = ("accuracy",),
-        features_col: Any = "features",
-        label_col: Any = "label",
-        batch_size: int = 32,
-        num_ensembles: int = 2,
-        loss_weights: Any = None,
-        **options: Any,
-    ) -> None:
-        arguments = _given(locals())
-        count = require_integer("num_ensembles", arguments.pop("num_ensembles"))
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        given = _by_name(self.__signature__, arguments, options)
+        count = require_integer("num_ensembles", given.pop("num_ensembles"))
         #: One trainer a model, each with its own history and commits.
-        self.trainers = [SingleTrainer(**arguments) for _ in range(count)]
+        self.trainers = [SingleTrainer(**given) for _ in range(count)]
 
     @short_errors
     def train(
@@ -380,7 +304,7 @@ class EnsembleTrainer(Histories):
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # in slices, so that Ctrl-C is heard
+            while thread.is_alive():  # in slices, so that Ctrl-C interrupts the wait
                 thread.join(1.0)
         if failures:
             raise min(failures)[1]

@@ -20,7 +20,7 @@ from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import invalid, require_boolean, require_integer, require_number
+from distkeras.ps.validate import invalid, require_boolean, require_integer
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,6 @@ class WorkerSettings:
         workers: number of workers of the job.
         wire_format: what vectors look like between workers and server: "float32", "bfloat16" or "int8".
         overlap: compute the next window while a commit and its reply travel.
-        communication_share: of a worker's time, which communication may take, in (0, 1): each worker measures its
-            first exchanges and chooses its window so. None: the window is the rule's.
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
         deadlines: of every wait.
 
@@ -110,7 +108,6 @@ class WorkerSettings:
     workers: int
     wire_format: str = "float32"
     overlap: bool = False
-    communication_share: float | None = None
     threads: int | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
 
@@ -125,8 +122,6 @@ class WorkerSettings:
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
                 "Received: overlap=True"
             )
-        if self.communication_share is not None:
-            _replace(self, "communication_share", require_share(self.rule, self.communication_share))
         if self.threads is not None:
             _replace(self, "threads", require_integer("threads", self.threads))
 
@@ -146,29 +141,6 @@ def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) ->
             f"`learning_rate` is the server's, for gradient rules; rule {rule.name!r} steps at the workers: "
             f"set it in `worker_optimizer`. Received: learning_rate={learning_rate}"
         )
-
-
-def require_share(rule: Rule, share: float) -> float:
-    """Whether a worker may choose its communication window so that communication takes ``share`` of its time.
-
-    Raises:
-        ConfigurationError: ``share`` is none, or the rule takes part in rounds, commits every gradient, ends its
-            windows itself, or adds up their steps, so that a window of whatever a network asks for could diverge.
-    """
-    traits = rule.traits
-    reasons = {
-        "needs the same one at all workers": traits.synchronous,
-        "commits every gradient": traits.gradient,
-        "ends its windows itself": traits.probes,
-        "adds up the steps of a window, so that a long one may diverge ('agn' takes their mean)": traits.grows,
-    }
-    for why, applies in reasons.items():
-        if applies:
-            raise ConfigurationError(
-                f"`communication_window` must be a number: rule {rule.name!r} {why}. "
-                "Received: communication_window='auto'"
-            )
-    return require_number("communication_share", share, below=1.0)
 
 
 def _require_rule(rule: Rule) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import KerasEstimator, KerasModel
-from distkeras.flags import SWITCH, TomlArgumentParser, columns_of, texts_of_arguments
+from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
 from distkeras.keras_model import archive
 from distkeras.ml.params import KEYWORDS
+from distkeras.options import texts_of_arguments
 from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
 
 if TYPE_CHECKING:

@@ -130,7 +130,7 @@ def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
     if name == ENSEMBLE:
         count = given.pop("num_workers", 2)
         metrics = given.pop("metrics", None)
-        return EnsembleTrainer(model, metrics=metrics, num_ensembles=count, communication_window=made.window, **given)
+        return EnsembleTrainer(model, metrics=metrics, num_ensembles=count, window=made.window, **given)
     if name == SINGLE and given.setdefault("num_workers", 1) != 1:
         raise ConfigurationError(f"`--workers` must be 1 for --rule {SINGLE}. Received: {given['num_workers']}")
     return Trainer(model, made, **given)

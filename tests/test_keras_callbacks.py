@@ -209,7 +209,7 @@ class TestRefusals:
         [
             (keras.callbacks.ReduceLROnPlateau(), "optimizers"),
             (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), "schedule"),
-            (keras.callbacks.TerminateOnNaN(), "bad_numbers"),
+            (keras.callbacks.TerminateOnNaN(), "max_skipped"),
             (keras.callbacks.BackupAndRestore("folder"), "checkpoint="),
             (keras.callbacks.ModelCheckpoint("m.keras", save_freq=10), "`save_freq`"),
             (keras.callbacks.TensorBoard("logs", update_freq=5), "`update_freq`"),

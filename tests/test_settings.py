@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder
 
-from distkeras import AEASGD, Deadlines, EnsembleTrainer, Trainer
+from distkeras import AEASGD, Deadlines, EnsembleTrainer, Executors, Monitoring, Network, Trainer
+from distkeras.options import options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import Constant
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from distkeras.settings import TrainSettings
+from distkeras.settings import GROUPS, TrainSettings, flattened, grouped
 
 NO_COUNT: tuple[Any, ...] = (-1, 1.5, 2.0, True, "2", np.float64(2), math.nan)
 NO_TABLE: Any = None
@@ -30,20 +31,17 @@ BAD: dict[str, tuple[Any, ...]] = {
     "num_epoch": (0, None, *NO_COUNT),
     "seed": (None, *NO_COUNT),
     "spool_bytes": (None, *NO_COUNT),
-    "max_skipped": (0, None, *NO_COUNT),
+    "max_skipped": (None, *NO_COUNT),
     "staleness_bound": NO_COUNT,
     "port": (65536, None, *NO_COUNT),
     "threads": (0, *NO_COUNT),
-    "communication_window": (0, "often", np.zeros(2), *NO_COUNT),
     "stall_after": (0, -1.0, math.nan, math.inf, 10**400, "1", True),
     "log_every": (0, -1.0, math.nan, math.inf, 10**400, "1", True),
     "deadlines": (5.0, {"reply": 5.0}, 0, False, ""),
-    "bad_numbers": ("ignore", None, np.zeros(2)),
     "wire_format": ("float16", None, np.zeros(2)),
     "features_col": ((), "", (3,), 5, True),
     "label_col": ((), "", 5),
     "learning_rate": (0.1,),  # the rule takes no steps at the server
-    "communication_share": (0.1,),  # the window is not to be measured
     "class_weight": (
         [1.0, 2.0],
         "balanced",
@@ -69,12 +67,14 @@ BAD: dict[str, tuple[Any, ...]] = {
     "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),
     "progress": NO_SWITCH,
+    "network": (1, "cluster", {"tls": True}, Monitoring()),
+    "executors": (1, {"threads": 2}, Network()),
+    "monitoring": (True, {"progress": True}, Network()),
 }
 SYNCHRONOUS = [name for name, kind in all_rules().items() if kind().traits.synchronous]
 #: Keywords that say what the model and the rule are.
 OF_MODEL_AND_RULE = {
     "model", "rule", "worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "custom_objects",
-    "communication_window",
 }  # fmt: skip
 #: Fields of server and workers that `train` settles, and the limit that a trainer leaves as it is.
 SETTLED_LATER = {"rule", "workers", "checkpoint", "max_body"}
@@ -87,29 +87,42 @@ def linear_model() -> keras.Model:
 
 
 def trainer(rule: Any = "downpour", **options: Any) -> Trainer:
-    return Trainer(linear_model(), rule, loss="mse", **options)
+    return Trainer(linear_model(), rule, loss="mse", **grouped(options))
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_what_cannot_work_is_refused_by_its_own_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"^`{name}`"):
-        trainer(**{name: value})
+        Trainer(linear_model(), "downpour", loss="mse", **({name: value} if name in GROUPS else grouped({name: value})))
 
 
 def test_each_keyword_is_tried_above() -> None:
-    assert set(inspect.signature(Trainer).parameters) - OF_MODEL_AND_RULE <= set(BAD)
+    assert {*options_of(Trainer), *GROUPS} - OF_MODEL_AND_RULE == set(BAD) - {"custom_objects"}
+
+
+def test_a_trainer_has_few_keywords() -> None:
+    assert len(inspect.signature(Trainer).parameters) <= 28
+
+
+def test_groups_and_options_say_the_same() -> None:
+    options = {"tls": True, "threads": 2, "progress": False, "batch_size": 8}
+    arguments = grouped(options)
+    assert arguments == {
+        "network": Network(tls=True),
+        "executors": Executors(threads=2),
+        "monitoring": Monitoring(progress=False),
+        "batch_size": 8,
+    }
+    flat = flattened(arguments)
+    assert options.items() <= flat.items()
+    assert flat["server"] == "driver"
+    assert not flat.keys() & GROUPS.keys()
 
 
 @pytest.mark.parametrize("resume", [None, *NO_SWITCH])
 def test_what_is_no_switch_of_train(resume: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^`resume`"):
         trainer().train(NO_TABLE, checkpoint=tmp_path, resume=resume)
-
-
-@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, math.nan, "0.1", True])
-def test_what_is_no_share(share: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^`communication_share`"):
-        trainer("agn", communication_window="auto", communication_share=share)
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, "0.1", True, math.nan])
@@ -144,13 +157,13 @@ def test_integers_of_numpy_are_integers() -> None:
             kept = getattr(settings, name)
             assert kept == value
             assert type(kept) is int
-    assert trainer(communication_window=np.uint8(7)).rule.window == 7
+    assert make("agn", window=np.uint8(7)).window == 7
 
 
 def test_each_keyword_is_a_field_of_the_settings_that_act_on_it() -> None:
     kinds = (TrainSettings, ServerSettings, WorkerSettings)
     fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    assert set(inspect.signature(Trainer).parameters) - OF_MODEL_AND_RULE == fields - SETTLED_LATER
+    assert set(options_of(Trainer)) - OF_MODEL_AND_RULE == fields - SETTLED_LATER
 
 
 def test_defaults_are_the_same_in_the_signature_and_in_the_settings() -> None:
@@ -170,16 +183,8 @@ def test_settings_are_where_they_act() -> None:
 
 
 def test_commits_are_skipped_only_where_the_user_says_so() -> None:
-    assert trainer(max_skipped=5).server_settings.max_skipped == 0
-    assert trainer(max_skipped=5, bad_numbers="skip").server_settings.max_skipped == 5
-
-
-def test_a_share_of_communication_belongs_to_a_measured_window() -> None:
-    assert trainer().worker_settings.communication_share is None
-    assert trainer("agn", communication_window="auto").worker_settings.communication_share == 0.1
-    assert (
-        trainer("agn", communication_window="auto", communication_share=0.5).worker_settings.communication_share == 0.5
-    )
+    assert trainer().server_settings.max_skipped == 0
+    assert trainer(max_skipped=5).server_settings.max_skipped == 5
 
 
 def test_a_rule_that_cannot_go_on_while_a_commit_travels() -> None:
@@ -188,8 +193,8 @@ def test_a_rule_that_cannot_go_on_while_a_commit_travels() -> None:
 
 
 def test_a_rule_whose_window_cannot_be_chosen() -> None:
-    with pytest.raises(ConfigurationError, match="`communication_window` must be a number"):
-        trainer("asgd", communication_window="auto")
+    with pytest.raises(ConfigurationError, match="`window` must be a number: rule 'downpour' adds up"):
+        make("downpour", window="auto")
 
 
 def test_no_loss() -> None:

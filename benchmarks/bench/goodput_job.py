@@ -51,7 +51,7 @@ def faults(seconds: float, an_hour: float, seed: int) -> Iterator[tuple[float, s
 
 def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: int) -> dict[str, Any]:
     """Train until the time is spent, while faults strike; return the figures."""
-    from distkeras import Callback, Checkpoint, Trainer, rules
+    from distkeras import Callback, Checkpoint, Monitoring, Trainer, rules
     from distkeras.spark import session
 
     rows = session(f"local[{WORKERS},{ATTEMPTS}]", config=SESSION).read.parquet(str(folder / "rows"))
@@ -83,7 +83,7 @@ def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: i
             num_workers=WORKERS,
             batch_size=BATCH,
             num_epoch=10_000,
-            progress=False,
+            monitoring=Monitoring(progress=False),
         )
         trainer.train(rows, callbacks=[Begin(every_seconds=0.5)], checkpoint=Checkpoint(saved, every=100))
     ledger = [row.asDict() for row in trainer.ledger.orderBy("clock").collect()]

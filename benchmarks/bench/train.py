@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measure import Case, Factory
 from bench.workload import PATIENCE, WORKERS, answer, bare_loop, build, fit_rate, rows, session
-from distkeras import Trainer
+from distkeras import Monitoring, Trainer
 from distkeras.ps import rules
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _trainer(job: Job) -> Trainer:
         num_workers=WORKERS,
         batch_size=job.batch,
         num_epoch=job.epochs,
-        progress=False,
+        monitoring=Monitoring(progress=False),
     )
 
 

@@ -58,7 +58,7 @@ class Run:
     def commits(self) -> int:
         """Commits in all; whole rounds, where there are rounds."""
         rule = rules.make(self.rule, **dict(self.options))
-        assert rule.window is not None, "a simulation has no epochs"
+        assert isinstance(rule.window, int), "a simulation has no epochs"
         commits = max(1, self.gradients // rule.window)
         # A round that did not end has moved nothing.
         return -(-commits // self.workers) * self.workers if rule.traits.synchronous else commits

@@ -166,7 +166,7 @@ def values(commits: Any, measure: Measure) -> pd.Series:
 
     * ``staleness``, tau: commits by others between the worker's pull and its commit.
     * ``gap``: ``||center - sent|| / sqrt(size)``, the root mean square of how far each parameter has moved since the
-      worker was sent it, as the commit arrives; measured under ``measure_gap=True`` only.
+      worker was sent it, as the commit arrives; measured under ``Monitoring(measure_gap=True)`` only.
     * ``normalized_gap``: the gap over the Euclidean norm of the payload. The reference of both is what the worker was
       *sent*, which for rules with a look-ahead is not the center. A simulation's trace has it, a job's commits do not.
     * ``scale``: mean over the parameters of the factor that the rule put on the payload (ADAG's s, DynSGD's

@@ -124,7 +124,8 @@ _SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 _DEFAULTS = "Where the signature has a default, that is the one."
 _OWN = "keras_model: a built `keras.Model`. It is not changed.\n"
-_PORT = "master_port: `port`.\n"
+_PORT = "master_port: the port of `network`.\n"
+_WINDOW = 'communication_window: the `window` of the rule; "auto": each worker measures and chooses.\n'
 
 
 def documented(words: str, rule: type[Rule]) -> str:
@@ -133,7 +134,7 @@ def documented(words: str, rule: type[Rule]) -> str:
     options = [entry for entry in _arguments(distkeras.trainer.Trainer) if not entry.startswith(("model:", "rule:"))]
     taken = {entry.partition(":")[0] for entry in own}
     rest = [entry for entry in options if entry.partition(":")[0] not in taken]
-    entries = "".join(f"    {entry.rstrip()}\n" for entry in (_OWN, *own, *rest, _PORT))
+    entries = "".join(f"    {entry.rstrip()}\n" for entry in (_OWN, _WINDOW, *own, *rest, _PORT))
     head = f"{inspect.cleandoc(words)}\n\n{_DEFAULTS}"
     return f"{head}\n\nArgs:\n{entries}\nRaises:\n    ConfigurationError: an argument cannot work.\n"
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distkeras.flags import PAIRS, add_trainer_flags, columns_of, trainer_keywords, values_of
+from distkeras.flags import PAIRS, add_trainer_flags, columns_of, given_options, values_of
 from distkeras.job_server.client import JobClient, RemoteJob
 from distkeras.job_server.connection import TOKEN
 from distkeras.job_server.schema import LEFT_OUT
@@ -160,7 +160,7 @@ def _client(arguments: argparse.Namespace) -> JobClient:
 def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
     optimizer = arguments.optimizer, values_of(arguments.optimizer_set)
     arguments.optimizer, arguments.optimizer_set = None, []  # the server's to make, not ours
-    options = trainer_keywords(arguments)
+    options = given_options(arguments)
     unknown = sorted(set(options) & LEFT_OUT)
     if unknown:
         raise ConfigurationError(f"a job on a server has no {', '.join(unknown)}. Received: a flag for it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 from distkeras.callbacks import EarlyStopping
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.schema import job_schema
+from distkeras.options import defaults_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.settings import rule_of, server_settings, train_settings, worker_settings
+from distkeras.settings import flattened, grouped, server_settings, train_settings, worker_settings
 from distkeras.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -101,11 +101,14 @@ class JobDescription:
             raise _of_field(error, "early_stopping", given, "early_stopping") from error
 
     def keywords(self) -> dict[str, Any]:
-        """The keywords of `Trainer`."""
-        given = dict(self.options)
-        if "class_weight" in given:
-            given["class_weight"] = {int(name): weight for name, weight in given["class_weight"].items()}
-        return given
+        """Return the arguments of `Trainer`."""
+        return grouped(self._options())
+
+    def _options(self) -> dict[str, Any]:
+        options = dict(self.options)
+        if "class_weight" in options:
+            options["class_weight"] = {int(name): weight for name, weight in options["class_weight"].items()}
+        return options
 
 
 def json_of(text: str | bytes) -> Any:
@@ -149,11 +152,9 @@ def require_valid(validator: Any, value: Any) -> None:
 
 def _require_settings(description: JobDescription) -> None:
     """Whether the options work with each other and with the rule; as far as that shows without a model."""
-    signature = inspect.signature(Trainer).parameters
-    arguments = {name: parameter.default for name, parameter in signature.items()} | description.keywords()
-    arguments |= {"deadlines": Deadlines()}
+    arguments = defaults_of(Trainer) | flattened(description.keywords()) | {"deadlines": Deadlines()}
     try:
-        rule = rule_of(description.made_rule(), arguments["communication_window"])
+        rule = description.made_rule()
         if arguments["learning_rate"] is None and rule.traits.gradient:
             arguments["learning_rate"] = 0.01  # the optimizer has one, which is not known here
         training = train_settings(arguments)

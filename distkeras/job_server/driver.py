@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import headline
+from distkeras.settings import Monitoring
 from distkeras.spark import session
 from distkeras.trainer import Trainer
 
@@ -137,8 +139,9 @@ def trainer_of(data: bytes, description: JobDescription) -> Trainer:
         import keras
 
         keywords["worker_optimizer"] = keras.optimizers.get({"config": {}} | dict(optimizer))
+    keywords["monitoring"] = replace(keywords.get("monitoring") or Monitoring(), progress=False)
     model = archive.from_bytes(data, compiled=True)
-    return Trainer(model, description.made_rule(), progress=False, **keywords)
+    return Trainer(model, description.made_rule(), **keywords)
 
 
 def _save(trainer: Trainer, folder: JobFolder) -> dict[str, Any]:

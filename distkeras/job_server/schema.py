@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
 from distkeras.callbacks import EarlyStopping
-from distkeras.flags import texts_of_arguments
+from distkeras.options import options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
@@ -207,18 +206,16 @@ def _place(description: str) -> dict[str, Any]:
 
 def _properties(kind: type, left_out: Collection[str]) -> dict[str, dict[str, Any]]:
     """The schema of each keyword, with the text of the class's docstring, and the default."""
-    texts = texts_of_arguments(kind)
     found = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, option in options_of(kind).items():
         if name in left_out:
             continue
-        annotation = str(parameter.annotation)
-        schema = _BY_NAME.get(name) or _kind(name, annotation)
-        if parameter.default is not None and annotation.endswith("| None"):
+        schema = _BY_NAME.get(name) or _kind(name, option.annotation)
+        if option.default is not None and option.annotation.endswith("| None"):
             schema = {"anyOf": [schema, {"type": "null"}]}
-        found[name] = {**schema, "description": texts[name]}
-        if parameter.default is not None:
-            found[name]["default"] = parameter.default
+        found[name] = {**schema, "description": option.text}
+        if option.default is not None:
+            found[name]["default"] = option.default
     return found
 
 

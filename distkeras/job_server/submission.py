@@ -7,7 +7,6 @@ addresses of this machine.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,6 +20,7 @@ from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.schema import trainer_properties
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import Recipe
+from distkeras.options import defaults_of
 from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -69,8 +69,8 @@ class TrainerParts:
         ):
             if value != default:
                 raise _refused(name, f"not be given: it is of this machine, or code. Received: {name}={value!r}")
-        signature = inspect.signature(Trainer).parameters
-        options = {name: value for name, value in self._options() if value != signature[name].default}
+        defaults = defaults_of(Trainer)
+        options = {name: value for name, value in self._options() if value != defaults[name]}
         return {"rule": self.rule.name, "hyper_parameters": self.rule.config(), "options": options}
 
     def model(self) -> bytes:
@@ -91,12 +91,8 @@ class TrainerParts:
         return data
 
     def _options(self) -> Iterator[tuple[str, Any]]:
-        share, rate = self.worker.communication_share, self.server.learning_rate
-        special: dict[str, Any] = {
-            "communication_window": None if share is None else "auto",  # a number is the rule's own by now
-            "communication_share": share,
-            "learning_rate": rate.config() if isinstance(rate, Schedule) else rate,
-        }
+        rate = self.server.learning_rate
+        special: dict[str, Any] = {"learning_rate": rate.config() if isinstance(rate, Schedule) else rate}
         if type(rate) is Constant:
             special["learning_rate"] = rate.rate
         if self.training.class_weight is not None:

@@ -206,7 +206,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""
-        return KerasMLWriter(self, left_out=("model", "custom_objects", "resources"))
+        return KerasMLWriter(self, left_out=("model", "custom_objects"))
 
     @classmethod
     def read(cls) -> KerasMLReader[KerasEstimator]:

@@ -19,10 +19,10 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
-from distkeras.flags import texts_of_arguments
 from distkeras.keras_model.archive import require_model
+from distkeras.options import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
-from distkeras.settings import TrainSettings
+from distkeras.settings import GROUPS, TrainSettings, flattened
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import (
     HasDecode,
@@ -79,11 +79,13 @@ def _checked(keyword: str) -> Callable[[Any], Any]:
     """What a trainer's settings can say of one value alone is said where it is set; the rest is said by `fit`."""
     if keyword == "model":
         return _model
-    if keyword not in {field.name for field in dataclasses.fields(TrainSettings)}:
+    known = {field.name for field in dataclasses.fields(TrainSettings)}
+    if keyword not in {*known, *GROUPS}:
         return lambda value: value
 
     def convert(value: Any) -> Any:
-        TrainSettings(**{keyword: value})
+        options = flattened({keyword: value}) if keyword in GROUPS else {keyword: value}
+        TrainSettings(**{name: option for name, option in options.items() if name in known})
         return value
 
     return convert

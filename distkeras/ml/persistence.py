@@ -18,6 +18,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.settings import GROUPS
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.files import StageWriter, load_archive, save_archive
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 #: The key that marks a JSON object as a value of another kind.
 _KIND = "distkeras"
 #: Settings of plain fields, by that value.
-_SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint}
+_SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint, **GROUPS}
+#: Fields that only this Spark session knows, and that are not saved.
+_OF_THIS_SESSION = {"resources"}
 
 
 def to_json(value: Any, name: str) -> Any:
@@ -47,7 +50,8 @@ def to_json(value: Any, name: str) -> Any:
     if isinstance(value, PathLike):
         return fspath(value)
     if type(value) in _SETTINGS.values():
-        return {_KIND: type(value).__name__.lower(), "fields": dataclasses.asdict(value)}
+        names = [field.name for field in dataclasses.fields(value) if field.name not in _OF_THIS_SESSION]
+        return {_KIND: type(value).__name__.lower(), "fields": {name: getattr(value, name) for name in names}}
     if isinstance(value, Mapping):
         return {_KIND: "mapping", "items": [[to_json(key, name), to_json(part, name)] for key, part in value.items()]}
     if isinstance(value, (list, tuple)):

@@ -92,7 +92,7 @@ class JobResults:
         """One row a commit: which mini-batches of which partition it stands for, and whether it was applied.
 
         Partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation, and whether it was
-        applied, or skipped for a NaN or infinity (`bad_numbers`).
+        applied, or skipped for a NaN or infinity (`max_skipped`).
         """
         return self._table(self._require(self._outcome.records, "ledger").ledger())
 

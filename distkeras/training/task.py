@@ -27,7 +27,7 @@ from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.protocol.requests import Loop
-from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -126,8 +126,8 @@ class _TaskAttempt:
             wire_format=settings.wire_format,
         )
         self._auto_window: AutoWindow | None = None
-        if settings.communication_share is not None:
-            self._auto_window = AutoWindow(settings.rule, settings.communication_share, overlap=settings.overlap)
+        if settings.rule.window == AUTO:
+            self._auto_window = AutoWindow(settings.rule, overlap=settings.overlap)
         self._source: BatchSource | None = None
         self._model_file = b""
         self._began = time.monotonic()
@@ -232,13 +232,14 @@ class _TaskAttempt:
         checksum = None if welcome.checksum < 0 else welcome.checksum
         if self._source is None:
             self._model_file = self._client.fetch_model()
+            window = self._task.settings.rule.window
             source = BatchSource(
                 self._records,
                 self._task.spec,
                 worker=self._client.worker,
                 start=start,
                 checksum=checksum,
-                window=self._task.settings.rule.window or MOST_STEPS_A_CALL,
+                window=window if isinstance(window, int) else MOST_STEPS_A_CALL,
                 timeout=self._task.settings.deadlines.rows,
             )
             self._source = stack.enter_context(source)

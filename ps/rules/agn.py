@@ -34,7 +34,7 @@ class AGN(Rule):
         bibtex=THESIS,
     )
 
-    window: int | None = 10
+    window: int | str | None = 10
 
     @property
     def traits(self) -> Traits:

@@ -33,7 +33,7 @@ class ModelAveraging(Rule):
         bibtex=THESIS,
     )
 
-    window: int | None = None
+    window: int | str | None = None
 
     @property
     def traits(self) -> Traits:

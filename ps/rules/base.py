@@ -25,7 +25,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from distkeras.ps.validate import check_field, require_integer
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
+from distkeras.ps.validate import check_field, invalid, require_integer
 
 Vector = np.ndarray
 Scalars = tuple[float, ...]
@@ -34,6 +35,8 @@ Scalars = tuple[float, ...]
 BLOCK = 64 * 1024
 #: Batches that one call of `Rule.compute` gets at most: what a worker must hold in memory at once.
 MOST_STEPS_A_CALL = 64
+#: The window that each worker chooses by what its first exchanges take.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -202,22 +205,54 @@ class Rule(ABC):
     """Base of all update rules. The defaults are accumulated DOWNPOUR: send the window's movement, add it.
 
     Args:
-        window: local steps between two exchanges, lambda (communication window), at least 1; None for a whole epoch.
+        window: local steps between two exchanges, lambda (communication window), at least 1; None for a whole epoch;
+            "auto": each worker measures its first exchanges and chooses the smallest window that keeps communication
+            within a tenth of its time or, where exchanges overlap with compute, that hides them.
+
+    Raises:
+        ConfigurationError: a hyper-parameter cannot work; ``window="auto"`` for a rule that takes part in rounds,
+            commits every gradient, ends its windows itself, or adds up their steps.
     """
 
     name: ClassVar[str]
     info: ClassVar[RuleInfo]
 
-    window: int | None = 1
+    window: int | str | None = 1
 
     def __post_init__(self) -> None:
-        if self.window is not None:
+        if isinstance(self.window, str):
+            self._require_free_window()
+        elif self.window is not None:
             check_field(self, "window", require_integer)
+
+    def _require_free_window(self) -> None:
+        """Raise ConfigurationError unless any window that a network asks for would do."""
+        if self.window != AUTO:
+            raise invalid("window", self.window, f'a number of steps, "{AUTO}", or None')
+        traits = self.traits
+        reasons = {
+            "needs the same one at all workers": traits.synchronous,
+            "commits every gradient": traits.gradient,
+            "ends its windows itself": traits.probes,
+            "adds up the steps of a window, so that a long one may diverge ('agn' takes their mean)": traits.grows,
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                raise ConfigurationError(
+                    f"`window` must be a number: rule {self.name!r} {reason}. Received: window={AUTO!r}"
+                )
 
     @property
     def traits(self) -> Traits:
         """What the machinery must know; it may depend on the hyper-parameters."""
         return Traits()
+
+    @property
+    def _steps(self) -> int:
+        """The window's number; a worker with a window of "auto" computes under a rule that has one."""
+        if not isinstance(self.window, int):
+            raise LocalProtocolError(f"a worker's rule must have a window in steps. Received: window={self.window!r}")
+        return self.window
 
     # ---- worker half ------------------------------------------------------------------------------------------
 
@@ -228,7 +263,9 @@ class Rule(ABC):
 
     def steps_until_due(self, state: WorkerState) -> int:
         """Steps that may be taken before `due` must be asked again."""
-        return MOST_STEPS_A_CALL if self.window is None else min(self.window - state.steps, MOST_STEPS_A_CALL)
+        if self.window is None:
+            return MOST_STEPS_A_CALL
+        return min(self._steps - state.steps, MOST_STEPS_A_CALL)
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         """Takes ``len(batches)`` local steps. Returns what `Replica.train` returns."""
@@ -236,7 +273,7 @@ class Rule(ABC):
 
     def due(self, state: WorkerState) -> bool:
         """Whether to exchange now; the end of an epoch makes an exchange due in any case."""
-        return state.due_early or (self.window is not None and state.steps >= self.window)
+        return state.due_early or (self.window is not None and state.steps >= self._steps)
 
     def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
         """``Traits.pull_first`` only: fills ``state.payload`` from the center just pulled, and moves the replica."""

@@ -87,8 +87,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     if theta0.ndim != 1:
         raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
     workers = require_integer("workers", workers)
-    if rule.window is None:
-        raise invalid("window", None, "a number of steps in a simulation, which has no epochs")
+    if not isinstance(rule.window, int):
+        raise invalid("window", rule.window, "a number of steps in a simulation, which has no epochs")
     if (schedule is None) == (timing is None):
         raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
     if steps is not None or timing is not None:

@@ -9,8 +9,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from distkeras.ps.rules.base import Rule
-from distkeras.ps.settings import require_share
+from distkeras.ps.rules.base import AUTO, Rule
+from distkeras.ps.validate import invalid
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 MEASURED = 5
 #: Steps of the longest window that is chosen.
 LONGEST = 1000
+#: Steps of a window while exchanges are measured, where the rule's own is a whole epoch.
+_WHILE_MEASURED = 10
 
 
 class AutoWindow:
@@ -28,7 +30,7 @@ class AutoWindow:
     compute it is the smallest one that hides them: lambda C >= X.
 
     Args:
-        rule: until the choice, with its own window (10 steps, if that is a whole epoch).
+        rule: with the window "auto".
         share: of the time, in (0, 1).
         overlap: exchanges are to overlap with compute; while they are measured, they do not.
         now: clock, seconds.
@@ -38,14 +40,15 @@ class AutoWindow:
         chosen: whether that is the measured one.
 
     Raises:
-        ConfigurationError: the rule needs the window that it has, or ``share`` is no share.
+        ConfigurationError: the rule's window is a number.
     """
 
     def __init__(
         self, rule: Rule, share: float = 0.1, *, overlap: bool = False, now: Callable[[], float] = time.monotonic
     ) -> None:
-        share = require_share(rule, share)
-        self.rule = rule if rule.window is not None else dataclasses.replace(rule, window=10)
+        if rule.window != AUTO:
+            raise invalid("window", rule.window, repr(AUTO))
+        self.rule = dataclasses.replace(rule, window=type(rule).window or _WHILE_MEASURED)
         self.chosen = False
         self._share, self._overlap, self._now = share, overlap, now
         self._step_seconds: list[float] = []

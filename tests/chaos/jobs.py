@@ -65,7 +65,8 @@ class JobSpec:
 
     def trainer(self, **options: Any) -> Trainer:
         """A trainer for it; ``options`` are of this one job."""
-        from distkeras import Trainer
+        from distkeras import Monitoring, Trainer
+        from distkeras.settings import grouped
 
         return Trainer(
             self.build(),
@@ -73,9 +74,8 @@ class JobSpec:
             num_workers=WORKERS,
             batch_size=self.batch_size,
             num_epoch=self.epochs,
-            progress=False,
-            **self.options,
-            **options,
+            monitoring=Monitoring(progress=False),
+            **grouped(self.options | options),
         )
 
 

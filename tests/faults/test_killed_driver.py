@@ -44,7 +44,7 @@ class Forks(Callback):
 
 trainer = Trainer(
     counting_model(8), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
-    num_workers=1, batch_size=8, num_epoch=1_000_000, port=int(sys.argv[1]),
+    num_workers=1, batch_size=8, num_epoch=1_000_000, network=Network(port=int(sys.argv[1])),
 )
 trainer.train(counting_rows(spark, 8), callbacks=[Forks(every_commits=1)])
 """

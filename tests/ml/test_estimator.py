@@ -21,7 +21,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from distkeras import AGN, Checkpoint, KerasEstimator, KerasModel, Trainer, rules, schedules
+from distkeras import AGN, Checkpoint, Executors, KerasEstimator, KerasModel, Trainer, rules, schedules
 from distkeras.ml.params import SPARK_NAMES
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
 from distkeras.ps.transport.deadlines import Deadlines
@@ -100,7 +100,7 @@ class TestParams:
             ({"epochs": 3}, "epochs"),
             ({"resume": "no"}, "resume"),
             ({"prediction_batch_size": True}, "prediction_batch_size"),
-            ({"bad_numbers": "ignore"}, "bad_numbers"),
+            ({"max_skipped": -1}, "max_skipped"),
         ],
     )
     def test_what_cannot_work_is_refused_where_it_is_set(self, keywords: dict[str, Any], told: str) -> None:
@@ -329,10 +329,11 @@ class TestPersistence:
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
     def test_resources_are_of_the_cluster_and_not_saved(self, spark: SparkSession, tmp_path: Path) -> None:
-        made = estimator(resources=ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build)
+        resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+        made = estimator(executors=Executors(threads=2, resources=resources))
         made.copy().write().overwrite().save(str(tmp_path / "e"))
         loaded = KerasEstimator.load(str(tmp_path / "e"))
-        assert loaded.value("resources") is None
+        assert loaded.value("executors") == Executors(threads=2)
         assert loaded.value("batch_size") == made.value("batch_size")
 
     def test_a_model_comes_back_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:

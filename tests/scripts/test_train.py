@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from support.patience import patience
 from distkeras import Trainer
 from distkeras.data.datasets import write_parquet
 from distkeras.flags import RENAMED, trainer_keywords, values_of
+from distkeras.options import options_of
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
@@ -69,7 +69,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_argument_of_the_trainer_has_a_flag(train: ModuleType) -> None:
     reached = {RENAMED.get(flag, flag) for flag in train.parser().options()} | {"worker_optimizer"}
     by_other_means = {"self", "model", "rule", "decode", "custom_objects", "deadlines", "resources"}
-    assert set(inspect.signature(Trainer.__init__).parameters) - by_other_means <= reached
+    assert set(options_of(Trainer)) - by_other_means <= reached
 
 
 def test_flags_say_what_the_trainers_docstring_says(train: ModuleType) -> None:

@@ -12,7 +12,7 @@ from distkeras.ps.checkpoint.snapshot import checksum_of, sum_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule
-from distkeras.ps.settings import require_share
+from distkeras.ps.rules.base import AUTO
 from distkeras.ps.transport.deadlines import Deadlines
 
 #: Kinds of faults, with the range of what they are drawn with: seconds, or a share of a write.
@@ -160,7 +160,6 @@ class Plan:
         raised: epochs by which the job of another driver is longer than that of the first one.
         statistics: elements of the moving statistics.
         rounding: mini-batches move their elements by different amounts, which a coarse wire format rounds.
-        share: of a worker's time for communication, by which it chooses its window; None: the window is the rule's.
         gap: the server measures the gap of each commit.
         whole: tags cover the long vectors, too.
         cluster: the server is a task in the cluster, and not the driver's process.
@@ -196,7 +195,6 @@ class Plan:
     raised: int = 0
     statistics: int = 0
     rounding: bool = False
-    share: float | None = None
     gap: bool = False
     whole: bool = False
     lists: bool = False
@@ -304,8 +302,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         drawn["wire_format"] = chance.choice([name for name in FORMATS if _goes(lambda: require_format(name, rule))])  # noqa: B023 - called at once
     coarse = drawn.get("wire_format", plan.wire_format) != FORMATS[0]
     drawn["rounding"] = chance.random() < (0.8 if coarse else 0.1)
-    if not plan.long and _goes(lambda: require_share(rule, 0.2)) and chance.random() < 0.15:
-        drawn["share"] = chance.choice((0.05, 0.2, 0.5))
+    if not plan.long and _goes(lambda: replace(rule, window=AUTO)) and chance.random() < 0.15:
+        drawn["hyper_parameters"] = {**plan.hyper_parameters, "window": AUTO}
     if plan.learning_rate is not None and not (plan.sums or plan.shows) and chance.random() < 0.4:
         drawn["learning_rate"] = {"rate": plan.learning_rate, **chance.choice(_SCHEDULES)}
     drawn["statistics"] = chance.choice((0, 0, 1, 2))

@@ -56,7 +56,6 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "raised": 0,
         "statistics": 0,
         "rounding": False,
-        "share": None,
         "gap": False,
         "whole": False,
         "lists": False,

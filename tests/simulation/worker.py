@@ -12,6 +12,7 @@ from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, 
 from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Message, Welcome
 from distkeras.ps.protocol.requests import Loop, Reply
 from distkeras.ps.protocol.wire_format import WorkerFormat
+from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.client import Address
@@ -264,15 +265,15 @@ def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
         len(layout.batches),
         wire_format=plan.wire_format,
         overlap=plan.overlap,
-        communication_share=plan.share,
         deadlines=plan.deadlines,
     )
 
 
 def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:
     """What chooses a worker's window; None: it is the rule's."""
-    share = settings.communication_share
-    return None if share is None else AutoWindow(settings.rule, share, overlap=settings.overlap, now=world.monotonic)
+    if settings.rule.window != AUTO:
+        return None
+    return AutoWindow(settings.rule, overlap=settings.overlap, now=world.monotonic)
 
 
 def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:

@@ -30,6 +30,7 @@ from distkeras import Checkpoint, KerasEstimator, Trainer
 from distkeras.ps.checkpoint.ownership import Name, parsed
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.rules import make
+from distkeras.settings import grouped
 from support.patience import until
 from support.spark_jobs import (
     assert_nothing_left,
@@ -119,9 +120,9 @@ def trained(frame: DataFrame, place: str, checkpoint: Checkpoint, *hooks: keras.
     options |= {"num_workers": 2, "batch_size": BATCH, "num_epoch": EPOCHS}
     if place == "estimator":
         options |= {"custom_objects": {"total": total}, "checkpoint": checkpoint}
-        fitted = KerasEstimator(model, rule, **options).fit(frame)
+        fitted = KerasEstimator(model, rule, **grouped(options)).fit(frame)
         return fitted.keras_model, fitted.summary
-    trainer = Trainer(model, rule, **options)
+    trainer = Trainer(model, rule, **grouped(options))
     return trainer.train(frame, checkpoint=checkpoint), trainer
 
 

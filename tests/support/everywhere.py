@@ -20,6 +20,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import KerasEstimator, KerasModel, Trainer, register_function
+from distkeras.settings import grouped
 from distkeras.transformers import AccuracyEvaluator, LabelIndexTransformer, ModelPredictor
 
 ROWS = 48
@@ -38,7 +39,7 @@ def rows(spark: SparkSession) -> DataFrame:
 
 def estimator(**keywords: Any) -> KerasEstimator:
     given = {"loss": "sparse_categorical_crossentropy", "num_workers": 2, "batch_size": 8, "progress": False}
-    return KerasEstimator(model(), "agn", **given | keywords)
+    return KerasEstimator(model(), "agn", **grouped(given | keywords))
 
 
 def fitted() -> KerasModel:

@@ -8,6 +8,7 @@ import keras
 
 from distkeras import Trainer
 from distkeras.ps.rules import Rule
+from distkeras.settings import grouped
 from support.spark_jobs import (
     counting_model,
     total,
@@ -23,7 +24,9 @@ def sgd(rate: float = 1.0, **options: Any) -> keras.optimizers.Optimizer:
 
 def counter(rule: str | Rule = "downpour", *, workers: int | None = 2, rows: int = ROWS, **options: Any) -> Trainer:
     options = {"batch_size": BATCH, "num_epoch": EPOCHS} | options
-    return Trainer(counting_model(rows), rule, worker_optimizer=sgd(), loss=total, num_workers=workers, **options)
+    return Trainer(
+        counting_model(rows), rule, worker_optimizer=sgd(), loss=total, num_workers=workers, **grouped(options)
+    )
 
 
 def deep_model() -> keras.Model:

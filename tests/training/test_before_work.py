@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from support.labeled_rows import GOOD, SCHEMA, SPARSE, frame, train
 from support.spark_jobs import assert_nothing_left, wrong_model
 
-from distkeras import TimeBudget, Trainer
+from distkeras import Executors, TimeBudget, Trainer
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
 pytestmark = pytest.mark.timeout(120)
@@ -140,7 +140,7 @@ class TestBeforeAnyWork:
     def test_stages_by_their_resources_on_a_local_master(self, spark: SparkSession) -> None:
         resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         with pytest.raises(ConfigurationError, match=r"`resources` must be None on a local master.*local\[2,2\]"):
-            train(frame(spark, GOOD), resources=resources)
+            train(frame(spark, GOOD), executors=Executors(resources=resources))
 
     @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
     def test_fewer_slots_than_workers_that_a_rule_needs_at_once(

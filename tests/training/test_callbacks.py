@@ -30,6 +30,7 @@ from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.rules import make
+from distkeras.settings import grouped
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -64,7 +65,7 @@ def counter(rule: str = "downpour", *, workers: int = 2, epochs: int = ENDLESS, 
         num_workers=workers,
         batch_size=BATCH,
         num_epoch=epochs,
-        **options,
+        **grouped(options),
     )
 
 
@@ -280,7 +281,7 @@ class TestBadNumbers:
         return table(spark, np.eye(ROWS, dtype=np.float32), np.eye(ROWS)[0])
 
     def test_skipped(self, rows: DataFrame) -> None:
-        trainer = counter(epochs=3, bad_numbers="skip")
+        trainer = counter(epochs=3, max_skipped=100)
         model = trainer.train(rows)
         ledger, history = trainer.ledger.toPandas(), trainer.history.toPandas()
         skipped = ledger[~ledger.applied]
@@ -301,6 +302,6 @@ class TestBadNumbers:
 
     def test_too_many_name_the_layer(self, rows: DataFrame) -> None:
         with pytest.raises(NonFiniteError, match=r"in dense\w*/kernel \(element \d+\).*after 1 commits") as caught:
-            counter(epochs=3, bad_numbers="skip", max_skipped=1).train(rows)
+            counter(epochs=3, max_skipped=1).train(rows)
         assert caught.value.worker in (0, 1)
         assert caught.value.step is not None

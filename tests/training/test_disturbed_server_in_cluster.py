@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from support.cluster_job import _server_of
 from support.patience import PATIENT
 from support.spark_jobs import *
-from distkeras import Checkpoint, Trainer
+from distkeras import Checkpoint, Network, Trainer
 
 master, directory, kind, standstill = sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 logging.basicConfig(level=logging.INFO)
@@ -69,7 +69,7 @@ counter = threading.Thread(target=count_second_attempts)
 counter.start()
 trainer = Trainer(
     counting_model(rows, step_callback_layer(act)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
-    num_workers=2, batch_size=2, num_epoch=epochs, server="cluster",
+    num_workers=2, batch_size=2, num_epoch=epochs, network=Network(server="cluster"),
     deadlines=replace(PATIENT, handshake=standstill / 2, standstill=standstill),
 )
 try:

@@ -34,7 +34,7 @@ def tell(step):
 
 trainer = Trainer(
     counting_model(8, step_callback_layer(tell)), "downpour", worker_optimizer=keras.optimizers.SGD(1.0), loss=total,
-    num_workers=1, batch_size=8, num_epoch=1_000_000, port=port,
+    num_workers=1, batch_size=8, num_epoch=1_000_000, network=Network(port=port),
 )
 try:
     trainer.train(counting_rows(spark, 8))

@@ -19,15 +19,18 @@ from support.spark_jobs import (
     total,
 )
 
-from distkeras import Trainer
+from distkeras import Network, Trainer
 from distkeras.ps.errors import BadValueError, ConfigurationError, DifferentJobError
+from distkeras.settings import grouped
 
 ROWS, BATCH, EPOCHS = 41, 4, 2
 
 
 def trainer(**options: Any) -> Trainer:
     given = {"loss": total, "worker_optimizer": keras.optimizers.SGD(1.0), "num_workers": 1, "batch_size": BATCH}
-    return Trainer(counting_model(ROWS), "downpour", **given | {"server": "cluster", "num_epoch": EPOCHS} | options)
+    return Trainer(
+        counting_model(ROWS), "downpour", **grouped(given | {"server": "cluster", "num_epoch": EPOCHS} | options)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +80,7 @@ def test_what_it_needs_is_said_before_any_work(spark: SparkSession, tmp_path: Pa
     with pytest.raises(ConfigurationError, match=r"an absolute path\. Received: 'here'"):
         trainer().train(rows, checkpoint="here")
     with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 1, .* at once beside the server"):
-        Trainer(counting_model(ROWS), "ssgd", loss=total, server="cluster", num_workers=2).train(
+        Trainer(counting_model(ROWS), "ssgd", loss=total, network=Network(server="cluster"), num_workers=2).train(
             rows, checkpoint=tmp_path
         )
     with pytest.raises(ConfigurationError, match="`host` must be None with server='cluster'"):

@@ -33,6 +33,7 @@ from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, DeadlineError
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.settings import grouped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -69,7 +70,7 @@ class TestEqualToPlainKeras:
             batch_size=spec.batch_size,
             num_epoch=spec.epochs,
             seed=spec.seed,
-            **options,
+            **grouped(options),
         )
         return trainer.train(df).get_weights()
 
@@ -159,8 +160,7 @@ class TestEveryRowOnce:
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
 
     def test_a_window_that_is_measured(self, ones: DataFrame) -> None:
-        rule = make("agn", window=1)
-        trainer = counter(rule, communication_window="auto", communication_share=0.5, num_epoch=12)
+        trainer = counter(make("agn", window="auto"), num_epoch=12)
         trainer.train(ones)
         assert trainer.history.count() == 12 * 2 * 4
         rows = trainer.events.where("kind = 'window'").collect()

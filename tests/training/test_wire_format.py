@@ -20,10 +20,11 @@ from support.spark_jobs import (
     total,
 )
 
-from distkeras import Trainer
+from distkeras import Network, Trainer
 from distkeras.data import datasets
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
+from distkeras.settings import grouped
 
 ROWS = 61
 BATCH, EPOCHS, WORKERS, SEEDS = 64, 3, 2, (0, 1)
@@ -34,7 +35,9 @@ POINTS = 0.005
 
 def counter(rule: str, **options: Any) -> Trainer:
     sgd = keras.optimizers.SGD(1.0)
-    return Trainer(counting_model(ROWS), rule, worker_optimizer=sgd, loss=total, num_workers=2, batch_size=8, **options)
+    return Trainer(
+        counting_model(ROWS), rule, worker_optimizer=sgd, loss=total, num_workers=2, batch_size=8, **grouped(options)
+    )
 
 
 def test_every_row_still_counts_once_an_epoch(spark: SparkSession) -> None:
@@ -79,7 +82,7 @@ def test_it_learns_as_well(
                 batch_size=BATCH,
                 num_epoch=EPOCHS,
                 seed=seed,
-                wire_format=wire_format,
+                network=Network(wire_format=wire_format),
             )
             accuracies.append(accuracy(trainer.train(train), x_test, y_test))
             assert_nothing_left()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.toy_model import ToyReplica, batches
 
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.protocol.requests import CollectRequest, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules.base import AUTO
 from distkeras.ps.worker.auto_window import LONGEST, MEASURED, AutoWindow
 from distkeras.ps.worker.loop import work
 
@@ -28,7 +30,7 @@ class Clock:
 def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **options: Any) -> list[tuple[int, bool]]:
     """The steps of each commit of a worker whose steps and exchanges take so long, and whether each was posted."""
     clock = Clock()
-    windows = AutoWindow(rule, now=clock, **options)
+    windows = AutoWindow(replace(rule, window=AUTO), now=clock, **options)
     steps = itertools.count()
 
     def gradient(theta: np.ndarray, value: int) -> np.ndarray:
@@ -62,43 +64,59 @@ def windows_of(rule: Rule, *, step: float, exchange: float, count: int, **option
 
 def test_communication_keeps_to_its_share() -> None:
     # lambda >= (1 - .1) / .1 * 5 / 2 = 22.5
-    found = windows_of(make("agn", window=4), step=2.0, exchange=5.0, count=MEASURED + 3, share=0.1)
-    assert found == [(4, False)] * (MEASURED + 1) + [(23, False)] * 2
+    found = windows_of(make("agn"), step=2.0, exchange=5.0, count=MEASURED + 3)
+    assert found == [(10, False)] * (MEASURED + 1) + [(23, False)] * 2
 
 
 def test_what_is_asked_for_is_what_comes() -> None:
-    assert windows_of(make("agn", window=1), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.5)[-1] == (3, False)
-    assert windows_of(make("agn", window=1), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.25)[-1] == (9, False)
+    assert windows_of(make("agn"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.5)[-1] == (3, False)
+    assert windows_of(make("agn"), step=1.0, exchange=3.0, count=MEASURED + 2, share=0.25)[-1] == (9, False)
 
 
-def test_a_whole_epoch_is_no_window_to_measure_with() -> None:
-    found = windows_of(make("agn", window=None), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
+def test_it_is_measured_with_the_window_that_the_rule_has_by_default() -> None:
+    found = windows_of(make("agn"), step=1.0, exchange=1.0, count=MEASURED + 2, share=0.5)
     assert found == [(10, False)] * (MEASURED + 1) + [(1, False)]
 
 
 def test_overlapped_exchanges_are_hidden_behind_the_window() -> None:
     # 5 seconds behind steps of 2: three of them. While they are measured, they are waited for.
-    found = windows_of(make("agn", window=1), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
-    assert found == [(1, False)] * (MEASURED + 1) + [(3, True)] * 2
+    found = windows_of(make("agn"), step=2.0, exchange=5.0, count=MEASURED + 3, overlap=True)
+    assert found == [(10, False)] * (MEASURED + 1) + [(3, True)] * 2
 
 
 def test_an_exchange_that_takes_for_ever_gets_the_longest_window() -> None:
     assert windows_of(make("agn"), step=1e-12, exchange=60.0, count=MEASURED + 2)[-1] == (LONGEST, False)
 
 
-@pytest.mark.parametrize("rule", ["asgd", "ssgd", "averaging", "easgd", "zealous_downpour", "ormo", "dana_dc"])
-def test_rules_that_need_their_window_refuse(rule: str) -> None:
-    with pytest.raises(ConfigurationError, match=rule):
-        AutoWindow(make(rule))
+@pytest.mark.parametrize("name", ["ssgd", "averaging", "easgd", "zealous_downpour"])
+def test_rules_that_need_their_window_refuse(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"`window` must be a number: rule '{name}'"):
+        make(name, window="auto")
 
 
-@pytest.mark.parametrize("rule", [make("downpour"), make("dynsgd"), make("adag", normalize=False)], ids=str)
-def test_rules_whose_steps_grow_with_the_window_refuse(rule: Rule) -> None:
+@pytest.mark.parametrize("name", ["asgd", "ormo", "dana_dc"])
+def test_gradient_rules_commit_every_gradient(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="commits every gradient"):
+        make(name, window="auto")
+
+
+@pytest.mark.parametrize(("name", "options"), [("downpour", {}), ("dynsgd", {}), ("adag", {"normalize": False})])
+def test_rules_whose_steps_grow_with_the_window_refuse(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="adds up the steps of a window"):
-        AutoWindow(rule)
+        make(name, window="auto", **options)
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
-def test_what_is_no_share(share: float) -> None:
-    with pytest.raises(ConfigurationError, match="communication_share"):
-        AutoWindow(make("agn"), share)
+def test_another_text_is_no_window() -> None:
+    with pytest.raises(ConfigurationError, match='`window` must be a number of steps, "auto", or None'):
+        make("agn", window="often")
+
+
+def test_a_window_in_steps_is_not_measured() -> None:
+    with pytest.raises(ConfigurationError, match="`window` must be 'auto'"):
+        AutoWindow(make("agn", window=3))
+
+
+def test_a_worker_does_not_step_under_a_window_that_is_not_chosen() -> None:
+    rule = make("agn", window="auto")
+    with pytest.raises(LocalProtocolError, match="window='auto'"):
+        rule.due(rule.start(ToyReplica(1, 0.1, lambda theta, value: theta), np.zeros(1)))
