@@ -25,7 +25,10 @@ VARIABLE = "DISTKERAS_TRACEBACK"
 #: Files of this package, of installed ones, of the standard library, and what has no file.
 _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages|python3?\.\d+t?|pyspark)[/\\]|\.zip[/\\]|^<frozen"
-    r"|[/\\]distkeras[/\\](?:(?:analysis|cluster|compat|data|job|keras_model|ml|ps|results|transformers)[/\\]|(?:__init__|callbacks|flags|settings|spark|trainers?)\.py$)"
+    r"|[/\\]distkeras[/\\](?:"
+    r"(?:analysis|compat|dashboard|data|job_server|keras_model|ml|ps|results|spark|training|transformers)[/\\]"
+    r"|(?:__init__|callbacks|evaluators|flags|job_deployment|keras_callbacks|mlflow_logger|options|predictors|settings"
+    r"|trainers?|utils)\.py$)"
 )
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in .*\n(?:^    .*\n?)*', re.M)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -21,7 +21,6 @@ CORE = (
     "tests/data",
     "tests/keras_model",
     "tests/analysis/test_keras_gradient.py",
-    "tests/job",
     "tests/results",
     "tests/transformers",
     "tests/training/test_models.py",

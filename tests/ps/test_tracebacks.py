@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import distkeras
 from distkeras.ps.errors import VARIABLE, BadValueError, DistkerasError, WorkerError, headline, is_library, users_frames
 
 REMOTE = """Traceback (most recent call last):
-  File "/opt/venv/lib/python3.12/site-packages/distkeras/job/task.py", line 143, in run
+  File "/opt/venv/lib/python3.12/site-packages/distkeras/training/task.py", line 143, in run
     rows, batches = self._train()
                     ^^^^^^^^^^^^^
   File "/home/me/distkeras/examples/job.py", line 12, in picky
@@ -24,7 +27,7 @@ KeyError: 'not here'
         ("/usr/lib/python3/dist-packages/numpy/core.py", True),
         ("/usr/lib/python3.12/threading.py", True),
         ("/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", True),
-        ("/src/checkout/distkeras/job/task.py", True),
+        ("/src/checkout/distkeras/training/task.py", True),
         ("/src/checkout/distkeras/trainer.py", True),
         ("C:\\venv\\Lib\\site-packages\\keras\\x.py", True),
         ("<frozen importlib._bootstrap>", True),
@@ -36,6 +39,13 @@ KeyError: 'not here'
 )
 def test_whose_file_it_is(path: str, library: bool) -> None:
     assert is_library(path) is library
+
+
+def test_every_file_of_the_package_is_the_packages() -> None:
+    package = Path(distkeras.__file__).parent
+    paths = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
+    assert len(paths) > 100
+    assert [path for path in paths if not is_library(f"/src/checkout/distkeras/{path}")] == []
 
 
 def test_the_users_own_frames() -> None:

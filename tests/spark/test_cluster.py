@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from distkeras.data.columns import map_in_arrow
-from distkeras.spark import session as sessions
+from distkeras.spark import cluster as sessions
 from distkeras.spark.cluster import known_slots
 
 
@@ -34,7 +34,7 @@ class TestDriversPython:
     def no_python_on_the_path(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         """As where no virtual environment is active; this session was told of one."""
         monkeypatch.delenv("PYSPARK_PYTHON")
-        monkeypatch.setattr(sessions, "_DEFAULT_PYTHON", "no-such-python", raising=False)
+        monkeypatch.setattr(sessions, "_DEFAULT_PYTHON", "no-such-python", raising=True)
         monkeypatch.setattr(spark.sparkContext, "pythonExec", "no-such-python")
 
     def test_tasks_run_on_it_where_nobody_says(self, spark: SparkSession) -> None:
