@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from distkeras.data.batches import Batch
-    from distkeras.job_server import Client, RemoteJob
 
 
 class Trainer(JobResults):
@@ -162,10 +160,10 @@ class Trainer(JobResults):
         self.rule = rule_of(rule)
         self.settings = train_settings(arguments)
         self.worker_settings = worker_settings(self.rule, self.settings, arguments)
-        self._model_file = archive.to_bytes(model)
-        self._recipe = recipe_of(
+        self.model_file = archive.to_bytes(model)
+        self.recipe = recipe_of(
             model,
-            self._model_file,
+            self.model_file,
             optimizer=worker_optimizer,
             loss=loss,
             metrics=metrics,
@@ -279,39 +277,6 @@ class Trainer(JobResults):
             if self.watch is not None:
                 self.watch.end(self._outcome)
 
-    def submit(
-        self,
-        server: str | Client,
-        data: str | PathLike[str],
-        *,
-        token: str | None = None,
-        callbacks: Sequence[Callback] = (),
-        name: str = "",
-        checkpoint_every: int = 100,
-    ) -> RemoteJob:
-        """Has a job server train on ``data`` in place of this process: what `train` would run here. Returns at once.
-
-        Model, compilation, rule and options travel as an archive and as JSON. What has no such form is refused by its
-        name before anything is sent: rows in memory, code of your own, `deadlines`, addresses of this machine.
-
-        Args:
-            server: its URL, or a `distkeras.job_server.Client`.
-            data: path or URI of Parquet, as the server finds it.
-            callbacks: a `TimeBudget`, or none.
-            token, name, checkpoint_every: see `distkeras.job_server.Client`.
-
-        Raises:
-            ConfigurationError: no URL, or no token; a `DescriptionError` where a part cannot travel or work.
-        """
-        submission = importlib.import_module(
-            "distkeras.job_server.submission"
-        )  # which is above this module: it needs it
-        settings = (self.settings, self.worker_settings, self.server_settings)
-        parts = submission.TrainerParts(self.rule, self._model_file, self._recipe, *settings)
-        return submission.submit(  # type: ignore[no-any-return]  # it is found while the program runs
-            parts, server, data, token, callbacks, {"name": name, "checkpoint_every": checkpoint_every}
-        )
-
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
@@ -341,15 +306,15 @@ class Trainer(JobResults):
             arrangement=_arrangement(df, spec, settings, workers),
             spec=spec,
             training=settings,
-            model_file=self._model_file,
-            recipe=self._recipe,
+            model_file=self.model_file,
+            recipe=self.recipe,
             replica=replica,
             server=server,
             worker=replace(self.worker_settings, workers=workers),
             callbacks=callbacks,
             resume=resume,
         )
-        options = told_options(plan.server, plan.worker, settings, compilation=self._recipe.identity(replica.model))
+        options = told_options(plan.server, plan.worker, settings, compilation=self.recipe.identity(replica.model))
         setup = TrainingSetup(
             replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events, options
         )
@@ -368,8 +333,8 @@ class Trainer(JobResults):
         Raises:
             ConfigurationError: the rule cannot work with the worker optimizer.
         """
-        build = self._recipe.build_to_train if to_train else self._recipe.build
-        replica = KerasReplica(build(self._model_file))
+        build = self.recipe.build_to_train if to_train else self.recipe.build
+        replica = KerasReplica(build(self.model_file))
         require_optimizer(self.rule, replica.model.optimizer)
         return replica
 

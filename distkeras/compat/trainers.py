@@ -259,7 +259,7 @@ class TrainerAccessors(Histories, Trainer):
         file = archive.to_bytes(model)
         recipe = recipe_of(model, file, **self._compilation)
         recipe.build(file)  # what cannot work fails here
-        self._model_file, self._recipe = file, recipe
+        self.model_file, self.recipe = file, recipe
 
 
 class ParameterServer:

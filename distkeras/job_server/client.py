@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tqdm.auto import tqdm
 
@@ -24,6 +25,8 @@ from distkeras.ps.validate import require_number
 if TYPE_CHECKING:
     import keras
     import pandas as pd
+
+    from distkeras.trainer import Trainer
 
 #: Seconds from one look at a job to the next.
 _LOOK = 1.0
@@ -57,10 +60,10 @@ class JobClient:
 
     def submit(
         self,
-        model: keras.Model | str | PathLike[str],
-        rule: str,
+        model: keras.Model | str | PathLike[str] | Trainer,
+        rule: str | None = None,
         *,
-        data: str,
+        data: str | PathLike[str],
         hyper_parameters: Mapping[str, Any] = _NO_OPTIONS,
         name: str = "",
         checkpoint_every: int = 100,
@@ -68,10 +71,13 @@ class JobClient:
         early_stopping: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> RemoteJob:
-        """Sends a job, and returns at once.
+        """Send a job, and return at once.
 
         Args:
-            model: a built `keras.Model`, or the path of one that Keras saved.
+            model: a built `keras.Model`, or the path of one that Keras saved; or a `distkeras.Trainer`, which the
+                server trains as it would train here, without any of ``rule``, ``hyper_parameters`` and ``options``.
+                What cannot travel is refused by its name before anything is sent: code of your own, `deadlines`,
+                addresses of this machine.
             rule: name of the update rule.
             data: Parquet to train on, as the server finds it.
             hyper_parameters: of the rule.
@@ -81,22 +87,28 @@ class JobClient:
             early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
                 `distkeras.EarlyStopping`; without ``patience`` and ``target`` it only evaluates.
             options: keywords of `distkeras.Trainer`, of values that JSON has: ``worker_optimizer`` is a name, or a
-                dictionary with ``class_name`` and ``config``; losses and metrics are names. A trainer that is there
-                already sends itself: `distkeras.Trainer.submit`.
+                dictionary with ``class_name`` and ``config``; losses and metrics are names.
 
         Raises:
             DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
             QuotaError: you have too much there.
         """
-        description: dict[str, Any] = {
-            "rule": rule,
-            "data": data,
-            "hyper_parameters": dict(hyper_parameters),
-            "name": name,
-        }
-        description |= {"options": options, "checkpoint_every": checkpoint_every}
+        if not isinstance(data, str | PathLike):
+            kind = f"{type(data).__module__}.{type(data).__qualname__}"
+            raise DescriptionError(
+                f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
+            )
+        description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
         description |= {} if time_budget is None else {"time_budget": time_budget}
         description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
+        if _is_trainer(model):
+            given = [rule, *hyper_parameters, *options]
+            if given != [None]:
+                raise DescriptionError(f"`rule` and options must be the trainer's own. Received: {given}", "rule")
+            from distkeras.job_server.submission import description_of, model_of
+
+            return self.send("/jobs", description | description_of(model), model_of(model))
+        description |= {"rule": rule, "hyper_parameters": dict(hyper_parameters), "options": options}
         return self.send("/jobs", description, _bytes_of(model))
 
     def predict(
@@ -346,6 +358,12 @@ class RemoteJob:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({json.dumps(self.told.get('name') or self.id)}, {self.state})"
+
+
+def _is_trainer(value: Any) -> TypeGuard[Trainer]:
+    """Return whether ``value`` is a `Trainer`, without importing what that needs."""
+    module = sys.modules.get("distkeras.trainer")
+    return module is not None and isinstance(value, module.Trainer)
 
 
 def _bytes_of(model: keras.Model | str | PathLike[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a trainer sends to a job server in place of training here: its model, compiled, and its settings as JSON.
+"""A trainer as a job server takes it: its model, compiled, and its settings as JSON.
 
 What has no such form is refused by its name before anything is sent: code of the user's own, rows that are in memory,
 addresses of this machine.
@@ -7,146 +7,81 @@ addresses of this machine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from io import BytesIO
-from os import PathLike
 from typing import Any
 
-from distkeras.callbacks import TimeBudget
-from distkeras.job_server.client import JobClient, RemoteJob
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.schema import trainer_properties
 from distkeras.keras_model import archive
-from distkeras.keras_model.recipe import Recipe
 from distkeras.options import defaults_of
 from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
-from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.settings import TrainSettings
 from distkeras.trainer import Trainer
 
 #: Arguments of ``compile``, which travel with the model.
 _COMPILED = {"worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics"}
 
 
-@dataclass(frozen=True)
-class TrainerParts:
-    """What a trainer consists of.
+def description_of(trainer: Trainer) -> dict[str, Any]:
+    """Return the parts of a job's description that ``trainer`` decides, JSON-ready.
 
-    Args:
-        rule: the update rule.
-        model_file: the model, as an archive.
-        recipe: what it is compiled with.
-        training: what acts on data and driver.
-        worker: what each worker is told.
-        server: what the parameter server is told.
-    """
-
-    rule: Rule
-    model_file: bytes
-    recipe: Recipe
-    training: TrainSettings
-    worker: WorkerSettings
-    server: ServerSettings
-
-    def description(self) -> dict[str, Any]:
-        """Rule and options, JSON-ready: only what differs from the defaults.
-
-        Raises:
-            DescriptionError: a part cannot travel.
-        """
-        _require_known_rule(self.rule)
-        for name, value, default in (
-            ("decode", self.training.decode, None),
-            ("frozen_weights", self.training.frozen_weights, None),
-            ("resources", self.training.resources, None),
-            ("host", self.training.host, None),
-            ("port", self.server.port, 0),
-            ("deadlines", self.worker.deadlines, Deadlines()),
-        ):
-            if value != default:
-                raise _refused(name, f"not be given: it is of this machine, or code. Received: {name}={value!r}")
-        defaults = defaults_of(Trainer)
-        options = {name: value for name, value in self._options() if value != defaults[name]}
-        return {"rule": self.rule.name, "hyper_parameters": self.rule.config(), "options": options}
-
-    def model(self) -> bytes:
-        """The model, compiled as the workers' would be, as an archive that a server takes.
-
-        Raises:
-            DescriptionError: it has classes or functions that are not Keras', or the compilation has.
-        """
-        if self.recipe.objects:
-            names = ", ".join(sorted(self.recipe.objects))
-            raise _refused("custom_objects", f"not be needed: code does not travel. Received: {names}")
-        for name, value in self.recipe.arguments.items():
-            for function in _functions(value):
-                told = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
-                raise _refused(name, f"be Keras' own, by name or as an object: code does not travel. Received: {told}")
-        data = archive.to_bytes(self.recipe.build_to_train(self.model_file))
-        require_archive(BytesIO(data))
-        return data
-
-    def _options(self) -> Iterator[tuple[str, Any]]:
-        rate = self.server.learning_rate
-        special: dict[str, Any] = {"learning_rate": rate.config() if isinstance(rate, Schedule) else rate}
-        if type(rate) is Constant:
-            special["learning_rate"] = rate.rate
-        if self.training.class_weight is not None:
-            special["class_weight"] = {str(label): weight for label, weight in self.training.class_weight.items()}
-        settings = [
-            {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-            for one in (self.server, self.worker, self.training)
-        ]
-        found = settings[0] | settings[1] | settings[2] | special
-        for name in trainer_properties().keys() - _COMPILED:
-            value = found[name]
-            yield name, (value[0] if len(value) == 1 else list(value)) if isinstance(value, tuple) else value
-
-
-def submit(
-    parts: TrainerParts,
-    server: str | JobClient,
-    data: Any,
-    token: str | None,
-    callbacks: Sequence[Any],
-    more: Mapping[str, Any],
-) -> RemoteJob:
-    """Sends what `Trainer.train` would run.
-
-    Args:
-        parts: of the trainer.
-        server: its URL, or a client of it.
-        data: path or URI of Parquet, as the server finds it.
-        token: of the user; None: what the environment has.
-        callbacks: only `TimeBudget`.
-        more: further parts of the description.
+    Rule and options are there as far as they differ from the defaults.
 
     Raises:
-        DescriptionError: a part cannot travel, which is named; or the server finds that it cannot work.
+        DescriptionError: a part cannot travel.
     """
-    if not isinstance(data, str | PathLike):
-        kind = f"{type(data).__module__}.{type(data).__qualname__}"
-        raise _refused(
-            "data", f"be the path or URI of Parquet that the server reads. Received: a {kind}, which is here"
-        )
-    budgets = [_budget_of(callback) for callback in callbacks]
-    description = parts.description() | {"data": str(data)} | dict(more)
-    if budgets:
-        description["time_budget"] = min(budgets)
-    model = parts.model()
-    client = server if isinstance(server, JobClient) else JobClient(server, token)
-    return client.send("/jobs", description, model)
+    _require_known_rule(trainer.rule)
+    for name, value, default in (
+        ("decode", trainer.settings.decode, None),
+        ("frozen_weights", trainer.settings.frozen_weights, None),
+        ("resources", trainer.settings.resources, None),
+        ("host", trainer.settings.host, None),
+        ("port", trainer.server_settings.port, 0),
+        ("deadlines", trainer.worker_settings.deadlines, Deadlines()),
+    ):
+        if value != default:
+            raise _refused(name, f"not be given: it is of this machine, or code. Received: {name}={value!r}")
+    defaults = defaults_of(Trainer)
+    options = {name: value for name, value in _options(trainer) if value != defaults[name]}
+    return {"rule": trainer.rule.name, "hyper_parameters": trainer.rule.config(), "options": options}
 
 
-def _budget_of(callback: Any) -> float:
-    if type(callback) is not TimeBudget or callback.every_seconds is None:
-        kind = callback if isinstance(callback, type) else type(callback)
-        raise _refused("callbacks", f"be of `TimeBudget`: code and rows do not travel. Received: {kind.__name__}")
-    return callback.every_seconds
+def model_of(trainer: Trainer) -> bytes:
+    """Return the model, compiled as the workers' would be, as an archive that a server takes.
+
+    Raises:
+        DescriptionError: it has classes or functions that are not Keras', or the compilation has.
+    """
+    recipe = trainer.recipe
+    if recipe.objects:
+        names = ", ".join(sorted(recipe.objects))
+        raise _refused("custom_objects", f"not be needed: code does not travel. Received: {names}")
+    for name, value in recipe.arguments.items():
+        for function in _functions(value):
+            text = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+            raise _refused(name, f"be Keras' own, by name or as an object: code does not travel. Received: {text}")
+    data = archive.to_bytes(recipe.build_to_train(trainer.model_file))
+    require_archive(BytesIO(data))
+    return data
+
+
+def _options(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    training, rate = trainer.settings, trainer.server_settings.learning_rate
+    special: dict[str, Any] = {"learning_rate": rate.config() if isinstance(rate, Schedule) else rate}
+    if type(rate) is Constant:
+        special["learning_rate"] = rate.rate
+    if training.class_weight is not None:
+        special["class_weight"] = {str(label): weight for label, weight in training.class_weight.items()}
+    settings: dict[str, Any] = {}
+    for group in (trainer.server_settings, trainer.worker_settings, training):
+        settings |= {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
+    settings |= special
+    for name in trainer_properties().keys() - _COMPILED:
+        value = settings[name]
+        yield name, (value[0] if len(value) == 1 else list(value)) if isinstance(value, tuple) else value
 
 
 def _require_known_rule(rule: Rule) -> None:

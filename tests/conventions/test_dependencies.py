@@ -68,7 +68,17 @@ def imports(path: Path, *, everywhere: bool = True) -> Iterator[str]:
                 for handler in getattr(node, "handlers", []):
                     yield from walk(handler.body)
 
-    yield from walk(ast.parse(path.read_text()).body)
+    tree = ast.parse(path.read_text())
+    yield from walk(tree.body)
+    if everywhere:
+        yield from imported_by_call(tree)
+
+
+def imported_by_call(tree: ast.AST) -> Iterator[str]:
+    """Modules that ``importlib.import_module`` gets by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (value.value for value in node.args if isinstance(value, ast.Constant))
 
 
 def ids(path: Path) -> str:
@@ -180,6 +190,7 @@ def test_the_reader_sees_imports_at_every_depth(tmp_path: Path) -> None:
     path.write_text(
         "from typing import TYPE_CHECKING\nimport a.b\nif TYPE_CHECKING:\n    import c\n"
         "try:\n    import d\nexcept ImportError:\n    import e\nclass F:\n    def f(self):\n        from g import h\n"
+        "        importlib.import_module('i.j')\n"
     )
-    assert list(imports(path)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e", "g", "g.h"]
+    assert list(imports(path)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e", "g", "g.h", "i.j"]
     assert list(imports(path, everywhere=False)) == ["typing", "typing.TYPE_CHECKING", "a.b", "d", "e"]

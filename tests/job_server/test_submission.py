@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from support.job_service import JobService
 
-from distkeras import DOWNPOUR, Deadlines, EarlyStopping, TimeBudget, Trainer, rules, schedules
-from distkeras.callbacks import Callback
+from distkeras import DOWNPOUR, Deadlines, Trainer, rules, schedules
+from distkeras.job_server import Client
 from distkeras.job_server.description import JobDescription
 from distkeras.job_server.driver import trainer_of
 from distkeras.job_server.errors import DescriptionError
@@ -50,7 +50,7 @@ def made(**options: Any) -> Trainer:
 
 def arrived(service: JobService, trainer: Trainer, **more: Any) -> tuple[JobDescription, Trainer, bytes]:
     """What the driver makes of what the trainer has sent."""
-    job = trainer.submit(service.client("ann"), service.data("train"), **more)
+    job = service.client("ann").submit(trainer, data=service.data("train"), **more)
     job.cancel()
     description = JobDescription.from_json(job.told["description"])
     data = service.files.of(job.id).sent_model.read_bytes()
@@ -168,9 +168,7 @@ def test_a_trainer_of_dist_keras_sends_what_its_setters_said(service: JobService
 
 
 def test_name_checkpoints_and_a_time_budget_arrive(service: JobService) -> None:
-    description, _, _ = arrived(
-        service, made(), name="mine", checkpoint_every=7, callbacks=[TimeBudget(60), TimeBudget(30.0)]
-    )
+    description, _, _ = arrived(service, made(), name="mine", checkpoint_every=7, time_budget=30.0)
     assert (description.name, description.checkpoint_every, description.time_budget) == ("mine", 7, 30.0)
 
 
@@ -223,32 +221,15 @@ def test_what_cannot_travel_is_refused_before_anything_is_sent(
     build: Callable[[], Trainer], field: str, named: str
 ) -> None:
     with pytest.raises(DescriptionError) as caught:
-        build().submit(NOWHERE, "/data/train", token="dk_x")
+        Client(NOWHERE, "dk_x").submit(build(), data="/data/train")
     assert caught.value.field == field
     assert named in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("callback", "named"),
-    [
-        (EarlyStopping(None, patience=1), "EarlyStopping"),  # type: ignore[arg-type]  # it is not asked for its rows
-        (Callback(), "Callback"),
-        (type("Own", (TimeBudget,), {})(3.0), "Own"),
-        (TimeBudget, "TimeBudget"),
-        (keras.callbacks.CSVLogger("x"), "CSVLogger"),
-    ],
-    ids=range(5),
-)
-def test_a_callback_with_code_or_rows_is_refused(callback: Any, named: str) -> None:
-    with pytest.raises(DescriptionError, match=named) as caught:
-        made().submit(NOWHERE, "/data/train", token="dk_x", callbacks=[callback])
-    assert caught.value.field == "callbacks"
 
 
 @pytest.mark.parametrize("data", [pd.DataFrame({"label": [1]}), [1, 2], None])
 def test_rows_in_memory_are_refused(data: Any) -> None:
     with pytest.raises(DescriptionError, match="path or URI") as caught:
-        made().submit(NOWHERE, data, token="dk_x")
+        Client(NOWHERE, "dk_x").submit(made(), data=data)
     assert caught.value.field == "data"
 
 
@@ -261,13 +242,19 @@ def test_keras_own_functions_travel(service: JobService) -> None:
 def test_a_url_or_token_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTKERAS_TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match="url"):
-        made().submit("ftp://x", "/data", token="dk_x")
+        Client("ftp://x", "dk_x").submit(made(), data="/data")
     with pytest.raises(ConfigurationError, match="token"):
-        made().submit(NOWHERE, "/data")
+        Client(NOWHERE).submit(made(), data="/data")
+
+
+@pytest.mark.parametrize("more", [{"rule": "agn"}, {"hyper_parameters": {"window": 2}}, {"batch_size": 4}])
+def test_a_trainer_brings_its_own_rule_and_options(more: dict[str, Any]) -> None:
+    with pytest.raises(DescriptionError, match="the trainer's own"):
+        Client(NOWHERE, "dk_x").submit(made(), data="/data", **more)
 
 
 def test_by_url_and_token(service: JobService, tmp_path: Path) -> None:
-    job = made().submit(service.url, Path(service.data("train")), token=service.tokens["ben"])
+    job = Client(service.url, service.tokens["ben"]).submit(made(), data=Path(service.data("train")))
     assert job.told["user"] == "ben"
     assert json.loads(json.dumps(job.told["description"]))["data"] == service.data("train")
     job.cancel()
