@@ -59,15 +59,15 @@ class CenterWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a callback is told before the job starts.
+    """What a callback may know before the job starts.
 
     Args:
         metrics: names of loss and metrics, loss first.
         build_replica: makes a copy of the model, compiled like the workers'.
         read_rows: gives the rows of a DataFrame, at most so many, as one mini-batch; None for no rows.
-        facts: what is known of the job; None: nothing is told.
+        facts: what is known of the job; None: nothing.
         events: where the job's events are collected.
-        options: what the trainer is told, by keyword: numbers, texts, and None.
+        options: the trainer's options, by name: numbers, texts, and None.
     """
 
     metrics: tuple[str, ...]
@@ -289,7 +289,7 @@ class EarlyStopping(Callback):
     distributed evaluation would wait for their end. They take ``max_rows`` times a row's bytes of its memory.
 
     Args:
-        df: validation data, with the columns that the trainer is told of.
+        df: validation data, with the trainer's columns.
         monitor: "loss", or a metric's name as in the history; a leading "val_" is dropped.
         patience: evaluations, at least 1; None: only the target counts.
         min_delta: least change that counts as better, at least 0.

@@ -69,21 +69,21 @@ _THEIRS = ("keras", "mlflow")
 class KerasCallbacks(Callback):
     """Calls Keras' callbacks at the end of each epoch, on a copy of the model that has the center's weights.
 
-    An epoch has ended when the partitions have passed it on average; two that end at once are told as the later one.
-    What is told is ``loss``, the mean over the latest commits, and, given ``validation`` rows, ``val_loss`` and
+    An epoch has ended when the partitions have passed it on average; two that end at once are reported as the later
+    one. The report has ``loss``, the mean over the latest commits, and, given ``validation`` rows, ``val_loss`` and
     ``val_`` with each metric of the center over them, around which ``on_test_begin`` and ``on_test_end`` are called.
     ``EarlyStopping`` ends the job, and where it restores the best weights, `Trainer.train` returns those. Hooks of
     batches are not called: batches are the workers'.
 
     Args:
         callbacks: of Keras.
-        validation: rows to evaluate on, with the columns that the trainer is told of; None: on none.
+        validation: rows to evaluate on, with the trainer's columns; None: on none.
         every_commits: commits that count as an epoch; None: epochs are those of the data.
         max_rows: more rows than these are sampled: the same ones each time.
 
     Raises:
         ConfigurationError: a callback that is of batches or of the workers' optimizers; the text names what there is
-            for it. Or one that monitors what is not told.
+            for it. Or one that monitors what is not reported.
         EmptyDataError: ``validation`` has no rows.
     """
 

@@ -1,4 +1,4 @@
-"""A job as a run of MLflow: what it was told, how it went, and the model.
+"""A job as a run of MLflow: its options, how it went, and the model.
 
 ::
 
@@ -53,10 +53,10 @@ class MLflowLogger(Callback):
     cross-validation has its own. A new run ends with the job: finished, failed, or, where the job was interrupted,
     killed.
 
-    ``mlflow.keras.autolog()`` sees nothing of a job: it watches ``fit``, which nobody calls.
+    ``mlflow.keras.autolog()`` sees nothing of a job: it watches ``fit``, which is never called.
 
     Args:
-        validation: rows to evaluate on, with the columns that the trainer is told of; None: on none.
+        validation: rows to evaluate on, with the trainer's columns; None: on none.
         run_name: of a new run.
         log_model: log the model.
         registered_model_name: register it under this name, too.
@@ -101,7 +101,7 @@ class MLflowLogger(Callback):
         self._clock = -1
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Reads the rows, begins the run, and logs what the trainer was told."""
+        """Read the rows, begin the run, and log the trainer's options."""
         self._metrics, self._batch, self._own_run, self._clock = setup.metrics, None, False, -1
         if self._validation is not None:
             self._batch = setup.read_rows(self._validation, self.max_rows)
@@ -183,7 +183,7 @@ def _mlflow() -> Any:
 
 
 def _log_model(model: keras.Model, registered_name: str | None) -> None:
-    """Logs a model to the active run. What it needs is told, for MLflow would otherwise load it to find that out."""
+    """Log a model to the active run, with its requirements: MLflow would load the model to find them."""
     import keras
     import mlflow.keras
     from mlflow.models import ModelSignature

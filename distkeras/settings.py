@@ -234,7 +234,7 @@ def _json_columns(columns: tuple[str, ...] | dict[str, str]) -> list[str] | dict
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What is known of a job before it starts, for whoever tells of it.
+    """What is known of a job before it starts, for its reports.
 
     Args:
         rule: as it is written in Python, with its hyper-parameters.
@@ -340,8 +340,8 @@ def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str,
     return WorkerSettings(**given)
 
 
-def told_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job is told that may matter to its outcome, in numbers, texts and None, by dotted names.
+def reported_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that may matter to a job's outcome, in numbers, texts and None, by dotted names.
 
     Args:
         settings: instances of the classes of settings; those that come later win.

@@ -38,9 +38,9 @@ from distkeras.settings import (
     Network,
     TrainSettings,
     flattened,
+    reported_options,
     rule_of,
     server_settings,
-    told_options,
     train_settings,
     worker_settings,
 )
@@ -112,7 +112,7 @@ class Trainer(JobResults):
         network: `Network`: where the parameter server runs, and how vectors travel.
         executors: `Executors`: threads, resources and memory of a worker.
         monitoring: `Monitoring`: progress, stalled workers, the gap.
-        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
+        custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
         frozen_weights: path or URI of a ``.weights.h5`` or ``.keras`` file of the model or of a part of it, such as a
             frozen base, that each executor reads for itself. What is in it, to the bit, is not sent with the model.
         deadlines: `Deadlines`, of every wait.
@@ -191,11 +191,11 @@ class Trainer(JobResults):
             trainer.train(df)
             trainer.dashboard().save("job.html")      # one file that needs nothing else
 
-        It tells of the jobs that are trained after the first call; a job that had ended is told from its records. It is
-        served as long as this trainer is there, or until its `close`. Whoever has the link may read the page.
+        It shows the jobs that are trained after the first call; a job that had ended is shown from its records. It is
+        served as long as this trainer exists, or until its `close`. Anyone who has the link may read the page.
 
         Args:
-            others: trainers whose jobs are shown beside this one's.
+            others: trainers whose jobs are shown next to this one's.
             port: of loopback; 0 for one that is free.
 
         Raises:
@@ -250,8 +250,8 @@ class Trainer(JobResults):
             MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
             EmptyDataError: ``df`` has no rows.
             DistkerasError: what a worker found, with its traceback; the Spark job is cancelled and the port free.
-            Exception: what a callback raised; likewise.
-            KeyboardInterrupt: likewise; `model` has the center's last weights.
+            Exception: what a callback raised; the Spark job is cancelled and the port free.
+            KeyboardInterrupt: the same; `model` has the center's last weights.
         """
         began = time.monotonic()
         with server_ahead(self.settings) as server:
@@ -314,7 +314,7 @@ class Trainer(JobResults):
             callbacks=callbacks,
             resume=resume,
         )
-        options = told_options(plan.server, plan.worker, settings, compilation=self.recipe.identity(replica.model))
+        options = reported_options(plan.server, plan.worker, settings, compilation=self.recipe.identity(replica.model))
         setup = TrainingSetup(
             replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events, options
         )
@@ -322,7 +322,7 @@ class Trainer(JobResults):
         return plan
 
     def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
-        """Rows of a validation DataFrame, with the columns that the trainer is told of."""
+        """Return rows of a validation DataFrame, with the trainer's columns."""
         require_batch("df", df)
         spec = self._spec(self._build_replica().model, df)
         return collect(df, replace(spec, epochs=1, shuffle=False), count_max)

@@ -1,7 +1,7 @@
 """dist-keras' trainers: its classes, with its arguments in their order and with its defaults, over `Trainer`.
 
 A script written for dist-keras runs as it is, but for `ADAG`: names of rules follow Hermans' thesis, so `AGN` is what
-dist-keras called ``ADAG``, and `ADAG` is the thesis' ADAG. Whoever calls that as dist-keras' scripts did is warned.
+dist-keras called ``ADAG``, and `ADAG` is the thesis' ADAG. A call of it as in dist-keras' scripts gets a warning.
 
 A rule's hyper-parameters are keywords here, and so is every option of `Trainer`.
 """

@@ -12,7 +12,7 @@ only from those above it::
     transport    sockets with deadlines, TLS, and the clients of driver and worker
     center       the center variable as a state machine: leases, rounds, the commit log
     checkpoint   snapshots of the center
-    settings     what server and workers are told: one field an option, checked where it is built
+    settings     the options of server and workers: one field each, checked where it is built
     worker       the loop that every worker runs, and what drives it
     server       sockets and threads around the center
     simulation   the same worker loop and center under a virtual clock

@@ -1,7 +1,7 @@
 """Every error that the project raises, in one closed table, and whose trouble an error is.
 
-An error carries fields (worker, partition, column, step) beside its text, survives pickling (Spark pickles what a
-task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
+An error carries fields (worker, partition, column, step) in addition to its text, survives pickling (Spark pickles what
+a task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
 
 What follows from an error depends on its `Origin`: the user's ends the job, for it would come again at every attempt;
 any other ends one attempt, and Spark tries again. `sorted_error` tells which is which, for errors of others too.
@@ -74,7 +74,7 @@ class Origin(enum.Enum):
 
     USER = "code, data or settings: it comes again at every attempt"
     NODE = "a machine's memory, disk, threads or descriptors: another attempt, perhaps elsewhere, may do better"
-    NETWORK = "a connection, or a peer that keeps silent: likewise"
+    NETWORK = "a connection, or a peer that keeps silent: another attempt may do better"
     JOB = "what became of the job or of this attempt: nothing new"
 
 

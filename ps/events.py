@@ -1,7 +1,7 @@
-"""Trouble as it is told: log records that say what kind of event they are, and how they get from process to process.
+"""Events: log records that say what kind of event they are, and how they get from process to process.
 
 An event is a log record with three more fields: ``event``, its kind, and the ``worker`` and ``attempt`` that it
-concerns. So whoever reads the log misses nothing, and whoever wants a table collects the records (`Events`). A server
+concerns. So a reader of the log misses nothing, and a table is a collection of the records (`Events`). A server
 in a process of its own writes each record as one line of JSON (`JsonFormatter`), which its driver turns back
 (`record_from_json`).
 """
@@ -107,7 +107,7 @@ class Events:
         attempt: int | None = None,
         level: int = logging.WARNING,
     ) -> None:
-        """Logs an event of the driver and takes it in, whatever the levels of the loggers are."""
+        """Log an event of the driver and collect it, regardless of the levels of the loggers."""
         fields = {"event": kind, "worker": worker, "attempt": attempt}
         record = log.makeRecord(log.name, level, __file__, 0, text, args, None, extra=fields)
         self.add(record, "driver")

@@ -1,4 +1,4 @@
-"""What a job may be told about its server and its workers: typed, validated once, where they are built.
+"""The options of a job's server and workers: typed, and checked once, where they are built.
 
 An option of the server is one field of `ServerSettings`, and the code that acts on it: the command line
 (``python -m distkeras.ps serve``) has a flag for each field, with the text that the docstring has for it, and
@@ -25,7 +25,7 @@ from distkeras.ps.validate import invalid, require_boolean, require_integer
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a parameter server is told.
+    """The options of a parameter server.
 
     Args:
         rule: the update rule.
@@ -90,7 +90,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What every worker of a job is told; it travels in Spark's own task closure.
+    """The options that every worker of a job has; they travel in Spark's own task closure.
 
     Args:
         rule: the update rule.

@@ -84,7 +84,7 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
 
 
 def check_new_columns(df: DataFrame, *names: str) -> None:
-    """Checks that ``names`` can be added to ``df``; unless told otherwise, Spark does not tell upper from lower case.
+    """Checks that ``names`` can be added to ``df``; by default, Spark does not distinguish upper from lower case.
 
     Raises:
         ConfigurationError: one is there already, or occurs twice.
@@ -95,7 +95,7 @@ def check_new_columns(df: DataFrame, *names: str) -> None:
         if name in taken:
             why = "" if name in df.columns else ", upper and lower case being the same unless spark.sql.caseSensitive"
             raise ConfigurationError(
-                f"`output_col` must name a new column{why}. Received: {name!r} beside columns={df.columns}",
+                f"`output_col` must name a new column{why}. Received: {name!r} with columns={df.columns}",
                 column=name,
             )
         taken.add(name)

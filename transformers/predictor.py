@@ -233,8 +233,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         batch_bytes: of the inputs and outputs of a call, at most, so that large rows come in smaller batches; default
             64 MiB.
         output_type: of flat outputs: "array" (the default), or "vector", which Spark ML's own evaluators read.
-        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows. They
-            travel to the workers, and are not saved: whoever loads the predictor registers them.
+        custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
+            They travel to the workers, and are not saved: register them before you load the predictor.
         decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
             one for some columns, as in `Trainer`. To be saved, a function is registered with `keras.saving`.
 
@@ -317,7 +317,7 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         return predicted(dataset, packed, features, columns, limits, self.feature_decoders())
 
     def write(self) -> MLWriter:
-        """Writes Spark ML's metadata, and the model beside it."""
+        """Write Spark ML's metadata, and the model next to it."""
         return _Writer(self)
 
     @classmethod
@@ -331,7 +331,7 @@ class PackedModel:
 
     Args:
         data: a ``.keras`` archive.
-        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows.
+        custom_objects: classes and functions of the model, by registered name, which `keras.saving` does not know.
 
     Raises:
         ConfigurationError: it cannot be loaded, or has no fixed inputs.
@@ -420,7 +420,7 @@ def _shape_and_dtype(tensor: Any) -> tuple[tuple[int | None, ...], str]:
 
 
 class _Writer(StageWriter):
-    """Spark ML's metadata, and the archive as rows of Parquet beside it."""
+    """Spark ML's metadata, and the archive as rows of Parquet next to it."""
 
     def __init__(self, instance: ModelPredictor) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ class StandardScaleTransformer(StageTransformer, DefaultParamsReadable["Standard
         columns: columns of numbers, arrays of one length, or vectors; null stays null and counts nowhere.
         suffix: what the new columns' names add.
         means: one list a column, one number an element (a list of one for a column of numbers).
-        stddevs: sample standard deviations (divisor n - 1), likewise.
+        stddevs: sample standard deviations (divisor n - 1), in the same form.
 
     Raises:
         ConfigurationError: ``means`` and ``stddevs`` do not fit ``columns``, or a new column is there already.

@@ -254,7 +254,7 @@ def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_
 
     Raises:
         BadValueError: a null.
-        ShapeError: sparse vectors of unequal size, or beside dense ones of another.
+        ShapeError: sparse vectors of unequal size, or next to dense ones of another.
     """
     if vectors.null_count:
         row = first_row + int(np.argmax(vectors.is_null().to_numpy(zero_copy_only=False)))

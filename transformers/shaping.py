@@ -240,7 +240,7 @@ def _split_into(values: Column, length: Column) -> Column:
 def _computed_once(value: Column, body: Callable[[Column], Column]) -> Column:
     """``body(value)``. Spark puts an expression in wherever it is used, and computes it for each element of a lambda.
 
-    Only what a lambda takes is a variable to it. Without this, a vector is read anew for each of its elements, at each
+    Only what a lambda takes is a variable to it. Without this, a vector is read again for each of its elements, at each
     level of nesting.
     """
     return F.transform(F.array(value), body).getItem(0)

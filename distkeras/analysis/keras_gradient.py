@@ -52,7 +52,7 @@ class KerasGradient:
     Args:
         model: a built `keras.Model`. It is not changed.
         x: the inputs, one array or one for each, each of shape ``(rows, ...)``.
-        y: the targets, likewise; class numbers for the sparse cross-entropy.
+        y: the targets, in the same form; class numbers for the sparse cross-entropy.
         loss, metrics: as in `keras.Model.compile`. Default: the model's own.
         batch_size: rows of a mini-batch; the last one of an epoch may be shorter.
         workers: number of virtual workers.

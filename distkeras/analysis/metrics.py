@@ -139,7 +139,7 @@ def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
     """How often each staleness occurred.
 
     Staleness is the number of commits by others between a worker's pull and its commit; its mean tends to one less than
-    the number of workers, whatever their speeds.
+    the number of workers, regardless of their speeds.
 
     Args:
         commits: the run's commits, or a simulation's trace.

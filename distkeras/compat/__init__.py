@@ -1,11 +1,11 @@
-"""dist-keras 0.2.1's names, where they are not this project's own: its scripts run, or are told the new way.
+"""dist-keras 0.2.1's names, where they are not this project's own: its scripts run, or fail with a named replacement.
 
 Nothing else imports from here but the modules at dist-keras' old paths: ``distkeras.trainers``, ``predictors``,
 ``evaluators``, ``utils``, ``job_deployment``, and ``distkeras.transformers`` for the names that it lacks::
 
     refusals        what a name without an equivalent raises
     histories       the lists and arrays that its histories were
-    accessors       what its trainers were asked and told
+    accessors       the getters and setters of its trainers
     documents       what `help` says of its trainers
     transformers    its transformers that have another name or another result here
     predictors      its predictor: `predict`, and DenseVectors

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Evaluator:
-    """The base of dist-keras' evaluators, whose subclasses write `evaluate` anew.
+    """The base of dist-keras' evaluators, whose subclasses override `evaluate`.
 
     Args:
         label_col: kept as `label_column`.
@@ -49,7 +49,7 @@ class Evaluator:
 
 
 class Predictor:
-    """The base of dist-keras' predictors, whose subclasses write `predict` anew.
+    """The base of dist-keras' predictors, whose subclasses override `predict`.
 
     Args:
         keras_model: the model, kept as `model`.
@@ -68,7 +68,7 @@ class ModelPredictor(new.ModelPredictor, Predictor):
 
     Args:
         keras_model, features_col, output_col, batch_size: as there.
-        output_type: "vector" unless told otherwise.
+        output_type: "vector" by default.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ _MOMENTS = "its means and deviations are `means` and `stddevs` of what `fit` ret
 
 
 class Transformer:
-    """The base of dist-keras' transformers, whose subclasses write `transform` anew."""
+    """The base of dist-keras' transformers, whose subclasses override `transform`."""
 
     def transform(self, dataframe: DataFrame) -> DataFrame:
         """Written by subclasses."""

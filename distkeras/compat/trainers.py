@@ -44,7 +44,7 @@ def refusal(name: str, instead: str) -> ConfigurationError:
 
 
 def refused(name: str, instead: str) -> Callable[..., NoReturn]:
-    """A function or method ``name`` that raises its refusal whatever it is given."""
+    """Return a function or method ``name`` that raises its refusal, with any arguments."""
 
     def raise_it(*_arguments: Any, **_keywords: Any) -> NoReturn:
         raise refusal(name, instead)

@@ -57,7 +57,7 @@ class Buckets:
         return self._sums[name][:, first : self.used]
 
     def settle(self) -> None:
-        """What there is now has been told."""
+        """Mark all that there is as sent."""
         self.changed, self.folded = self.used, False
 
     def _fold(self) -> None:

@@ -25,7 +25,7 @@ class Dashboard:
         port: of loopback; 0 for one that is free.
 
     Attributes:
-        watches: likewise.
+        watches: the same.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -37,7 +37,7 @@ class Dashboard:
 
     @property
     def url(self) -> str:
-        """Where this machine's browsers find it. It has a secret: whoever has it may read the page."""
+        """The page's address for browsers of this machine. It has a secret: anyone who has it may read the page."""
         return self._listener.url
 
     @property

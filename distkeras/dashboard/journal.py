@@ -56,7 +56,7 @@ class Journal:
         return self._since >= self._most
 
     def begin(self, whole: Mapping[str, Any]) -> None:
-        """Another edition; whoever reads finds the one before or this one.
+        """Begin another edition; a reader finds the one before or this one.
 
         Raises:
             OSError: it cannot be written; another edition is due.

@@ -1,4 +1,4 @@
-"""The page: HTML with its script, its style and what it is told, and the policy that allows nothing else."""
+"""The page: HTML with its script, its style and its data, and the policy that allows nothing else."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def live_page(jobs: int, *, frames: str = "'none'") -> Page:
         jobs: how many.
         frames: who may show it in a frame.
     """
-    told = {"mode": "live", "streams": [f"jobs/{number}" for number in range(jobs)]}
-    return Page(_html(told).encode(), _policy("'self'", frames))
+    data = {"mode": "live", "streams": [f"jobs/{number}" for number in range(jobs)]}
+    return Page(_html(data).encode(), _policy("'self'", frames))
 
 
 def server_page() -> Page:
-    """A page that asks whoever opens it for a token, and follows the jobs of a job server."""
+    """Return a page that asks its reader for a token, and follows the jobs of a job server."""
     return Page(_html({"mode": "server"}).encode(), _policy("'self'", "'none'"))
 
 
@@ -57,11 +57,11 @@ def saved_page(
     Args:
         journals: each job's, whole, as `journal.read_since` has them.
         names: of the jobs, where they have some.
-        outside: the state of each, and why, where somebody else knows it better than the journal.
+        outside: the state of each, and why, where it is known from outside the journal.
     """
-    told = {"mode": "saved", "journals": [[json.loads(entry.data) for entry in lines] for lines in journals]}
-    told |= {"names": list(names), "outside": list(outside)}
-    return _html(told, meta=_policy("'none'", None))
+    data = {"mode": "saved", "journals": [[json.loads(entry.data) for entry in lines] for lines in journals]}
+    data |= {"names": list(names), "outside": list(outside)}
+    return _html(data, meta=_policy("'none'", None))
 
 
 def _policy(connect: str, frames: str | None) -> str:
@@ -70,9 +70,9 @@ def _policy(connect: str, frames: str | None) -> str:
     return "; ".join(parts if frames is None else [*parts, f"frame-ancestors {frames}"])
 
 
-def _html(told: Mapping[str, Any], meta: str = "") -> str:
+def _html(data: Mapping[str, Any], meta: str = "") -> str:
     policy = f'<meta http-equiv="Content-Security-Policy" content="{meta}">\n' if meta else ""
-    return _PAGE.format(policy=policy, style=_style(), script=_script(), told=_json(told))
+    return _PAGE.format(policy=policy, style=_style(), script=_script(), data=_json(data))
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -114,7 +114,7 @@ _PAGE = """<!doctype html>
 <body>
 <div id="page"></div>
 <noscript>This page draws its charts with a script, which this browser does not run.</noscript>
-<script type="application/json" id="told">{told}</script>
+<script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>
 </html>

@@ -43,7 +43,7 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def number(value: float | None) -> float | None:
-    """One number likewise."""
+    """Return one number, rounded."""
     found: float | None = None if value is None else rounded(np.asarray(value))
     return found
 
@@ -116,7 +116,7 @@ class WorkerRows:
         return set(changed.tolist())
 
     def finish(self) -> None:
-        """Nobody trains any more."""
+        """Let no worker count as training any more."""
         self._state[self._state == TRAINING] = FINISHED
 
     def totals(self) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class Now:
         joined, finished: workers.
         loss: the mean over the latest commits.
         rate: samples a second, lately; NaN where not known.
-        left: seconds until the end, as it looks; NaN likewise.
+        left: estimated seconds until the end; NaN where not known.
         saved_clock: commits that the latest snapshot has; -1: there is none.
         saved_seconds: since it was taken.
     """
@@ -188,7 +188,7 @@ class Now:
 
 @dataclass
 class _Told:
-    """What of a record has not been told yet."""
+    """What of a record has not been sent yet."""
 
     events: int = 0
     evaluations: int = 0
@@ -197,7 +197,7 @@ class _Told:
 
 
 class _CommitSums:
-    """What came with commits: it is forgotten where they are told anew.
+    """What came with commits: it is forgotten where they are read again from the first.
 
     Args:
         facts, metrics: of the job.
@@ -220,7 +220,7 @@ class _CommitSums:
 class JobRecord:
     """One job: its lines over time, its workers, its events.
 
-    Not thread-safe. Its size has a bound, whatever the number of commits: time is kept in buckets.
+    Not thread-safe. Its size has a bound for any number of commits: time is kept in buckets.
 
     Args:
         facts: what is known of it.
@@ -241,7 +241,7 @@ class JobRecord:
         self._told = _Told()
 
     def clear(self) -> None:
-        """Forgets everything that came with commits; they are told again from the first one on."""
+        """Forget everything that came with commits; they are read again from the first one on."""
         self._sums = _CommitSums(self.facts, self.metrics)
         self.workers = self.workers.forgetting_commits()
         self._told = _Told()
@@ -345,7 +345,7 @@ class JobRecord:
         return told
 
     def more(self) -> dict[str, Any] | None:
-        """What has changed since `whole` or the last `more`; None: so much that `whole` must be told."""
+        """What has changed since `whole` or the last `more`; None: so much that `whole` must be sent."""
         told, buckets = self._told, self._sums.buckets
         if told.whole or buckets.folded:
             return None

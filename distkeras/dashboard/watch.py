@@ -45,7 +45,7 @@ class JobWatch(Callback):
         path: of the journal; None: it is in a temporary folder, which goes with this.
 
     Attributes:
-        changed: told when the journal has more.
+        changed: notified when the journal has more.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -136,7 +136,7 @@ class JobWatch(Callback):
         """Takes commits in that have come; whether there are more.
 
         A server that was started again may have forgotten the latest ones, so the last one that is known is asked for
-        as well: where it is another one now, all are told again.
+        as well: where it is another one now, all are read again.
         """
         known = record.last_commit
         records = link.drain(record.commits - (known is not None), _COMMITS)

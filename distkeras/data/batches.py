@@ -35,7 +35,7 @@ class Stack:
 
     Args:
         x: for each input, an `aligned` array `(batches, n, *column.shape)`; not to be written to.
-        y: for each target, likewise.
+        y: for each target, an array of the same kind.
         weight: sample weights `(batches, n)`, or None.
     """
 
@@ -67,7 +67,7 @@ class Batch:
         y: for each target, an array `(n, *column.shape)`.
         weight: sample weights `(n,)`, or None.
         checksum: over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
-        stack: where it lies beside others; None where it lies alone, as whatever `dataclasses.replace` makes does.
+        stack: where it lies next to others; None where it lies alone, as every result of `dataclasses.replace` does.
         place: its number there.
     """
 

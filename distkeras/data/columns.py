@@ -35,7 +35,7 @@ class Column:
         name: name of the DataFrame column, exactly as `DataFrame.columns` spells it.
         shape: shape of one row's value; `()` for a scalar.
         dtype: numpy name of an integer, floating or boolean type.
-        decode: makes an array of that shape of a row's value, whatever that is; None where it is numbers.
+        decode: makes an array of that shape from a row's value of any kind; None where it is numbers.
 
     Raises:
         ConfigurationError: an argument cannot work.

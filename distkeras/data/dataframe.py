@@ -63,7 +63,7 @@ def require_dataframe(name: str, value: Any) -> None:
         raise ConfigurationError(f"`{name}` must be a Spark DataFrame{told}. Received: {name} of type {kind}")
     if is_stopped(value.sparkSession):
         raise ConfigurationError(
-            f"`{name}` must be of a Spark session that runs: make it anew in one. Received: {name} of a stopped session"
+            f"`{name}` must be of a Spark session that runs: create it again there. Received: {name} of a stopped one"
         )
 
 
@@ -111,7 +111,7 @@ def is_vector(kind: DataType) -> bool:
 
 
 def known_length(field: StructField) -> int | None:
-    """How long the vectors of a column are, as Spark ML's own stages tell; None where nobody does."""
+    """Return the length of a column's vectors, as Spark ML's own stages note it; None where none has."""
     length = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(field.dataType) else None
     return None if length is None else int(length)
 

@@ -68,7 +68,7 @@ def require_rows(df: DataFrame, expected: int) -> None:
     """Whether the rows of ``df``, which has the column `ROW_HASH`, are those of an earlier job: one pass, in Spark.
 
     Args:
-        df: from `partitioned`, into whatever number of partitions.
+        df: from `partitioned`, with any number of partitions.
         expected: the sum over the rows, as `ps.checkpoint.row_sums` has it.
 
     Raises:

@@ -117,7 +117,7 @@ CLASS_WEIGHT = "distkeras_class_weight"
 
 
 def require_class_weight(value: Any) -> dict[int, float]:
-    """A weight of at least 0 for each of some classes, from whatever a caller gave.
+    """Return a weight of at least 0 for each of some classes.
 
     Raises:
         ConfigurationError: it is something else.

@@ -1,7 +1,7 @@
 """Mini-batches of one partition, made by a thread of their own while the model trains.
 
-The order is the heart of it. A task that Spark runs again is told how far its predecessor came, and goes on from there,
-so the batch at (epoch, index) must be the same for every attempt. It is a pure function of the rows in their order
+The order is the heart of it. A task that Spark runs again learns how far its predecessor came, and continues there, so
+the batch at (epoch, index) must be the same for every attempt. It is a pure function of the rows in their order
 of arrival, the seed, the worker and the epoch; where Arrow's record batches begin and end plays no part.
 
 * Epoch 0 trains while the rows arrive. They are shuffled within blocks of a fixed number of rows.
@@ -143,7 +143,7 @@ class Prefetcher(Generic[T]):
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise DeadlineError(
-                f"the thread {self._thread.name!r} must end within {timeout:g} s of being told to. "
+                f"the thread {self._thread.name!r} has not ended within {timeout:g} s of its end. "
                 "Received: it is still waiting for its input"
             )
 
@@ -179,7 +179,7 @@ class BatchSource:
     Within the context, a thread reads and prepares up to `depth` batches ahead. Leaving the context ends it, wherever
     it is, and drops the spool. What goes wrong in the thread is raised by the iteration.
 
-    Memory: the spool's budget, `depth` batches and 8 MB of batches beside them, two blocks of the first epoch and what
+    Memory: the spool's budget, `depth` batches and 8 MB of further batches, two blocks of the first epoch and what
     Spark sends at a time, and for shuffled later epochs eight bytes per row.
 
     Args:
@@ -281,7 +281,7 @@ class BatchSource:
             pass
 
     def passed(self, batch: Batch) -> float:
-        """The share of its epoch that is over with ``batch``, as far as can be told; 0 where it cannot.
+        """The share of its epoch that is over with ``batch``, as far as it is known; 0 where it is not.
 
         In the first epoch that is an estimate, from the rows that came and where they stand in the order of hashes.
         """

@@ -28,10 +28,10 @@ class DataSpec:
         shuffle: a new order for every epoch, or the order of arrival for all.
         classes: integer labels must be in [0, classes). One number for all labels, or one for each (None
             where a label is not a class), or None for no check.
-        losses: name of each label's loss, for error texts; empty where nobody says.
+        losses: name of each label's loss, for error texts; empty where it is not known.
         spool_bytes: memory that one worker may keep rows in for its later epochs. More than that goes to a
             memory-mapped file.
-        rewindable: keep the rows of a single epoch too, for a worker may be told to go back.
+        rewindable: keep the rows of a single epoch too, for a worker may have to go back.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -97,7 +97,7 @@ class DataSpec:
 
     @property
     def label_losses(self) -> tuple[str, ...]:
-        """The name of each label's loss; empty where nobody says."""
+        """The name of each label's loss; empty where it is not known."""
         return self.losses or ("",) * len(self.labels)
 
     @property

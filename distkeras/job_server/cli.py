@@ -205,8 +205,8 @@ def _list(client: JobClient, arguments: argparse.Namespace) -> None:
     for place, job in enumerate(client.jobs(arguments.state)):
         if place >= arguments.count:
             break
-        began = datetime.fromtimestamp(job.told["created"]).strftime("%Y-%m-%d %H:%M")
-        _write(f"{job.id}  {job.state:<9}  {began}  {job.told['user']:<12}  {job.told['name']}\n")
+        began = datetime.fromtimestamp(job.record["created"]).strftime("%Y-%m-%d %H:%M")
+        _write(f"{job.id}  {job.state:<9}  {began}  {job.record['user']:<12}  {job.record['name']}\n")
 
 
 def _watch(client: JobClient, arguments: argparse.Namespace) -> None:
@@ -217,8 +217,8 @@ def _watch(client: JobClient, arguments: argparse.Namespace) -> None:
             before = job.state
             _write(f"{before}\n")
         _write(_line(row))
-    if job.told.get("error"):
-        _write(f"{job.told['error']}\n")
+    if job.record.get("error"):
+        _write(f"{job.record['error']}\n")
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -246,7 +246,7 @@ def _token(client: JobClient, arguments: argparse.Namespace) -> None:
 
 
 def _show(client: JobClient, arguments: argparse.Namespace) -> None:
-    _write(json.dumps(_job(client, arguments).told, indent=2) + "\n")
+    _write(json.dumps(_job(client, arguments).record, indent=2) + "\n")
 
 
 def _write(text: str) -> None:

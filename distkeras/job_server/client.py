@@ -49,7 +49,7 @@ class JobClient:
         url: of the server.
         token: yours; None: what the environment has as ``DISTKERAS_TOKEN``.
         timeout: seconds that an answer may keep silent.
-        plain_http: send the token over HTTP to another machine, where whoever is between may read it.
+        plain_http: send the token over HTTP to another machine, where anyone on the way may read it.
 
     Raises:
         ConfigurationError: no URL of HTTP, no token, or HTTP without TLS to another machine.
@@ -140,7 +140,7 @@ class JobClient:
         return self.send("/predictions", description, _bytes_of(model))
 
     def send(self, path: str, description: Mapping[str, Any], model: bytes | None) -> RemoteJob:
-        """Sends a description, and the model beside it, if there is one.
+        """Send a description, with the model, if there is one.
 
         Raises:
             DescriptionError: as in `submit`.
@@ -165,7 +165,7 @@ class JobClient:
         before = None
         while True:
             page = self.connection.call("GET", "/jobs", state=state, before=before)
-            yield from (RemoteJob(self.connection, told) for told in page["jobs"])
+            yield from (RemoteJob(self.connection, record) for record in page["jobs"])
             before = page["next"]
             if before is None:
                 return
@@ -196,25 +196,25 @@ class RemoteJob:
 
     Args:
         connection: to the server.
-        told: what the server has last said of it: state, times, error and others.
+        record: the job as the server described it last: state, times, error and others.
     """
 
     connection: ServerConnection
-    told: Mapping[str, Any]
+    record: Mapping[str, Any]
 
     @property
     def id(self) -> str:
         """What the server calls it."""
-        return str(self.told["id"])
+        return str(self.record["id"])
 
     @property
     def state(self) -> JobState:
         """As the server has last said; see `refresh`."""
-        return JobState(self.told["state"])
+        return JobState(self.record["state"])
 
     def refresh(self) -> RemoteJob:
         """Asks the server again."""
-        self.told = self.connection.call("GET", self._path())
+        self.record = self.connection.call("GET", self._path())
         return self
 
     def wait(self, timeout: float = _WEEK, *, progress: bool | None = None) -> RemoteJob:
@@ -230,8 +230,8 @@ class RemoteJob:
             ServerLostError: the server is away for longer than a restart takes.
         """
         deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
-        told = self.told.get("description", {})
-        epochs = None if "output" in told else told.get("options", {}).get("num_epoch", 1)
+        description = self.record.get("description", {})
+        epochs = None if "output" in description else description.get("options", {}).get("num_epoch", 1)
         hidden = None if progress is None else not progress
         bar_format = _TASKS if epochs is None else _BAR
         with tqdm(total=epochs or 1, desc=self.state.value, disable=hidden, bar_format=bar_format) as bar:
@@ -244,7 +244,7 @@ class RemoteJob:
                     bar.set_postfix_str(f"loss {status['loss']:.4f}", refresh=False)
                 bar.refresh()
         if self.state is not JobState.DONE:
-            text = f": {self.told['error']}" if self.told.get("error") else ""
+            text = f": {self.record['error']}" if self.record.get("error") else ""
             raise JobFailedError(f"job {self.id} must be done. Received: {self.state}{text}")
         return self
 
@@ -299,7 +299,7 @@ class RemoteJob:
         Raises:
             StateError: it has ended already.
         """
-        self.told = self.connection.call("POST", self._path("cancel"))
+        self.record = self.connection.call("POST", self._path("cancel"))
         return self
 
     def remove(self) -> None:
@@ -318,7 +318,7 @@ class RemoteJob:
         """The trained model, compiled as it was trained. Lambdas in it are refused.
 
         Args:
-            custom_objects: registered name to class or function, beside what this process has registered itself.
+            custom_objects: registered name to class or function, in addition to what this process has registered.
 
         Raises:
             StateError: the job is not done.
@@ -357,7 +357,7 @@ class RemoteJob:
         return f"/jobs/{self.id}" + (f"/{part}" if part else "")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({json.dumps(self.told.get('name') or self.id)}, {self.state})"
+        return f"{type(self).__name__}({json.dumps(self.record.get('name') or self.id)}, {self.state})"
 
 
 def _is_trainer(value: Any) -> TypeGuard[Trainer]:

@@ -33,7 +33,7 @@ class ServerConnection:
         url: of the server.
         token: of the user; None: what the environment has as ``DISTKERAS_TOKEN``.
         timeout: seconds that an answer may keep silent.
-        plain_http: send the token over HTTP to another machine, where whoever is between may read it.
+        plain_http: send the token over HTTP to another machine, where anyone on the way may read it.
 
     Raises:
         ConfigurationError: no URL of HTTP, no token, or HTTP without TLS to another machine.
@@ -72,7 +72,7 @@ class ServerConnection:
         return self._json(self._request(method, path, data, "application/json", query))
 
     def upload(self, path: str, name: str, value: Any, file_name: str, file: bytes | None) -> Any:
-        """Likewise, of a form that has a part of JSON, and a file, if there is one."""
+        """Return the answer to a form that has a part of JSON, and a file, if there is one."""
         boundary = secrets.token_hex(16)
         head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n'
@@ -142,7 +142,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def _error_of(status: int, body: bytes) -> JobServerError:
-    """What the server says of an error; of one of somebody between, its status."""
+    """Return the error that the server describes; the status of an error that a proxy answers with."""
     kind = BY_STATUS.get(status, JobServerError)
     try:
         told = json.loads(body)["error"]

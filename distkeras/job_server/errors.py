@@ -47,7 +47,7 @@ class ForbiddenError(JobServerError, PermissionError):
 
 
 class NotThereError(JobServerError, LookupError):
-    """There is no such thing, or it is somebody else's: the answer is the same."""
+    """There is no such thing, or it belongs to another user: the answer is the same."""
 
     status = 404
 

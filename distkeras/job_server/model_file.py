@@ -1,4 +1,4 @@
-"""What must hold of a ``.keras`` archive that somebody sent, before Keras opens it.
+"""What must hold of a ``.keras`` archive that was sent, before Keras opens it.
 
 `require_archive` looks at the archive's list of members and at the configuration: with Python's standard library, so
 that the job server itself never parses weights. `require_weights` looks at the file of weights, in the job's own
@@ -54,7 +54,7 @@ def require_archive(file: Path | BytesIO) -> None:
     """Whether a file may be opened by Keras.
 
     Raises:
-        DescriptionError: it is no such archive, may unpack to too much, or names what is no part of a model.
+        DescriptionError: it is not such an archive, may unpack to too much, or names what is no part of a model.
     """
     try:
         size = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
@@ -189,7 +189,7 @@ def require_weights(data: bytes) -> None:
 
 
 def _datasets(file: Any) -> Iterator[Any]:
-    """Every array in a file of HDF5, each once, whatever links lead in circles."""
+    """Yield every array in a file of HDF5 once, even if links lead in circles."""
     import h5py
 
     pending, seen = [file], set()

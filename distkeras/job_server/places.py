@@ -27,8 +27,8 @@ class Place:
     """Where something lies that a job may read or write.
 
     Args:
-        uri: as Spark is told; of a local file without symbolic links.
-        root: likewise, what it lies in that the operator allows.
+        uri: as Spark gets it; of a local file without symbolic links.
+        root: the URI, in the same form, of the allowed folder that it lies in.
     """
 
     uri: str
@@ -78,7 +78,7 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Pl
 
 
 def require_output(place: str, roots: Sequence[str], user: str) -> Place:
-    """Where ``place`` is, if it lies below the user's own folder in one of ``roots``: nobody writes among another's.
+    """Return where ``place`` is, if it lies below the user's own folder in one of ``roots``.
 
     Raises:
         DescriptionError: it lies elsewhere, or may mean several things.

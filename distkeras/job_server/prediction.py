@@ -107,7 +107,7 @@ def predict(
 
 
 def _exists(spark: SparkSession, place: str) -> bool:
-    """Whether something is there, for whatever file system Spark knows."""
+    """Whether something is there, on any file system that Spark knows."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop's file systems
     configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - likewise
     path = jvm.org.apache.hadoop.fs.Path(place)

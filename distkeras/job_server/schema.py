@@ -94,7 +94,7 @@ _BY_NAME: dict[str, dict[str, Any]] = {
 
 @cache
 def job_schema() -> dict[str, Any]:
-    """The schema of what is submitted beside a model: JSON Schema, draft 2020-12."""
+    """Return the schema of what is submitted with a model: JSON Schema, draft 2020-12."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Job",

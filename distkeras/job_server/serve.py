@@ -34,11 +34,17 @@ _LAST_LOOK = 30.0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What `serve` is told."""
+    """Add the flags of `serve`."""
     add = parser.add_argument
     add("--folder", type=Path, default=Path("distkeras-jobs"), help="of database, files and first token (%(default)s)")
     add("--data", action="append", default=[], metavar="PLACE", help="folder or URI that jobs may read; repeatable")
-    add("--output", action="append", default=[], metavar="PLACE", help="likewise, that predict jobs may write to")
+    add(
+        "--output",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="folder or URI that predict jobs may write to; repeatable",
+    )
     add("--master", default="local[*,4]", help="of Spark (default: %(default)s)")
     add("--conf", action="append", default=[], metavar="NAME=VALUE", help="setting of Spark; repeatable")
     add("--slots", type=int, default=1, help="jobs at a time (default: %(default)s)")

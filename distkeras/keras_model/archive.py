@@ -87,7 +87,7 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
 
     Args:
         data: what `to_bytes` returned.
-        custom_objects: registered name to class or function, beside what this process has registered itself.
+        custom_objects: registered name to class or function, in addition to what this process has registered.
         compiled: compile it as it was, with the optimizer's state; else it is not compiled.
 
     Raises:
@@ -160,7 +160,7 @@ def load_optimizer_state(model: keras.Model, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _asset_folder(data: bytes) -> Iterator[None]:
-    """Where Keras unpacks what a layer has beside its weights, such as a vocabulary.
+    """Yield the folder where Keras unpacks what a layer has besides its weights, such as a vocabulary.
 
     In a task that is Spark's own folder, which goes with the application: a killed process leaves its files.
     """
@@ -266,7 +266,7 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
 
 
 def require_objects(objects: Any) -> Mapping[str, Any]:
-    """The argument ``custom_objects`` of whoever has one; none is an empty one.
+    """Return the argument ``custom_objects``; an empty mapping for None.
 
     Raises:
         ConfigurationError: not a dictionary of names to classes and functions.

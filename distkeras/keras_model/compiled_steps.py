@@ -40,7 +40,7 @@ def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight:
     Args:
         model: built.
         x: an array or tensor for each input, in the model's order.
-        y: likewise for each output.
+        y: an array or tensor for each output, in the model's order.
         weight: sample weights ``(n,)``, or None.
 
     Returns:
@@ -175,7 +175,7 @@ def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
 
 
 def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
-    """Likewise, of batches that lie alone: of one size, and as many as `MOST_BYTES_A_CALL` allows."""
+    """Yield stacks of batches that lie alone: of one size, and as many as `MOST_BYTES_A_CALL` allows."""
     for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), b.weight is None)):
         run = list(group)
         most = max(1, MOST_BYTES_A_CALL // max(1, sum(array.nbytes for array in arrays_of(run[0]))))

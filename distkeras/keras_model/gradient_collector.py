@@ -23,7 +23,7 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
 
     Args:
         like: optimizer whose gradient clipping and static loss scale are taken over. Both change the gradient itself;
-            momentum, weight decay and whatever else moves weights is not taken over.
+            momentum, weight decay and all else that moves weights is not taken over.
     """
 
     gradients: list[Any]

@@ -1,4 +1,4 @@
-"""Optimizers that cannot train beside others: those that keep the weights, or an average of them, in their state.
+"""Optimizers that cannot train in several workers: those that keep the weights, or an average of them, in their state.
 
 After each exchange a worker takes over the center's weights. An optimizer that has stored weights goes on from those,
 and draws every following step back to the worker's own old ones.

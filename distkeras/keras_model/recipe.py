@@ -88,7 +88,7 @@ _SETTINGS = ("floatx", "epsilon", "image_data_format")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model needs beside its file. Travels in Spark's own task closure.
+    """What a model needs in addition to its file. Travels in Spark's own task closure.
 
     Args:
         backend: of Keras.
@@ -143,7 +143,7 @@ class Recipe:
         """What models are compiled with, JSON-ready; of a function of the user's own, only its name.
 
         Args:
-            model: one that `build` made: its optimizer is told by all that it is set to.
+            model: one that `build` made: its optimizer is described by all its settings.
         """
         import keras
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class KerasReplica:
     """A built and compiled Keras model behind the interface that rules talk to.
 
-    Trainable float variables form one vector of shape ``(size,)``. Its elements are float32 whatever the model's own
-    precision: they are cast on load and on read. Integers, seed generators, metrics and optimizer slots never leave
+    Trainable float variables form one vector of shape ``(size,)``. Its elements are float32 for any precision of the
+    model: they are cast on load and on read. Integers, seed generators, metrics and optimizer slots never leave
     the replica.
 
     On TensorFlow many steps are one compiled loop over ``model.train_step``, traced once per kind of input, for

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class VariableVector:
-    """Variables as one vector, float32 whatever their own precision: they are cast on the way in and out.
+    """Variables as one vector, float32 for any precision of theirs: they are cast on the way in and out.
 
     Args:
         variables: float variables, in the order of the vector.

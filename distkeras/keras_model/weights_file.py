@@ -1,4 +1,4 @@
-"""Weights that do not travel with a model: whoever opens its archive reads them from a file of their own.
+"""Weights that do not travel with a model: they are read from a file of their own when its archive is opened.
 
 A model that is fine-tuned may be gigabytes of frozen weights below a small head. Each of its workers would be sent all
 of it; where they can read the file that the weights came from, a reference of a few bytes will do. An array is known

@@ -81,8 +81,8 @@ _TAKEN: dict[tuple[str, str], dict[int, bool]] = {}
 def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoint | None]:
     """Where one fit is saved, for as long as it runs.
 
-    The first fit has the place that the estimator is told; later ones of the same estimator, and its copies, one beside
-    it: ``folder-2`` and so on. A fit that failed leaves its folder to the next one, which resumes it or is told of it.
+    The first fit has the estimator's place; later ones of the same estimator, and its copies, have one next to it:
+    ``folder-2`` and so on. A fit that failed leaves its folder to the next one, which resumes it or fails.
 
     Args:
         uid: of the estimator.
@@ -157,9 +157,9 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         validation_split: share of the rows, in [0, 1), to do the same with, chosen by their values. Default: 0.
         validation_rows: of those rows, how many to evaluate on, at most. Default: 10000.
         callbacks, checkpoint, resume: as in `Trainer.train`. Each fit works with copies of the callbacks (`copy.copy`),
-            for several fits may run at once; `summary.callbacks` has them. Those of Keras are told of the rows left
+            for several fits may run at once; `summary.callbacks` has them. Those of Keras get the rows left
             out: see `KerasCallbacks`. Each later fit of the same estimator in this process, as in a search, has a
-            checkpoint of its own beside the first one: ``folder-2`` and so on.
+            checkpoint of its own next to the first one: ``folder-2`` and so on.
 
     Raises:
         ConfigurationError: a keyword that there is not, or a value that cannot work.
@@ -219,7 +219,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         return None if model is None else archive_with_optimizer(model)
 
     def extra_to_save(self) -> dict[str, Any]:
-        """Nothing beside parameters and model."""
+        """Return nothing in addition to parameters and model."""
         return {}
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:

@@ -188,7 +188,7 @@ def require_additive(model: keras.Model) -> None:
         model: compiled, and called on data once, before which Keras does not make the metrics.
 
     Raises:
-        ConfigurationError: a metric of the user's own class, of which nobody can know.
+        ConfigurationError: a metric of the user's own class, whose update cannot be derived.
     """
     for metric in _single_metrics(model.metrics):
         if type(metric).__module__.split(".")[0] != "keras":
@@ -232,7 +232,7 @@ def evaluate(df: DataFrame, task: EvaluationTask, model: keras.Model) -> dict[st
 
 
 class TrainingSummary:
-    """What training told: DataFrames of `Trainer`, by the same names.
+    """The records of training: DataFrames of `Trainer`, by the same names.
 
     Attributes:
         validation: a dictionary for each evaluation of the center on the rows left out: clock, seconds, loss, metrics.
@@ -265,7 +265,7 @@ class TrainingSummary:
 
     @property
     def events(self) -> DataFrame:
-        """One row for whatever was out of the ordinary; see `Trainer`."""
+        """One row for everything out of the ordinary; see `Trainer`."""
         return self._trainer.events
 
 
@@ -279,11 +279,11 @@ class KerasModel(Model, PredictionParams, Saveable):
     Args:
         keras_model: a built Functional or Sequential model.
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
-        prediction_batch_size, prediction_batch_bytes: likewise.
+        prediction_batch_size, prediction_batch_bytes: the same.
         decode: as in `Trainer`; of the features, to predict.
         label_col, sample_weight_col: for `evaluate`.
-        custom_objects: classes and functions of the model, by registered name, beside what `keras.saving` knows. They
-            travel to the workers, and are not saved: whoever loads the model registers them.
+        custom_objects: classes and functions of the model, by registered name, in addition to what `keras.saving`
+            knows. They travel to the workers, and are not saved: register them before you load the model.
 
     Raises:
         ConfigurationError: a model that cannot be saved, or columns that do not fit it.
@@ -318,7 +318,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @property
     def summary(self) -> TrainingSummary:
-        """What training told.
+        """The records of training.
 
         Raises:
             ConfigurationError: the model was loaded, or made by hand.

@@ -207,7 +207,7 @@ class PredictionParams(
     )
     custom_objects = param(
         "custom_objects",
-        "classes and functions of the model, by registered name, beside what keras.saving knows; not saved",
+        "classes and functions of the model, by registered name, in addition to what keras.saving knows; not saved",
         dict,
         "a dictionary: name to class or function",
     )
@@ -243,7 +243,7 @@ class PredictionParams(
 
 
 class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
-    """What the estimator has beside the keywords of `Trainer`."""
+    """What the estimator has in addition to the keywords of `Trainer`."""
 
     # Spark's mixin has a default of its own, which may be negative, until the trainer's takes its place.
     seed = param("seed", "of the row order", integer_from(-(1 << 63)), "an integer")

@@ -1,4 +1,4 @@
-"""Estimator and model on disk: Spark ML's metadata, with values as JSON, and the Keras model beside it. No pickle."""
+"""Estimator and model on disk: Spark ML's metadata, with values as JSON, and the Keras model next to it. No pickle."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _S = TypeVar("_S", bound=Saveable)
 
 
 class KerasMLWriter(StageWriter):
-    """Writes metadata, parameters as JSON, and the archive as rows of Parquet beside them.
+    """Writes metadata, parameters as JSON, and the archive as rows of Parquet next to them.
 
     Args:
         instance: estimator or model.
@@ -138,7 +138,7 @@ class KerasMLReader(MLReader[_S]):
     """Reads what `KerasMLWriter` has written.
 
     Args:
-        kind: estimator or model; made by ``kind()``, then told its parameters, and by `restore` the rest.
+        kind: estimator or model; made by ``kind()``; then its parameters are set, and by `restore` the rest.
     """
 
     def __init__(self, kind: type[_S]) -> None:

@@ -22,10 +22,10 @@ class JobOutcome:
 
     Args:
         df: its data; None before the first job.
-        events: whatever was out of the ordinary.
-        records: as the server told them last; None: it has not yet.
+        events: everything out of the ordinary.
+        records: as the server sent them last; None: it has not yet.
         model: with the center's weights of then.
-        resumed: where it went on with an earlier job; None: it began anew.
+        resumed: where it continued an earlier job; None: it began at the start.
         stopped: why a callback ended it early; None: none did.
         timings: seconds of its parts, once it has ended.
         facts: what was known of it before it started; None before the first job.
@@ -51,7 +51,7 @@ class JobResults:
 
     @property
     def resumed(self) -> Resumed | None:
-        """Where the last job went on with an earlier one; None where it began anew."""
+        """Where the last job continued an earlier one; None where it began at the start."""
         return self._outcome.resumed
 
     @property
@@ -98,7 +98,7 @@ class JobResults:
 
     @property
     def events(self) -> DataFrame:
-        """One row for whatever was out of the ordinary, by time: timestamp, source (driver or server), kind, worker and
+        """One row for everything out of the ordinary, by time: timestamp, source (driver or server), kind, worker and
         attempt where one is concerned, text. All of them are in the log too.
 
         Kinds: takeover (a retried task goes on), fenced (a request of a task that lost its lease), restart (of the

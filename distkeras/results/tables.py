@@ -76,7 +76,7 @@ class Resumed:
 
 
 class JobRecords:
-    """All commits of a job with their history, in clock order, as the server told them.
+    """All commits of a job with their history, in clock order, as the server sent them.
 
     Args:
         commits: rows of `commit_log.COMMIT`.

@@ -74,7 +74,7 @@ def driver_host(session: SparkSession) -> str:
         return "127.0.0.1"
     if context_of(session) is None:
         raise ConfigurationError(
-            "`host` must be given under Spark Connect: the parameter server runs beside this client, at an address "
+            "`host` must be given under Spark Connect: the parameter server runs next to this client, at an address "
             "that executors can reach. Received: None"
         )
     return _setting(session, "spark.driver.host", "127.0.0.1")
@@ -122,7 +122,7 @@ def has_console_bar(session: SparkSession) -> bool:
 
 @contextmanager
 def drivers_python(df: DataFrame) -> Iterator[None]:
-    """Has tasks run on this interpreter, where they run on this machine and nobody has chosen another one.
+    """Let tasks run on this interpreter, where they run on this machine and no other one was chosen.
 
     PySpark takes the first ``python3`` of the path otherwise, which is another one wherever a virtual environment is
     not activated. It counts for the functions that Spark is handed within the context, in a session that runs already,

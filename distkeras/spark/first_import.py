@@ -1,7 +1,7 @@
 """The first import of Keras in a process: a third shorter than Python's own.
 
 It takes longer than a small model's epochs, each Python worker of a session that has no daemon for it pays it, and
-nobody can be asked to wait for what is not needed.
+no one should wait for modules that are not needed.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class CallbackRunner:
 
 
 class _JobView:
-    """What the callbacks' threads see of the job; `changed` guards it, and is told of each change."""
+    """What the callbacks' threads see of the job; `changed` guards it, and is notified of each change."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

@@ -126,7 +126,7 @@ class ClusterServer:
             found.cancel(_CANCEL)
         if row["error"]:
             raise DeadlineError(
-                f"waited {patience:g} s for the parameter server, which needs a slot of its own beside "
+                f"waited {patience:g} s for the parameter server, which needs a slot of its own in addition to "
                 f"the one that looks for it. Received: on host {row['host']}, {row['error']}"
             )
         return StartReport.from_json(json.loads(row["place"])["report"])
@@ -152,7 +152,7 @@ class ClusterServer:
             ServerLostError: it says that there is nothing to serve, or says nothing.
         """
         if report is None or report.ended:
-            raise ServerLostError("the parameter server must run until it is told to end. Received: its end")
+            raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         return report
 
     def _either_ends(self, found: SparkAction) -> bool:
@@ -226,7 +226,7 @@ class ClusterServer:
         """Whether its task runs, or is to be run again."""
         return not self._server.ended()
 
-    def heard(self) -> None:
+    def record_activity(self) -> None:
         """The server has answered; from any thread."""
         self._heard_at = time.monotonic()
 
@@ -239,7 +239,7 @@ class ClusterServer:
         """
         if not self.alive():
             self._require_served(self._take_in(self._server))
-            raise ServerLostError("the parameter server must run until it is told to end. Received: its end")
+            raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         self._look_after()
         if self._end_reason is not None and time.monotonic() - self._told_end >= self.news_seconds:
             self._tell_end(self._end_reason)  # it may be another one
@@ -263,7 +263,7 @@ class ClusterServer:
                 if since > self._patience_at_start + self._deadlines.reconnect and self._search is None:
                     raise
             else:
-                self.heard()
+                self.record_activity()
                 return answer
             finally:
                 self._insists = False
@@ -278,7 +278,7 @@ class ClusterServer:
             self._cancel()
 
     def end_early(self, reason: str) -> None:
-        """Has the workers leave; a server that comes back is told again."""
+        """Let the workers leave; a server that comes back is asked again."""
         self._end_reason = reason
         self.ask(lambda driver: driver.finish(reason))
         self._told_end = time.monotonic()
@@ -297,7 +297,7 @@ class ClusterServer:
         """Look after the server while a request is under way; end the request where its slot may be needed for that.
 
         Raises:
-            ServerLostError: see `_look_after`; or nothing has been heard from the server for too long.
+            ServerLostError: see `_look_after`; or the server has been silent for too long.
         """
         if not self._insists:
             return
@@ -334,7 +334,7 @@ class ClusterServer:
             return
         place = json.loads(row["place"]) if row["place"] else None
         if place is not None and not row["error"]:
-            self.heard()
+            self.record_activity()
             if self._restarting:
                 self._restarting = False
                 self._count_restart(StartReport.from_json(place["report"]))

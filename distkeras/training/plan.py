@@ -55,12 +55,12 @@ class JobPlan:
         df: one partition a worker.
         arrangement: what ``df`` was computed from; None: its rows are not kept for a later job.
         spec: columns, mini-batches, epochs.
-        training: what the data and the driver are told.
+        training: the settings of data and driver.
         model_file: the model.
         recipe: how to compile it.
         replica: the model, compiled like the workers'.
-        server: what the server is told.
-        worker: what the workers are told.
+        server: the settings of the server.
+        worker: the settings of the workers.
         callbacks: begun.
         resume: go on with the job that the server's checkpoint holds.
 
@@ -106,7 +106,7 @@ class JobPlan:
         return KerasReplica(self.recipe.build(self.model_file))
 
     def identity(self) -> dict[str, Any]:
-        """What a job that goes on from this one's checkpoint must share, beside the rule; JSON-ready."""
+        """What a job that goes on from this one's checkpoint must share, in addition to the rule; JSON-ready."""
         replica, columns = self.replica, self.spec.features + self.spec.labels
         return {
             **self.training.row_settings,
@@ -298,14 +298,14 @@ def require_slots(
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
         raise ConfigurationError(
             f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once"
-            f"{' beside the server' if apart else ''} "
+            f"{' next to the server' if apart else ''} "
             f"(spark.master={master_of(session)}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
 
 
 def _require_known(resources: ResourceProfile, session: SparkSession) -> None:
-    """Whether Spark schedules by them. Connect's server is told of them now: that takes a thread with a session."""
+    """Raise ConfigurationError unless Spark schedules by them. Under Connect, register them with the server."""
     if is_local(session):
         raise ConfigurationError(
             "`resources` must be None on a local master: Spark schedules stages by their resources on a standalone "

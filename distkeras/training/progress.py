@@ -1,4 +1,4 @@
-"""How a job gets on, for whoever watches: a bar on a terminal, lines of the log everywhere else."""
+"""The progress of a job: a bar on a terminal, lines of the log everywhere else."""
 
 from __future__ import annotations
 

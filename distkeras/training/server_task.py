@@ -1,7 +1,7 @@
 """The parameter server as a Spark task of its own, for drivers that executors cannot reach.
 
 It announces its address in the checkpoint's directory, which every executor reaches, and serves until the driver says
-goodbye. Spark runs it again where it dies, on whatever executor: it goes on from the latest snapshot there, and
+goodbye. Spark runs it again if it dies, on any executor: it continues from the latest snapshot there, and
 announces its new address. Its output is what it has logged, or why it has not come up.
 """
 
@@ -105,7 +105,7 @@ def _logged_lines() -> Iterator[deque[str]]:
 
 
 def own_address() -> str:
-    """This machine's address as others reach it: Spark's, where it was told one; else what its name stands for."""
+    """Return this machine's address as others reach it: Spark's, where one is set; else that of its name."""
     told = os.environ.get("SPARK_LOCAL_IP")
     if told and told not in ("0.0.0.0", "::"):
         return told

@@ -66,7 +66,7 @@ class _StatusArrived(NamedTuple):
 
 
 class _JobFailed(NamedTuple):
-    """The server has told why the job cannot go on: a worker's report, most often."""
+    """The server has reported why the job cannot continue: a worker's report, most often."""
 
     error: DistkerasError | OSError
 
@@ -109,12 +109,12 @@ class SparkJob:
     Args:
         stage: where.
         task: what each runs.
-        supervisor: the hold on the server.
-        progress: told the server's news.
-        callbacks: likewise, and may end the job early; begun.
+        supervisor: the handle of the server.
+        progress: shows the server's status.
+        callbacks: see the server's status, and may end the job early; begun.
         build_replica: makes a copy of the model for a callback that wants one.
         events: takes the end that callbacks ask for.
-        stalls: looks for workers that are silent; None: nobody does.
+        stalls: looks for workers that are silent; None: no one looks.
 
     Attributes:
         stopped: why a callback ended the job early; None: none did.
@@ -282,7 +282,7 @@ class SparkJob:
                     continue
                 self._signals.put(_JobFailed(error))
                 return
-            self._supervisor.heard()
+            self._supervisor.record_activity()
             news = (status.clock, status.joined, status.finished)
             if status.clock >= clock and news != told:
                 clock, told = status.clock, news

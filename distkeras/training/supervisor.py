@@ -41,8 +41,8 @@ class ServerHandle(Protocol):
     def alive(self) -> bool:
         """Whether the server runs, or is brought back."""
 
-    def heard(self) -> None:
-        """The server has answered, over whatever connection of the driver's; from any thread."""
+    def record_activity(self) -> None:
+        """Note that the server has answered, over any connection of the driver; from any thread."""
 
     def watch(self) -> None:
         """Looks after the server; to be called now and then. Raises a DistkerasError where it is lost for good."""
@@ -57,7 +57,7 @@ class ServerHandle(Protocol):
         """A server that gave no answer but ``error`` is not waited for."""
 
     def end_early(self, reason: str) -> None:
-        """Has the workers leave, whatever becomes of the server."""
+        """Let the workers leave, even if the server dies."""
 
 
 log = logging.getLogger(__name__)
@@ -153,8 +153,8 @@ class Supervisor:
         """Whether the process runs."""
         return self._process.alive()
 
-    def heard(self) -> None:
-        """The server has answered, over whatever connection of the driver's; from any thread."""
+    def record_activity(self) -> None:
+        """Note that the server has answered, over any connection of the driver; from any thread."""
         self._heard_at = self._world.monotonic()
 
     def watch(self) -> None:
@@ -178,7 +178,7 @@ class Supervisor:
         except DistkerasError as error:
             if self._lost(error):
                 return False
-        self.heard()
+        self.record_activity()
         return True
 
     def _lost(self, error: DistkerasError) -> bool:
@@ -186,7 +186,7 @@ class Supervisor:
         return self._driver.lost(error) or not self._process.alive()
 
     def _end_silent(self, error: DistkerasError) -> None:
-        """Kills a server that lives and answers nobody; without a checkpoint it would be no help, and is an error."""
+        """Kill a server that lives and does not answer; without a checkpoint that would not help, and is an error."""
         if self._process.settings.checkpoint is None:
             raise error
         text = "the parameter server stands still, and is killed: %s"
@@ -194,7 +194,7 @@ class Supervisor:
         self._process.kill()
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call`` with the driver's connection; again when that was made anew, and when the server was brought back.
+        """``call`` with the driver's connection; again when that was opened again, and when the server was restarted.
 
         Raises:
             ServerLostError: the server is dead, and cannot be.
@@ -239,11 +239,11 @@ class Supervisor:
                 result = call(self._driver)
             except DistkerasError as error:
                 if not self._lost(error):
-                    self.heard()
+                    self.record_activity()
                     raise
                 first = first or error
             else:
-                self.heard()
+                self.record_activity()
                 return result
             if self._process.exited(_EXIT_SECONDS):
                 raise _ServerGone from first
@@ -271,7 +271,7 @@ class Supervisor:
             pass
 
     def _try_restart(self) -> bool:
-        """One restart; False if the server did not come up, or died again before it was told what it needs."""
+        """One restart; False if the server did not come up, or died again before it received what it needs."""
         self._driver.close()
         code = self._process.exit_code
         try:

@@ -137,7 +137,7 @@ class _TaskAttempt:
         """Trains on the partition; returns the summary, one row.
 
         Raises:
-            DistkerasError: as the server is told it, too: the user's, which ends the job, or the machine's, which ends
+            DistkerasError: reported to the server, too: the user's, which ends the job, or the machine's, which ends
                 this attempt; or what became of the job or the connection.
             Exception: what reading from Spark raised.
         """
@@ -155,7 +155,7 @@ class _TaskAttempt:
         return self._summary(rows, batches)
 
     def _report_error(self, error: Exception) -> DistkerasError:
-        """``error`` as it is to be raised, once the server is told what it has to know."""
+        """Report ``error`` to the server where it concerns the job; return it as it is to be raised."""
         told = sorted_error(error)
         if told.origin in (Origin.USER, Origin.NODE):
             told.worker = self._client.worker if told.worker is None else told.worker

@@ -18,7 +18,7 @@ from distkeras.ps.rules.base import BLOCK, Chunk, Vector
 class Buffer:
     """A vector with an owner count; it goes back to its pool when the last owner drops it.
 
-    Who forgets to drop costs a buffer its reuse, never its safety: nobody else is given it.
+    A holder that never drops its buffer keeps it from being reused, and that is all: no one else is given it.
     """
 
     __slots__ = ("_owners", "_pool", "array")
@@ -105,7 +105,7 @@ class Chunks:
 
         Args:
             out, center, payload, model, worker: the chunk's.
-            sent: likewise; None: the center.
+            sent: the chunk's; None: the center.
             block: elements of one stretch, at most `BLOCK`; None: as many as was said at the beginning.
         """
         chunk, size, block = self._chunk, self._size, block or self._block

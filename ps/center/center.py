@@ -1,6 +1,6 @@
 """The center variable and the server half of its rule: a plain state machine.
 
-No threads, no sockets, no clocks of its own; whoever drives it holds one lock around every call. What it keeps true:
+It has no threads, sockets or clocks of its own; its caller holds one lock around every call. Its invariants:
 
 1. A commit is applied whole or not at all, and at most once: it must come from the holder of its partition's lease,
    carry the next sequence number, and continue the mini-batches where the last commit ended.
@@ -127,10 +127,10 @@ class Round:
 
 
 class ViewAhead:
-    """At most one version that nobody has been sent yet, which a release soon after its commit takes.
+    """At most one version that no worker has been sent yet, which a release soon after its commit takes.
 
-    Whatever changes the center in between makes it worthless: another commit, which the clock tells, or what `forget`
-    is called for.
+    Any change of the center in between makes it worthless: another commit, which the clock shows, or a change for which
+    `forget` is called.
     """
 
     def __init__(self) -> None:
@@ -282,7 +282,7 @@ class Center:
             self._end_round_if_complete()
 
     def end_early(self, reason: str) -> None:
-        """Ends the job early: nobody waits for those who have not joined, and everybody is told to leave."""
+        """End the job early: no worker waits for those that have not joined, and replies ask workers to leave."""
         self.stopping = self.stopping or reason
         self.scheduler.gather = False  # those who have joined are all there will be
 
@@ -518,5 +518,5 @@ class Center:
         return self.rule.release(context, self.counters)
 
     def inspect(self) -> Released:
-        """The center itself, for nobody's account."""
+        """Return the center itself, on behalf of no worker."""
         return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics)

@@ -83,7 +83,7 @@ def not_finite(commit: Commit, parts: Sequence[np.ndarray], layouts: Sequence[La
     Args:
         commit: of the right shapes.
         parts: its parts as vectors.
-        layouts: of the center and the statistics; none: no name is told.
+        layouts: of the center and the statistics; none: the error names no array.
     """
     for part in (*parts, commit.moving_statistics):
         # One pass finds nearly all; the squares of large finite numbers overflow too, hence the second look.

@@ -146,7 +146,7 @@ class Leases(dict[int, PartitionLease]):
 
         A later attempt takes over once the holder's connection is lost: Spark started it because it gave the holder up,
         or to race it. Any attempt takes over once the lease has expired, an earlier one too: Spark may still count on
-        it. A partition whose data has ended has no holder any more, and everybody is told.
+        it. A partition whose data has ended has no holder any more, and every attempt gets the same answer.
 
         Args:
             worker: the partition.

@@ -1,6 +1,6 @@
 """When a worker is sent the center: at once, when a round ends, or when it is not too far ahead.
 
-A scheduler is a plain state machine; whoever drives it waits, with a deadline, until `ready` says so.
+A scheduler is a plain state machine; its caller waits, with a deadline, until `ready` returns True.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Scheduler:
 
     Args:
         workers: number of workers of the job, n.
-        gather: nobody is sent the center before all n workers have joined.
+        gather: no worker is sent the center before all n workers have joined.
     """
 
     #: Whether nothing can come between a commit and its reply.
@@ -68,7 +68,7 @@ class Scheduler:
         )
 
     def progress(self) -> dict[int, int]:
-        """What a snapshot must keep beside who is active: a number for some workers."""
+        """Return what a snapshot must keep in addition to the active workers: a number for some workers."""
         return {}
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
@@ -94,7 +94,7 @@ class Synchronous(Scheduler):
         self.arrived.add(worker)
 
     def round_complete(self) -> bool:
-        """Whether there are contributions and nobody active is missing."""
+        """Whether there are contributions and no active worker is missing."""
         return bool(self.arrived) and self.active <= self.arrived
 
     def next_round(self) -> None:
@@ -114,7 +114,7 @@ class Synchronous(Scheduler):
         return dict.fromkeys(self.arrived, 1)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
-        """Likewise, with the unfinished round."""
+        """Restore the active workers and the unfinished round."""
         super().restore(progress, seen=seen, active=active)
         self.arrived = set(progress)
 
@@ -143,7 +143,7 @@ class BoundedStaleness(Scheduler):
         self._find_slowest()
 
     def finished(self, worker: int) -> None:
-        """Nobody waits for ``worker`` any more."""
+        """Let no one wait for ``worker`` any more."""
         super().finished(worker)
         self._find_slowest()
 
@@ -171,7 +171,7 @@ class BoundedStaleness(Scheduler):
         return dict(self.iterations)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
-        """Likewise, with the iterations."""
+        """Restore the active workers and the iterations."""
         super().restore(progress, seen=seen, active=active)
         self.iterations |= progress
         self._find_slowest()

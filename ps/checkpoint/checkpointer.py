@@ -60,7 +60,7 @@ def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume
         ConfigurationError: one of them cannot work.
     """
     if require_boolean("resume", resume) and checkpoint is None:
-        raise ConfigurationError("`resume` needs to be told from where. Received: resume=True, checkpoint=None")
+        raise ConfigurationError("`resume` needs a `checkpoint` to resume from. Received: resume=True, checkpoint=None")
     if checkpoint is None or isinstance(checkpoint, Checkpoint):
         return checkpoint
     if not isinstance(checkpoint, str | os.PathLike) or not os.fspath(checkpoint):
@@ -109,7 +109,7 @@ class Checkpointer:
         checkpoint: how often, how many.
         directory: where.
         center: what is saved.
-        changed: guards the center, and is told of each snapshot.
+        changed: guards the center, and is notified of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
         world: its threads and its clock.
         fail: ends the job: another server owns the directory.

@@ -205,7 +205,7 @@ class SnapshotDirectory:
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
         world: its files and its clock.
-        heard: called after each piece that was read, and while there is no room.
+        record_activity: called after each piece that was read, and while there is no room.
 
     Raises:
         ConfigurationError, SnapshotError: the directory cannot be used.
@@ -217,11 +217,11 @@ class SnapshotDirectory:
         job: Mapping[str, Any] | None = None,
         token: str = _NOBODY,
         world: World = REAL,
-        heard: Callable[[], object] = lambda: None,
+        record_activity: Callable[[], object] = lambda: None,
     ) -> None:
         self._job = dict(job or {})
-        self._world, self._heard = world, heard
-        self._store = Store(uri, world, heard)
+        self._world, self._record_activity = world, record_activity
+        self._store = Store(uri, world, record_activity)
         self._ownership = Ownership(self._store, token, world)
         self._serial = 0
         self._strays: set[str] = set()
@@ -267,8 +267,8 @@ class SnapshotDirectory:
         if epoch:
             self._ownership.require_own(names, epoch)
             if not names:
-                report(log, "snapshot", "the files of %r are gone: the job begins anew", self._store.uri)
-        newest = self._newest(found)  # whoever has the directory keeps it where this one cannot go on from it
+                report(log, "snapshot", "the files of %r are gone: the job begins again", self._store.uri)
+        newest = self._newest(found)  # if this server cannot resume from it, the present owner keeps the directory
         self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
@@ -396,7 +396,7 @@ class SnapshotDirectory:
             except SnapshotError:
                 if not backoff.pause():
                     raise
-                self._heard()
+                self._record_activity()
 
     # ---- what a server leaves behind
 
@@ -480,7 +480,7 @@ class SnapshotDirectory:
         return str(Name(kind, self._ownership.claim, self._serial, number))
 
     def _names(self) -> list[Name]:
-        """All files there but for those of others, which are told of once."""
+        """Return all files there except foreign ones, which are reported once."""
         found = {text: parsed(text) for text in self._store.names()}
         strays = {text for text, name in found.items() if name is None} - self._strays
         if strays:

@@ -7,7 +7,7 @@ the job's epoch, so that it never gets ahead of another job that has taken the d
 
 1. A claim is written before the snapshots are listed that its owner goes on from.
 2. A snapshot is written before its owner looks for a higher claim. Only where there is none does the snapshot count:
-   workers are told, and older files removed.
+   workers are informed, and older files removed.
 3. What an owner writes bears its claim in its name. No file has two writers, and no owner removes a higher claim's.
 
 So of two owners, either the older one sees the newer claim, and nothing that it has done since counts; or it looked
@@ -67,7 +67,7 @@ class Name:
 
     Args:
         kind: "owner", "server", "snapshot" or "log".
-        claim: of who wrote it: nobody else writes, or writes over, this file.
+        claim: of its writer: no other server writes, or writes over, this file.
         serial: rises with each file of a claim; no two have the same. -1 for an owner's or a server's.
         number: clock of a snapshot, commits before those of a log file; -1 for the others.
     """

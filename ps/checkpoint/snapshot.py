@@ -1,7 +1,7 @@
 """A center's whole state as JSON and arrays, and back.
 
-What a worker was last sent is left out: after a restart every worker begins again with a pull, which sets it anew.
-The log is left out too, for it only ever grows; `directory` writes its new part beside each snapshot.
+What a worker was last sent is left out: after a restart every worker begins again with a pull, which sets it. The log
+is left out too, because it only grows; `directory` writes its new part next to each snapshot.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
 
     With another number of workers the partitions are others too. The center then keeps its parameters, clock and
     statistics; every partition begins with the first epoch that some partition had not ended; what the rule
-    keeps beside the center starts anew.
+    keeps in addition to the center starts again.
 
     Args:
         center: as yet untouched, of the same rule and size.

@@ -41,16 +41,16 @@ class Store:
     Args:
         uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
         world: its files.
-        heard: called after each piece that was read.
+        record_activity: called after each piece that was read.
 
     Raises:
         ConfigurationError: nothing opens this URI.
         SnapshotError: the directory cannot be made.
     """
 
-    def __init__(self, uri: str, world: World = REAL, heard: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, uri: str, world: World = REAL, record_activity: Callable[[], object] = lambda: None) -> None:
         self.uri = uri
-        self._heard = heard
+        self._record_activity = record_activity
         #: Drafts that are being written, or could not be removed when that failed.
         self._stray: set[str] = set()
         try:
@@ -79,7 +79,7 @@ class Store:
             found = self._files.names()
         except OSError as error:
             raise SnapshotError(f"the directory {self.uri!r} must be readable. Received: {error}") from error
-        self._heard()
+        self._record_activity()
         return sorted(name[: -len(suffix)] for name in found if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
@@ -122,7 +122,7 @@ class Store:
         try:
             for piece in self._files.read(name + _SUFFIX):
                 content += piece
-                self._heard()
+                self._record_activity()
         except FileNotFoundError as error:
             raise DamagedError(f"{name} must be there in {self.uri!r}. Received: {error}") from error
         except OSError as error:
@@ -156,7 +156,7 @@ class Store:
             self._discard(name + _SUFFIX)
 
     def delete_drafts(self, names: Iterable[str]) -> None:
-        """Likewise, of `drafts`."""
+        """Delete these `drafts`; errors are ignored."""
         for name in names:
             self._discard(name + _DRAFT)
 

@@ -57,7 +57,7 @@ class Codec(ABC):
         return False
 
     def known_finite(self, data: np.ndarray) -> bool:
-        """Whether `decode` makes only finite numbers of it, as far as can be told at a glance; False says nothing."""
+        """Return True where a quick look shows that `decode` makes only finite numbers; False means unknown."""
         return False
 
     def encode(self, vector: Vector, out: np.ndarray) -> None:

@@ -371,7 +371,7 @@ def decode(frame: bytes) -> Message:
     """The message of one whole frame without a tag, which has come by other ways than a socket.
 
     Raises:
-        RemoteProtocolError: it is no such frame.
+        RemoteProtocolError: it is not such a frame.
     """
     reader = Reader(Limits(fields=len(frame), body=len(frame)))
     rest, event = memoryview(frame), None

@@ -198,8 +198,8 @@ class Welcome(Message):
     """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
 
     ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
-    ``held`` says that this attempt had the lease already, and nobody else since. Where the partition has ``finished``,
-    nobody holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
+    ``held`` says that this attempt had the lease already, and no other one since. Where the partition has ``finished``,
+    no attempt holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
     ``stopping`` that the job ends early, and what is left of the data is not trained on.
     """
 
@@ -325,7 +325,7 @@ class Status(Message):
 
 @dataclass(frozen=True, eq=False)
 class Inspect(Message):
-    """Driver → server: send the center as it is now, for nobody's account."""
+    """Driver → server: send the center as it is now, on behalf of no worker."""
 
 
 @dataclass(frozen=True, eq=False)

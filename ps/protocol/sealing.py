@@ -73,6 +73,6 @@ class Seal:
         """
         if not hmac.compare_digest(tag, self.tag(kind, head, arrays)):
             raise RemoteProtocolError(
-                "a frame must come as its sender sealed it, once, and in its turn. "
-                f"Received: a {kind.__name__} that somebody changed, repeated or moved"
+                "the tag of a frame does not match: it was changed, repeated or reordered on its way. "
+                f"Received: a {kind.__name__}"
             )

@@ -39,7 +39,7 @@ class ADAG(Rule):
     * "4.10": :math:`s_i = 1 / ((d_i / \gamma)^2 + 1)`, which is "4.7" with :math:`\gamma^2`
     * "4.1norm", "4.7norm": one scalar, with :math:`\|d\|^2` for :math:`d_i^2`
 
-    The thesis writes a norm beside an element-wise product and speaks of a factor per weight; the square is therefore
+    The thesis writes a norm next to an element-wise product and speaks of a factor per weight; the square is therefore
     element-wise, and the literal norm, which shrinks with the number of weights, a variant. Where eta or gamma is 0, as
     at the end of a schedule, s is the limit: 1 where nothing moved, else 0.
     :math:`\Delta` is AGN's payload (ADAG on top of AGN, Eq 4.8) or the plain accumulated movement.

@@ -1,6 +1,6 @@
 """What an update rule is: frozen hyper-parameters and two halves of plain functions on explicit state.
 
-The *worker half* runs beside a `Replica` and decides when an exchange is due, what is sent, and what is done with the
+The *worker half* runs with a `Replica` and decides when an exchange is due, what is sent, and what is done with the
 reply. The *server half* runs under the center's lock: `accept` once per commit, then `apply` chunk by chunk.
 
 Invariants, which the center relies on and the conformance suite checks for every rule:
@@ -59,7 +59,7 @@ class Traits:
         overlaps: a worker may compute its next window while a commit travels (`Rule.begin_overlapped_window`).
         probes: while no exchange is due, a worker asks after each call whether the server is occupied, and asks `due`
             again.
-        model_vectors: names of the vectors that the server keeps beside the center.
+        model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """
 
@@ -180,7 +180,7 @@ class WorkerState:
         sent: the vector that the server last sent. Immutable.
         payload: the vectors that the next commit ships; fresh buffers at the start of each window.
         steps: local steps since the last exchange.
-        learning_rate: eta as the server last told it (gradient rules), else 0.
+        learning_rate: eta as the server last sent it (gradient rules), else 0.
         previous_learning_rate: the one before that.
         due_early: set by a rule that ends the window before it is full.
         occupied: whether the server was busy with commits of others when last asked (``Traits.probes``); True at the
@@ -292,7 +292,7 @@ class Rule(ABC):
         """``Traits.overlaps`` only: goes on while ``state.payload`` travels.
 
         ``sent`` is the reply to the commit before it (at first, what was pulled), which it is missing in. The window
-        that follows begins where the center would be if nobody else committed: what it moves is counted from there.
+        that follows begins where the center would be if no other worker committed: what it moves is counted from there.
         """
         begun = state.vectors.get("begun")
         if begun is None:

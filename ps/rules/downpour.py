@@ -19,7 +19,7 @@ class Downpour(Rule):
 
     The paper's worker sends :math:`-\eta g` after every batch; the accumulated form is its worker loop with DynSGD's
     window and a plain add. It diverges easily: the payload grows with the window and with the number of workers.
-    Any worker optimizer may make the steps; :math:`\Delta` is the movement, whatever made it.
+    Any worker optimizer may make the steps; :math:`\Delta` is the movement, regardless of what made it.
 
     Args:
         window: lambda. Default 1.

@@ -16,7 +16,7 @@ class OrMo(NagASGD):
     r"""Ordered momentum: a late gradient enters the momentum with the weight it would have by now.
 
     Gradients belong to buckets of n, by the clock *ite* of the parameters they were computed at; b is the head bucket.
-    At clock t, if nobody waits (always, when asynchronous) and :math:`\lceil t/n \rceil > b`:
+    At clock t, if no worker waits (always, when asynchronous) and :math:`\lceil t/n \rceil > b`:
 
     .. math:: \tilde\theta \leftarrow \tilde\theta - \beta u, \quad u \leftarrow \beta u, \quad b \leftarrow b + 1
 

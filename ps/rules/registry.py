@@ -80,7 +80,7 @@ HEADER = (
     "equations",
     "family",
     "sends",
-    "server vectors beside the center",
+    "server vectors next to the center",
     "hyper-parameters",
     "scheduler",
 )

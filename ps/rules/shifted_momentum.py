@@ -21,7 +21,7 @@ class ShiftedMomentum(ASGD):
 
     Inferred from the paper's remark that it is OrMo's counterpart with local momentum. eta is the one that the server
     sent with the parameters; when it changes, :math:`u^k` is scaled by the ratio first. Equal to Multi-ASGD while eta
-    is constant. A worker that starts anew starts with no momentum.
+    is constant. A worker that starts again starts with no momentum.
 
     Args:
         momentum: beta, in [0, 1). Default 0.9.

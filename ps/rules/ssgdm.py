@@ -18,8 +18,8 @@ class SSGDm(NagASGD):
     .. math:: u \leftarrow \beta u + \eta\sum_k g^k, \qquad \tilde\theta \leftarrow \tilde\theta - u
 
     Algorithm 3 spreads the same step over the arrivals (the first one moves by :math:`\beta u`, each by
-    :math:`\eta g`); the center does not move in mid-round here, and nobody could see it if it did. eta is the one of a
-    single gradient: n times smaller than SSGD's for the same step. When a schedule changes it, u is scaled by the
+    :math:`\eta g`); the center does not move in mid-round here, and no worker could see it if it did. eta is the one of
+    a single gradient: n times smaller than SSGD's for the same step. When a schedule changes it, u is scaled by the
     ratio.
 
     Args:

@@ -6,8 +6,8 @@ A connection is pending until it has proved that it holds the job's key; from th
    address that has the most of them is hung up on, unless it came only this moment: then the newcomer waits for a
    moment in the listener's queue. So a crowd is in its own way first, and an honest worker that was in a crowd's way
    gets through when it dials again.
-2. There is room for so many peers. One more is hung up on before it is told that its proof was good, and dials again.
-3. A refused address is logged once, whatever number of connections it opens, and remembered, up to a bound.
+2. There is room for so many peers. One more is disconnected before it learns that its proof was good, and dials again.
+3. A refused address is logged once, regardless of how many connections it opens, and remembered, up to a bound.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _center_reply(center: Center, released: Released, durable: int) -> CenterRep
 
 
 def _welcome(center: Center, lease: PartitionLease, durable: int, *, held: bool) -> Welcome:
-    """Where the partition of ``lease`` stands; ``held``: this attempt had it already, and nobody else since."""
+    """Return where the partition of ``lease`` stands; ``held``: this attempt had it already, and no other one since."""
     return Welcome(
         incarnation=center.incarnation,
         clock=center.clock,
@@ -134,7 +134,7 @@ def _records(center: Center, request: Drain) -> Records:
 
 
 def _worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int], now: float) -> WorkerTable:
-    """Who is silent since when, at ``now`` (seconds since the epoch); nobody in ``waiting``, who is owed an answer."""
+    """Return for how many seconds each worker has been silent at ``now``; 0 for those in ``waiting``."""
     rows = [
         (worker, lease.attempt, lease.sequence, 0.0 if worker in waiting else now - lease.active_at)
         for worker, lease in leases.items()
@@ -277,7 +277,7 @@ class Dispatcher:
         }
 
     def close(self, timeout: float) -> None:
-        """Takes a last snapshot; nobody asks any more.
+        """Take a last snapshot, after the last request.
 
         Raises:
             DeadlineError: it was not written in ``timeout`` seconds.
@@ -323,7 +323,7 @@ class Dispatcher:
         """The reply to ``message``.
 
         Raises:
-            DistkerasError: it cannot be answered; the peer is told.
+            DistkerasError: it cannot be answered; the session sends the error to the peer.
         """
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -428,7 +428,7 @@ class Dispatcher:
         return Occupancy(bool(self._committing))
 
     def _on_heartbeat(self, peer: Peer, message: Heartbeat) -> Message:
-        return self._acknowledge()  # that the session was heard is all there is to it
+        return self._acknowledge()  # the session's activity is recorded already
 
     def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
         self._wait_for_publish(peer)

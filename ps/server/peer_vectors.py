@@ -42,7 +42,7 @@ class PeerVectors:
         return self._format.codec
 
     def agree(self, codec: Codec | None, pool: Pool) -> None:
-        """From now on vectors, of ``pool``, travel like this; the peer begins anew, with nothing."""
+        """Let vectors, of ``pool``, travel in the format of ``codec``; the peer begins again, with nothing."""
         self._format, self._center_pool = PeerFormat(codec), pool
         self._encoded_pool = Pool(codec.nbytes if codec else 0, np.uint8)
 

@@ -296,7 +296,7 @@ class ServerProcess:
 
 
 def spawn_server(world: World = REAL) -> Child:
-    """A process that has not been told yet what to serve; it ends with this one."""
+    """Return a process that has no request to serve yet; it ends with this one."""
     return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], _environment())
 
 
@@ -329,4 +329,4 @@ def _ask(child: Child, request: StartRequest) -> StartReport:
 
 
 class _PortTakenError(ConfigurationError):
-    """Somebody else has the port."""
+    """Another process has the port."""

@@ -41,7 +41,7 @@ class Session:
         channel: to the peer; the session owns it.
         vectors: what ``channel`` receives commits into.
         pending: the connection, as admission control knows it.
-        admission: is told who proves the key, who is refused, and who leaves.
+        admission: records which peers prove the key, are refused, and leave.
         dispatcher: answers.
         deadlines: of every wait.
         on_end: called once, with this session, when it has ended.

@@ -122,7 +122,7 @@ class StartReport:
         host, port: where it listens.
         resumed: where it goes on from; None: at the beginning.
         error: why it does not come up; empty: it does.
-        port_taken: that is because somebody else has the port.
+        port_taken: that is because another process has the port.
         code: which of `errors.ERRORS` that error is; -1: none of them.
         incarnation: of the server.
         epoch: of the job's claims to its checkpoint; 0: it has none.
@@ -155,7 +155,7 @@ class StartReport:
 def build_server(
     request: StartRequest,
     world: World = REAL,
-    heard: Callable[[], object] = lambda: None,
+    record_activity: Callable[[], object] = lambda: None,
     *,
     listener: Listener | None = None,
     attempt: int | None = None,
@@ -165,7 +165,7 @@ def build_server(
     Args:
         request: what is to be served.
         world: where.
-        heard: called after each piece of a snapshot that was read.
+        record_activity: called after each piece of a snapshot that was read.
         listener: its port, where that is bound already: the claim to the checkpoint names it.
         attempt: see `Ownership.write`.
 
@@ -181,7 +181,7 @@ def build_server(
     resumed: ResumePoint | None = None
     if settings.checkpoint is not None:
         job = {"rule": rule_json(settings.rule), **request.job}
-        snapshots = SnapshotDirectory(settings.checkpoint.uri, job, request.token, world, heard)
+        snapshots = SnapshotDirectory(settings.checkpoint.uri, job, request.token, world, record_activity)
         place = None if listener is None else {"address": list(listener.address)}
         saved = snapshots.take_over(fresh=mode.fresh, epoch=mode.epoch, after=mode.after, attempt=attempt, place=place)
         epoch = snapshots.claim.epoch
@@ -226,7 +226,7 @@ def serve(
 
     Args:
         make_request: what is to be served.
-        tell: takes the reports; nobody does any more once the server is up.
+        tell: takes the reports, until the server is up.
         until_done: returns the process' exit status, when it is to end.
         world: where.
         require_driver: raises a DistkerasError where the driver is gone: the snapshots are another one's to claim then.
@@ -236,7 +236,7 @@ def serve(
     """
     told, starting = world.monotonic(), True
 
-    def heard() -> None:
+    def record_activity() -> None:
         nonlocal told
         if not starting:
             return
@@ -246,7 +246,7 @@ def serve(
             tell(StartReport(loading=True))
 
     try:
-        server, report = build_server(make_request(), world, heard)
+        server, report = build_server(make_request(), world, record_activity)
     except (DistkerasError, OSError) as error:
         code = ERRORS.index(type(error)) if type(error) in ERRORS else -1
         tell(StartReport(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code))

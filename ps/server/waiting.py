@@ -56,7 +56,7 @@ class JobCondition:
         self._news.notify_all()
 
     def fail(self, fault: Fault) -> None:
-        """Ends the job; the first fault is the one that is told. Takes the lock."""
+        """End the job; only the first fault is reported. Takes the lock."""
         with self:
             if self.fault is None:
                 self.fault = fault
@@ -65,7 +65,7 @@ class JobCondition:
             self.notify_all()
 
     def report_corruption(self, reason: str) -> None:
-        """Nobody is answered with the center any more; the driver starts another server. Takes the lock."""
+        """Send no worker the center any more; the driver starts another server. Takes the lock."""
         with self:
             if self.corruption is None:
                 self.corruption = reason
@@ -73,7 +73,7 @@ class JobCondition:
             self.notify_all()
 
     def close(self) -> None:
-        """From now on nobody is kept waiting. Takes the lock."""
+        """Keep no thread waiting from now on. Takes the lock."""
         with self:
             self.closing = True
             self.notify_all()
@@ -104,7 +104,7 @@ class JobCondition:
 
         Raises:
             JobStoppedError: the job ended meanwhile.
-            ServerLostError: the peer hung up; nobody reads this.
+            ServerLostError: the peer hung up, and receives no answer.
         """
         deadline = self.world.monotonic() + timeout
         while not condition():
@@ -119,7 +119,7 @@ class JobCondition:
         """Waits until something changes, or for a moment; False if the deadline (`World.monotonic`) has passed.
 
         Raises:
-            ServerLostError: the peer hung up; nobody reads this.
+            ServerLostError: the peer hung up, and receives no answer.
         """
         remaining = deadline - self.world.monotonic()
         if remaining <= 0:

@@ -1,6 +1,6 @@
 """DASO: nodes of several devices that average parameters among themselves, simulated batch by batch.
 
-Not a rule of `rules`, and never one: there is no parameter server. Nobody holds a center variable, nothing is
+Not a rule of `rules`, and never one: there is no parameter server. No node holds a center variable, nothing is
 committed, and no clock counts commits; the members of a group exchange parameters with each other, all at once. So
 neither half of `rules.base.Rule` has a counterpart, and `simulate.simulate`, whose workers talk to a center, cannot run
 it. What is shared is the rest: gradients, schedules, times.
@@ -198,7 +198,7 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
     A node is through with a batch when the slowest of its devices is; the network inside a node costs nothing. An
     exchange is a ring all-reduce of 2 (P - 1) messages, each of one P-th of the elements (rounded up), and begins when
     the last node is ready. A blocking one holds all nodes until it is over; a non-blocking one holds a node only if it
-    is not over when the node comes to merge it. For one seed, devices take the same times whatever `daso` is.
+    is not over when the node comes to merge it. For one seed, devices take the same times for every `daso`.
 
     Args:
         daso: hyper-parameters. ``Daso(warm_up=epochs, cool_down=0)`` is blocking throughout.

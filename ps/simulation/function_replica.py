@@ -58,7 +58,7 @@ class FunctionReplica:
         self._own = False
 
     def load(self, vector: Vector) -> None:
-        """Takes ``vector``, which nobody will change."""
+        """Take ``vector``, which no one will change."""
         self._theta, self._own = vector, False
 
     def read(self, out: Vector) -> None:

@@ -126,7 +126,7 @@ def _gammas(rng: np.random.Generator, alpha: float, means: np.ndarray) -> Draw:
 
 @dataclass(frozen=True)
 class Communication:
-    """What an exchange costs beside the computation.
+    """What an exchange costs in addition to the computation.
 
     Args:
         latency: seconds for a message to arrive, however small.

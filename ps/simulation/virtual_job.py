@@ -62,7 +62,7 @@ _ACKNOWLEDGED = Reply()
 
 
 class VirtualJob:
-    """Workers that have been sent the center at clock 0; whoever drives them says when each goes on.
+    """Workers that have been sent the center at clock 0; the caller says when each goes on.
 
     Args:
         rule: the update rule.

@@ -51,7 +51,7 @@ class Channel:
         self._now = world.monotonic
 
     def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
-        """Runs the handshake. A server calls ``admit`` when the client has proved the key and is not told yet.
+        """Runs the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
 
         Raises:
             AuthenticationError: the peer does not hold the key or the certificate, or a client hung up instead of
@@ -180,7 +180,7 @@ def dial(
     """Connects to a server and authenticates; where it hangs up to make room, again, until ``deadlines.connect``.
 
     Raises:
-        ServerLostError: nobody listens there, or it cannot be reached.
+        ServerLostError: nothing listens there, or it cannot be reached.
         AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
     """
     where = f"{address[0]}:{address[1]}"

@@ -89,7 +89,7 @@ class Client:
         """A connection to the server.
 
         Raises:
-            ServerLostError: it is not there: nobody is, or one who stands still, or a stranger has its port.
+            ServerLostError: it is not there: nothing listens, the process stands still, or a stranger has its port.
             AuthenticationError, RemoteProtocolError: there is a stranger, and the server was never met there.
         """
         where, certificate = self.address.locate(self.world), self.address.certificate
@@ -154,12 +154,12 @@ class Client:
         return answer
 
     def lost(self, error: Exception) -> bool:
-        """Whether ``error``, of the latest request, is none of the server's answers: nobody gave one."""
+        """Whether ``error``, of the latest request, is not an answer of the server: there was none."""
         # After a deadline of ours the connection is closed; the server's own comes over one that is open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
     def stands_still(self, error: Exception) -> bool:
-        """Whether ``error`` came of a handshake that nobody answered: hosts take connections for stopped processes."""
+        """Whether ``error`` came of a handshake without an answer: hosts take connections for stopped processes."""
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 
     def close(self) -> None:

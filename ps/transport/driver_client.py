@@ -50,7 +50,7 @@ class DriverClient(Client):
         address: the server's.
         deadlines: of every wait.
         world: time and connections.
-        met: see `Client`: so it is for whoever has started the server.
+        met: see `Client`: True for the process that has started the server.
     """
 
     def publish(
@@ -96,5 +96,5 @@ class DriverClient(Client):
         self.request(Abort(reason), Ack, self.deadlines.handshake)
 
     def goodbye(self) -> None:
-        """Ends a server that serves until it is told so; nobody asks it anything any more."""
+        """End a server that serves until this; it gets no request any more."""
         self.request(Goodbye(), Ack, self.deadlines.handshake)

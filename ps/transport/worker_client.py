@@ -55,7 +55,7 @@ class Heartbeats:
 
     Args:
         channel: of one connection, whose worker has joined.
-        lock: held by whoever has a request under way on it.
+        lock: held by the thread that has a request under way on it.
         interval: seconds.
         timeout: seconds for an answer.
         name: of the thread.

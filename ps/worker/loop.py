@@ -118,7 +118,7 @@ _Exchange = Generator[Request, Reply | None, bool]
 
 
 class _Worker:
-    """The replica, the rule's state beside it, the window that is being computed, and the latest center.
+    """The replica, the rule's state, the window that is being computed, and the latest center.
 
     Args:
         pulled: the reply to the first pull; the others are those of `work`.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from distkeras.ps.errors import ConfigurationError
 
-#: Bytes of a piece that is read: a slow store is heard of after each.
+#: Bytes of a piece that is read: activity is recorded after each.
 _PIECE = 4 << 20
 
 
@@ -61,7 +61,7 @@ def open_files(uri: str) -> Files:
 
 
 class LocalFiles:
-    """Files of this system, which nobody else may read: a new directory has mode 0700, each file 0600.
+    """Files of this system that no other user may read: a new directory has mode 0700, each file 0600.
 
     Args:
         root: the directory; made if it is not there. One that is keeps its mode.

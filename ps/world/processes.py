@@ -1,7 +1,7 @@
 """Child processes that are written lines and answer in lines.
 
-Whatever this process has forked has a copy of each of its descriptors, and keeps a child's pipes open when both are
-dead. So the end of a pipe tells nothing: each end watches the other's process.
+Every fork of this process has a copy of each of its descriptors, and keeps a child's pipes open when both are dead. So
+the end of a pipe proves nothing: parent and child each watch the other's process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ChildProcess:
 
     Args:
         command: program and arguments. ``--driver FD`` follows them where there is a descriptor of this process that
-            tells of its end, whoever has a copy.
+            shows its end, even if other processes have a copy.
         environment: all of its variables.
     """
 
@@ -146,7 +146,7 @@ class ChildProcess:
 
 
 def _process_descriptor(pid: int) -> int | None:
-    """A descriptor of a process that tells of its end, whoever has a copy; None where there are none."""
+    """Return a descriptor that shows the end of a process; None where the system has no such descriptors."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # another system than Linux, or an old one

@@ -177,10 +177,10 @@ class TcpListener:
 
 
 def connect(address: tuple[str, int], timeout: float) -> Stream:
-    """A connection to whoever listens at ``address``, in at most ``timeout`` seconds.
+    """Return a connection to the listener at ``address``, in at most ``timeout`` seconds.
 
     Raises:
-        OSError: nobody does, or it was not to be reached in time.
+        OSError: nothing listens there, or it was not reached in time.
     """
     sock = socket.create_connection(address, timeout=timeout)
     if sock.getsockname() == sock.getpeername():
@@ -284,7 +284,7 @@ def _closed(sock: socket.socket) -> bool:
 def _give_up_silent_hosts(sock: socket.socket) -> None:
     """Has the kernel notice a host that vanished without a word, whether data is under way to it or not.
 
-    A process that stands still is not told from that where its buffers are full: its connection ends as well.
+    A process that stands still looks the same once its buffers are full: its connection ends as well.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for a connection on which nothing is under way
     options = {

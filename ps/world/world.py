@@ -1,6 +1,6 @@
-"""Time, chance, threads, connections, files and processes, in one object that is handed to whoever needs them.
+"""Time, chance, threads, connections, files and processes, in one object that is passed to the code that needs them.
 
-`REAL` has the system's own and is everybody's default. A simulation hands in another `World`, in which one thread runs
+`REAL` has the system's own and is the default. A simulation hands in another `World`, in which one thread runs
 at a time, time passes when all of them wait, and connections and files are in memory: the same code then runs in any
 order that a seed says.
 """
@@ -121,14 +121,14 @@ class World:
         return threading.Event()
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
-        """One that calls ``target`` once it is started, and that nobody waits for at the process' end."""
+        """Return a thread that calls ``target`` once it is started, and that does not delay the process' exit."""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def connect(self, address: tuple[str, int], timeout: float) -> Stream:
-        """A connection to whoever listens at ``address``, in at most ``timeout`` seconds.
+        """Return a connection to the listener at ``address``, in at most ``timeout`` seconds.
 
         Raises:
-            OSError: nobody does, or it was not to be reached in time.
+            OSError: nothing listens there, or it was not reached in time.
         """
         return connect(address, timeout)
 

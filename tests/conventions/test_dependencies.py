@@ -78,7 +78,7 @@ def imported_by_call(tree: ast.AST) -> Iterator[str]:
     """Modules that ``importlib.import_module`` gets by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (value.value for value in node.args if isinstance(value, ast.Constant))
+            yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
 
 
 def ids(path: Path) -> str:

@@ -33,8 +33,8 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
-#: Packages (or single modules) whose docstrings and messages are done. Add a folder when its words are plain.
-PACKAGES: tuple[str, ...] = ("docs/docsite",)
+#: Packages whose docstrings and messages are searched.
+PACKAGES: tuple[str, ...] = ("distkeras", "docs/docsite", "notebooks", "ps", "transformers")
 
 _PATTERN = re.compile(
     "|".join(rf"(?P<w{place}>\b(?:{word}))" for place, word in enumerate(WORDS)).replace(" ", r"\s+"), re.IGNORECASE

@@ -51,7 +51,7 @@ def test_texts_of_others_come_as_they_are_and_as_data() -> None:
     scripts = [attributes for tag, attributes in parsed.elements if tag == "script"]
     assert [attributes.get("type") for attributes in scripts] == ["application/json", None]
     assert not [tag for tag, _ in parsed.elements if tag == "img"]
-    told = json.loads(re.findall(r'id="told">(.*?)</script>', html, re.S)[0])
+    told = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])
     assert told["names"] == [EVIL]
     assert told["journals"][0][0]["why"] == EVIL
 

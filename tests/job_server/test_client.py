@@ -74,8 +74,8 @@ def test_a_job_is_sent_waited_for_and_fetched(
     working: None, send: Callable[..., RemoteJob], model: keras.Model, tmp_path: Path
 ) -> None:
     job = send(batch_size=8, num_epoch=2).wait(patience(60), progress=False)
-    assert (job.state, job.told["user"]) == (JobState.DONE, "ann")
-    assert job.told["description"]["options"] == {"batch_size": 8, "num_epoch": 2}
+    assert (job.state, job.record["user"]) == (JobState.DONE, "ann")
+    assert job.record["description"]["options"] == {"batch_size": 8, "num_epoch": 2}
     fetched = job.model()
     rows = np.ones((3, 2), np.float32)
     np.testing.assert_array_equal(fetched.predict(rows, verbose=0), model.predict(rows, verbose=0))
@@ -97,8 +97,8 @@ def test_a_predict_job_is_sent_and_waited_for(
     for source in (trained, model, tmp_path / "model.keras"):
         job = service.client("ann").predict(source, **where, name="train", features_col=["a"], batch_size=9)
         assert job.wait(patience(60), progress=True).state is JobState.DONE
-        assert job.told["kind"] == "predict"
-        assert job.told["description"]["options"] == {"features_col": ["a"], "batch_size": 9}
+        assert job.record["kind"] == "predict"
+        assert job.record["description"]["options"] == {"features_col": ["a"], "batch_size": 9}
     with pytest.raises(StateError, match="to predict"):
         job.model()
     with pytest.raises(DescriptionError) as caught:
@@ -114,7 +114,7 @@ def test_a_job_that_fails_is_an_error_that_says_why(working: None, send: Callabl
 def test_a_job_is_cancelled(working: None, send: Callable[..., RemoteJob]) -> None:
     job = send("wait")
     until(lambda: job.refresh().state is JobState.TRAINING)
-    assert job.cancel().told["cancelled"]
+    assert job.cancel().record["cancelled"]
     with pytest.raises(JobFailedError, match="cancelled"):
         job.wait(patience(60), progress=False)
     with pytest.raises(JobFailedError):
@@ -312,7 +312,7 @@ def test_a_predict_job_from_the_command_line(
     assert (status, err) == (0, "")
     told = service.client("ann").job(out.strip())
     options = {"features_col": ["a", "b"], "output_col": ["p"], "batch_size": 3, "batch_bytes": 99}
-    assert told.told["description"]["options"] == options | {"output_type": "vector"}
+    assert told.record["description"]["options"] == options | {"output_type": "vector"}
     assert run("predict", "--job", told.id, *where)[0] == 2  # which has no model
     append(service.files.of(told.id).progress, {"kind": "tasks", "done": 3, "of": 8})
     append(service.files.of(told.id).progress, {"kind": "predicted", "rows": 40})

@@ -89,7 +89,7 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
     trained = job.model()
     assert accuracy(trained, points, labels) > 0.9
     assert isinstance(trained, keras.Model)
-    assert job.told["attempt"] == 1
+    assert job.record["attempt"] == 1
     history = job.history()
     assert history["samples"].sum() == 4 * len(labels)
     assert set(job.commits()["worker"]) == {0, 1}
@@ -113,7 +113,7 @@ def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> 
     before = driver_of(server, job)
     os.kill(before.pid, signal.SIGKILL)
     job.wait(patience(240), progress=False)
-    assert job.told["attempt"] == 2
+    assert job.record["attempt"] == 2
     assert "goes on at clock" in job.log()
     assert before.session() == []
     history = job.history()
@@ -230,7 +230,7 @@ def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) 
     client = Client(server.url, server.token)
     where = {"data": str(server.folder / "train.parquet"), "output": output}
     scored = client.predict(job, name="third", **where).wait(patience(240), progress=False)
-    assert scored.told["kind"] == "predict"
+    assert scored.record["kind"] == "predict"
     assert [row["rows"] for row in scored.metrics() if row["kind"] == "predicted"] == [rows]
     table = pq.read_table(output).to_pandas()
     expected = job.model().predict(np.stack(table["features"].to_list()), verbose=0)

@@ -52,7 +52,7 @@ def arrived(service: JobService, trainer: Trainer, **more: Any) -> tuple[JobDesc
     """What the driver makes of what the trainer has sent."""
     job = service.client("ann").submit(trainer, data=service.data("train"), **more)
     job.cancel()
-    description = JobDescription.from_json(job.told["description"])
+    description = JobDescription.from_json(job.record["description"])
     data = service.files.of(job.id).sent_model.read_bytes()
     return description, trainer_of(data, description), data
 
@@ -255,6 +255,6 @@ def test_a_trainer_brings_its_own_rule_and_options(more: dict[str, Any]) -> None
 
 def test_by_url_and_token(service: JobService, tmp_path: Path) -> None:
     job = Client(service.url, service.tokens["ben"]).submit(made(), data=Path(service.data("train")))
-    assert job.told["user"] == "ben"
-    assert json.loads(json.dumps(job.told["description"]))["data"] == service.data("train")
+    assert job.record["user"] == "ben"
+    assert json.loads(json.dumps(job.record["description"]))["data"] == service.data("train")
     job.cancel()

@@ -65,5 +65,5 @@ def test_what_is_resumed_is_the_first_fits_and_nobody_elses_at_a_time() -> None:
 def test_no_checkpoint() -> None:
     with folder_of_fit("one", None, False) as found:
         assert found is None
-    with pytest.raises(ConfigurationError, match="`resume` needs to be told from where"):
+    with pytest.raises(ConfigurationError, match="`resume` needs a `checkpoint` to resume from"):
         place(checkpoint=None, resume=True)

@@ -115,8 +115,9 @@ DRIVER = (
     Mutant(
         "a connection that breaks ends the job",
         SUPERVISOR,
-        "                if not self._lost(error):\n                    self.heard()\n                    raise\n",
-        "                self.heard()\n                raise\n",
+        "                if not self._lost(error):\n                    self.record_activity()\n"
+        "                    raise\n",
+        "                self.record_activity()\n                raise\n",
         "the driver's own connection costs the job",
         _SUPERVISOR,
     ),

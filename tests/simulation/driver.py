@@ -267,7 +267,7 @@ class Driver:
                 failed.append(error)
                 self._surroundings.scheduler.wake_all(executors.news)
                 return
-            supervisor.heard()
+            supervisor.record_activity()
             self._world.sleep(max(_STATUS, supervisor.news_seconds))
 
     def _check_table(self, table: np.ndarray) -> None:

@@ -113,7 +113,7 @@ class TestBeforeAnyWork:
         ("options", "text"),
         [
             ({"checkpoint": "there", "resume": "yes"}, "^`resume` must be True or False"),
-            ({"resume": True}, "^`resume` needs to be told from where"),
+            ({"resume": True}, "^`resume` needs a `checkpoint` to resume from"),
             ({"checkpoint": 5}, "^`checkpoint` must be a directory"),
             ({"checkpoint": ""}, "^`checkpoint` must be a directory"),
             ({"checkpoint": True}, "^`checkpoint` must be a directory"),

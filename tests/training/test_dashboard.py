@@ -29,6 +29,7 @@ from distkeras import EarlyStopping, Trainer
 from distkeras.dashboard.journal import read_since
 from distkeras.ps.errors import WorkerError
 from distkeras.ps.rules import make
+from distkeras.settings import grouped
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -41,7 +42,7 @@ def trainer_of(**options: Any) -> Trainer:
         "measure_gap": True,
         "metrics": ["accuracy"],
     }
-    return Trainer(wrong_model(), make("downpour", window=2), loss=SPARSE, **given | options)
+    return Trainer(wrong_model(), make("downpour", window=2), loss=SPARSE, **grouped(given | options))
 
 
 def told(trainer: Trainer) -> list[dict[str, Any]]:

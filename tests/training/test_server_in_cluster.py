@@ -79,7 +79,7 @@ def test_what_it_needs_is_said_before_any_work(spark: SparkSession, tmp_path: Pa
         trainer().train(rows)
     with pytest.raises(ConfigurationError, match=r"an absolute path\. Received: 'here'"):
         trainer().train(rows, checkpoint="here")
-    with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 1, .* at once beside the server"):
+    with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 1, .* at once next to the server"):
         Trainer(counting_model(ROWS), "ssgd", loss=total, network=Network(server="cluster"), num_workers=2).train(
             rows, checkpoint=tmp_path
         )

@@ -160,16 +160,16 @@ class TestEveryRowOnce:
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
 
     def test_a_window_that_is_measured(self, ones: DataFrame) -> None:
-        trainer = counter(make("agn", window="auto"), num_epoch=12)
+        trainer = counter(make("agn", window="auto"), num_epoch=12, overlap=True)
         trainer.train(ones)
         assert trainer.history.count() == 12 * 2 * 4
         rows = trainer.events.where("kind = 'window'").collect()
         assert len(rows) == 2
-        # After six windows of one step come the chosen ones, cut at the end of each epoch of four batches.
+        # After six windows of the rule's 10 steps come the chosen ones; epochs of four batches cut them all.
         chosen = [int(row["text"].split()[-2]) for row in sorted(rows, key=lambda row: row["text"])]
         for worker, window in enumerate(chosen):
             commits = trainer.commits.where(f"worker = {worker}").orderBy("sequence").collect()
-            assert [row["steps"] for row in commits[:6]] == [1] * 6
+            assert [row["steps"] for row in commits[:6]] == [4] * 6
             assert max(row["steps"] for row in commits[8:]) == min(window, 4)
 
     def test_spooled_to_a_file(self, ones: DataFrame) -> None:

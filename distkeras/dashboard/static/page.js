@@ -1,6 +1,6 @@
 // The page: which jobs there are, and where what is told of them comes from.
 
-const told = JSON.parse(document.getElementById("told").textContent);
+const told = JSON.parse(document.getElementById("data").textContent);
 const link = h("span", { class: "link" });
 const tools = h("div", { class: "tools" });
 const place = h("main", { class: "jobs" });

@@ -83,7 +83,7 @@ class JobFolder:
         return self.path / f"result-{attempt}.json"
 
     def read_result(self, attempt: int) -> dict[str, Any] | None:
-        """Likewise; None where the driver has not said."""
+        """Return the result of an attempt; None where its driver has not written one."""
         try:
             found = json.loads(self.result(attempt).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -120,7 +120,7 @@ class JobFiles:
     """The folders of all jobs, below one that servers of one database share.
 
     Args:
-        root: which is made if it is not there; nobody else may read it.
+        root: which is made if it is not there; no other user may read it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -166,14 +166,14 @@ class JobFiles:
         return shutil.disk_usage(self.root).free
 
     def strays(self) -> list[JobFolder]:
-        """Folders that have not changed for a day: those of `incoming` belong to nobody, those of jobs may not."""
+        """Return folders that have not changed for a day; those below `incoming` belong to no job."""
         limit = time.time() - _STRAY
         folders = [path for parent in (self._incoming, self._jobs) for path in parent.iterdir()]
         return [JobFolder(path) for path in folders if path.lstat().st_mtime < limit]
 
 
 def write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes JSON so that whoever finds the file finds all of it, also after the machine stopped."""
+    """Write JSON so that a reader finds all of the file or none, also after the machine stopped."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         json.dump(value, file)

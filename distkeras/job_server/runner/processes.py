@@ -1,6 +1,6 @@
 """Processes as they are known to those that did not start them: by id and start, and by their session.
 
-A driver leads a session of its own. Whatever it starts stays in it, also Spark's Python workers, which make themselves
+A driver leads a session of its own. All that it starts stays in it, also Spark's Python workers, which make themselves
 a group of processes; and the system gives the session's number to no other process while one of its processes lives.
 """
 

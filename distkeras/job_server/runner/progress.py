@@ -71,7 +71,7 @@ class EventLines(logging.Handler):
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """Adds a line in one piece, whoever else adds lines."""
+    """Add a line in one piece, even while other processes add lines."""
     row = {"time": time.time()} | {name: _finite(value) for name, value in row.items()}
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

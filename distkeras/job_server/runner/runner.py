@@ -1,7 +1,7 @@
 """Starts jobs, watches their drivers, ends them, and tells what became of them, also after its own death.
 
 Rules:
-    1. A driver works only once the database says which process it is: no job has a driver that nobody knows.
+    1. A driver works only once the database says which process it is: no job has an unknown driver.
     2. What a driver says of its job, in the file of the result, is the truth. A driver that is gone and has said
        nothing has died: the job goes on from its checkpoint, in a new one, or is lost.
     3. A job has ended only when nothing of its session is left.
@@ -125,7 +125,7 @@ class JobRunner:
     # ---- whose jobs
 
     def _adopt(self, job: StoredJob) -> bool:
-        """Takes a job over from a server that has died on this host: nobody else can see the driver."""
+        """Take a job over from a server that has died on this host: no other host can see the driver."""
         host, _, process = (job.server or "").partition("/")
         server = ProcessId.parse(process.partition("/")[0])
         if host != self._host or server is None or server.alive() or not self._store.adopt(job, self.name):
@@ -139,7 +139,12 @@ class JobRunner:
         """Starts a job's driver; whether it is there."""
         folder = self._files.of(job.id)
         settings = self._settings
-        order = {"description": job.told, **job.order, "master": settings.master, "config": dict(settings.config)}
+        order = {
+            "description": job.submitted,
+            **job.order,
+            "master": settings.master,
+            "config": dict(settings.config),
+        }
         try:
             write_whole(folder.order(job.attempt), order)
             with folder.log.open("ab") as output:

@@ -1,4 +1,4 @@
-"""Endpoints about jobs: each asks the store as whoever calls, so that what is somebody else's is not there."""
+"""Endpoints about jobs: each asks the store as the caller, so that another user's jobs are not there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def submit_job(call: Call) -> tuple[Any, int]:
 
 
 def submit_prediction(call: Call) -> tuple[Any, int]:
-    """Likewise, a predict job."""
+    """Put a predict job into the queue."""
     services, description = call.services, PredictionDescription.from_json(call.body)
     output = require_output(description.output, services.settings.output, call.account.name)
     require_elsewhere(output, services.files.root, "output")
@@ -48,7 +48,7 @@ def submit_prediction(call: Call) -> tuple[Any, int]:
 
 
 def _data(call: Call, data: str, field: str = "data") -> str:
-    """Where a job reads, as its driver is told."""
+    """Return where a job reads, as its driver gets it."""
     place = require_allowed(data, call.services.settings.data, field)
     require_elsewhere(place, call.services.files.root, field)
     return place.uri
@@ -71,14 +71,14 @@ def _sent_model(call: Call) -> Callable[[Path], object]:
 
 
 def _model_of(call: Call, job_id: str) -> Callable[[Path], object]:
-    """Likewise, the model of a job that is done and that the caller sees."""
+    """Return what writes the model of a job that is done and that the caller sees."""
     try:
         job = call.services.jobs.get(call.account, job_id)
     except NotThereError as error:
         raise DescriptionError(f"`job` must be one of yours. Received: {job_id}", "job") from error
     model = call.services.files.of(job_id).model
     if request.files:
-        raise DescriptionError("`model` must not be sent beside `job`. Received: both", "model")
+        raise DescriptionError("`model` must not be sent together with `job`. Received: both", "model")
     if job.kind != TRAIN or job.state is not JobState.DONE or not model.exists():
         raise DescriptionError(f"`job` must have trained a model. Received: {job_id}, {job.kind}, {job.state}", "job")
 
@@ -96,7 +96,7 @@ def _model_of(call: Call, job_id: str) -> Callable[[Path], object]:
 def _taken(
     call: Call, name: str, description: Mapping[str, Any], write_model: Callable[[Path], object]
 ) -> tuple[Any, int]:
-    """Puts a job into the queue, its model beside it; all of it or nothing."""
+    """Put a job into the queue with its model; all of it or nothing."""
     services = call.services
     if services.files.free() < services.settings.reserve:
         raise StorageError(f"the disk must have {services.settings.reserve} bytes left. Received: fewer")
@@ -212,7 +212,7 @@ def _folder(call: Call) -> JobFolder:
 
 
 def _file(call: Call, path: Path, kind: str, name: str) -> Response:
-    """A file of a job that is done: one that a driver has only begun to write is nobody's to read."""
+    """A file of a job that is done: one that a driver has only begun to write is not served."""
     job = _job(call)
     if job.kind != TRAIN:
         raise StateError(f"a job must be for training to have a {name}. Received: {job.id}, which is to {job.kind}")

@@ -1,4 +1,4 @@
-"""The application: who calls comes first, then what they want; whatever goes wrong is an answer of JSON."""
+"""The application: the caller is identified first, then the request; every error is an answer of JSON."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _with_headers(response: Response) -> Response:
 
 
 def _answer_error(error: Exception) -> Response:
-    """An error as JSON; of one that nobody foresaw, the log has the traceback and the caller its kind."""
+    """Return an error as JSON; of an unexpected one, the log has the traceback and the caller its kind."""
     if isinstance(error, JobServerError):
         status, told = error.status, {"type": type(error).__name__, "message": error.message}
         if isinstance(error, DescriptionError) and error.field:

@@ -158,7 +158,7 @@ ENDPOINTS = (
     Endpoint(
         "POST",
         "/tokens",
-        "Make a token, which is told this once; for another user only as an administrator.",
+        "Make a token, which is shown only in this answer; for another user only as an administrator.",
         about_users.make_token,
         new_token(),
         201,

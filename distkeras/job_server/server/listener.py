@@ -1,4 +1,4 @@
-"""The server of HTTP: waitress, which hears of a large body only from whoever has a token.
+"""The server of HTTP: waitress, which accepts a large body only with a token.
 
 Waitress takes in a request whole before the application sees it. So that a stranger cannot fill the disk with what is
 never looked at, a body above `SMALL` is refused at its header, where that has no valid token.

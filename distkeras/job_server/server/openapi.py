@@ -19,7 +19,7 @@ _ERRORS = {
     "400": "The request cannot be read.",
     "401": "No valid token.",
     "403": "It takes another role.",
-    "404": "There is no such thing, or it is somebody else's.",
+    "404": "There is no such thing, or it belongs to another user.",
     "409": "The state does not allow it.",
     "413": "Too much.",
     "415": "Another type of content.",
@@ -80,7 +80,7 @@ def _good_answer(endpoint: Endpoint) -> dict[str, Any]:
         return {"description": "The file.", "content": {endpoint.media: content}}
     if not endpoint.answer:
         return {"description": "Done."}
-    return {"description": "So it is.", "content": {JSON: {"schema": dict(endpoint.answer)}}}
+    return {"description": "The answer.", "content": {JSON: {"schema": dict(endpoint.answer)}}}
 
 
 def _content(endpoint: Endpoint, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean
 
 @dataclasses.dataclass(frozen=True)
 class JobView:
-    """What a user is told of a job in a list; times are seconds since the epoch."""
+    """What a list shows of a job; times are seconds since the epoch."""
 
     id: str
     kind: str
@@ -44,7 +44,7 @@ def listed_job(job: StoredJob) -> dict[str, Any]:
 
 def whole_job(job: StoredJob) -> dict[str, Any]:
     """A job by itself."""
-    return listed_job(job) | {"description": job.told}
+    return listed_job(job) | {"description": job.submitted}
 
 
 def _schema_of(kind: type) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def listed(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_token() -> dict[str, Any]:
-    """The schema of what is told once of a token."""
+    """Return the schema of a new token, which is shown once."""
     return {"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}}
 
 

@@ -1,6 +1,6 @@
 """Users, their tokens, and the audit log.
 
-A token is ``dk_ID_SECRET``. The database has the secret's SHA-256 only: it is 256 random bits, which nobody finds by
+A token is ``dk_ID_SECRET``. The database has the secret's SHA-256 only: it is 256 random bits, which cannot be found by
 trying, so that a slow hash would add nothing.
 """
 
@@ -62,7 +62,7 @@ class Account:
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """What may be told of a token: all but its secret; times are seconds since the epoch."""
+    """All of a token but its secret; times are seconds since the epoch."""
 
     id: str
     user: str
@@ -74,7 +74,7 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class UserInfo:
-    """What may be told of a user."""
+    """What may be shown of a user."""
 
     name: str
     role: str
@@ -107,7 +107,7 @@ class Accounts:
         self._clock = clock
 
     def bootstrap(self) -> str | None:
-        """A token of a first administrator where nobody is there yet; else None."""
+        """Return a token of a first administrator where there is no user yet; else None."""
         with self._engine.connect() as connection:
             if connection.execute(select(USERS.c.id).limit(1)).first() is not None:
                 return None
@@ -164,7 +164,7 @@ class Accounts:
     # ---- tokens
 
     def add_token(self, user: str, note: str = "", expires: float | None = None) -> str:
-        """A new token, as it is told this once.
+        """Return a new token, which is shown only here.
 
         Args:
             user: whose.

@@ -28,17 +28,17 @@ class StoredJob:
 
     Args:
         number: rises with each job.
-        id: what a job is called by; nobody guesses another one's.
+        id: what a job is called by; it cannot be guessed.
         user: whose it is.
         kind: one of `distkeras.job_server.states.KINDS`.
         name: what they call it.
         state: see `JobState`.
-        description: what to do, as its user has said it; and as "order", what the driver alone is told.
-        created: when it was submitted; likewise ``started``, of the latest attempt, and ``ended``.
+        description: what to do, as its user has said it; and as "order", what only the driver gets.
+        created: when it was submitted; ``started`` (the latest attempt) and ``ended`` are times, too.
         attempt: drivers that were started for it.
         server: the process that answers for it.
         driver: the process that does it.
-        cancel: when somebody asked for its end.
+        cancel: when a user asked for its end.
         error: why it did not end well.
         bytes: of its files, as last counted.
     """
@@ -62,12 +62,12 @@ class StoredJob:
 
     @property
     def order(self) -> Mapping[str, Any]:
-        """What the driver alone is told: its job's kind, and where it reads and writes."""
+        """What only the driver gets: its job's kind, and where it reads and writes."""
         found: Mapping[str, Any] = self.description.get(ORDER, {})
         return found
 
     @property
-    def told(self) -> dict[str, Any]:
+    def submitted(self) -> dict[str, Any]:
         """The description as its user has said it."""
         return {name: value for name, value in self.description.items() if name != ORDER}
 
@@ -237,11 +237,11 @@ class JobStore:
         return self._swap(job, driver=driver)
 
     def move(self, job: StoredJob, state: JobState, error: str | None = None, size: int | None = None) -> bool:
-        """Changes a job's state; False if it is no more in one that allows it, or no more this server's.
+        """Change a job's state; return False if its state does not allow it any more, or another server has it.
 
         Args:
             job: as it was read.
-            state: the new one. `JobState.QUEUED` only where nobody asked for its end meanwhile.
+            state: the new one. `JobState.QUEUED` only where no user asked for its end meanwhile.
             error: why it did not end well.
             size: bytes of its files.
         """

@@ -50,7 +50,7 @@ class FullDisk(World):
 
 def test_a_server_that_is_started_again_waits_for_room_and_says_that_it_lives(tmp_path: Path) -> None:
     world, heard = FullDisk(), []
-    directory = SnapshotDirectory(str(tmp_path), world=world, heard=lambda: heard.append(world.seconds))
+    directory = SnapshotDirectory(str(tmp_path), world=world, record_activity=lambda: heard.append(world.seconds))
     assert directory.take_over(epoch=3, after=3) is None
     assert directory.claim.incarnation == 4
     gaps = [later - earlier for earlier, later in zip([0.0, *heard], heard, strict=False)]
