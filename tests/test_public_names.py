@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,10 @@ def test_type_checkers_are_told_the_same_names() -> None:
     assert {"__version__", *told} == set(distkeras.__all__)
     for name, (module, attribute) in told.items():
         assert getattr(distkeras, name) is pkgutil.resolve_name(f"{module}.{attribute}"), name
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert distkeras.__version__ == project["version"]
+    assert f"## [{distkeras.__version__}] - 20" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
