@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from distkeras.callbacks import CallbackContext as CallbackContext
     from distkeras.callbacks import EarlyStopping as EarlyStopping
     from distkeras.callbacks import TimeBudget as TimeBudget
+    from distkeras.dashboard.dashboard import Dashboard as Dashboard
     from distkeras.data import datasets as datasets
     from distkeras.keras_callbacks import KerasCallbacks as KerasCallbacks
     from distkeras.ml.estimator import KerasEstimator as KerasEstimator
@@ -75,6 +76,7 @@ _NAMES = {
     "distkeras.analysis": ("metrics", "plots"),
     "distkeras.analysis.keras_gradient": ("KerasGradient",),
     "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "TimeBudget"),
+    "distkeras.dashboard.dashboard": ("Dashboard",),
     "distkeras.data": ("datasets",),
     "distkeras.keras_callbacks": ("KerasCallbacks",),
     "distkeras.ml.estimator": ("KerasEstimator",),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distkeras.data.batches import Batch
     from distkeras.keras_model.replica import KerasReplica
     from distkeras.ps.transport.driver_client import DriverClient
-    from distkeras.results.job_results import JobResults
+    from distkeras.results.job_results import JobOutcome, JobResults
 
 #: Seconds between two calls of a callback that does not say.
 _DEFAULT_SECONDS = 10.0
@@ -68,6 +68,7 @@ class TrainingSetup:
         facts: what is known of the job; None: nothing.
         events: where the job's events are collected.
         options: the trainer's options, by name: numbers, texts, and None.
+        outcome: what is known of the job so far; it fills while the job runs. None: nothing.
     """
 
     metrics: tuple[str, ...]
@@ -76,6 +77,7 @@ class TrainingSetup:
     facts: JobFacts | None = None
     events: Events = field(default_factory=Events)
     options: Mapping[str, Any] = field(default_factory=dict)
+    outcome: JobOutcome | None = None
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback, TrainingSetup
-from distkeras.dashboard.dashboard import Dashboard
-from distkeras.dashboard.watch import JobWatch
 from distkeras.data.binding import listed
 from distkeras.data.columns import Column
 from distkeras.data.dataframe import require_batch
@@ -62,6 +58,7 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
+    from distkeras.dashboard.dashboard import Dashboard
     from distkeras.data.batches import Batch
 
 
@@ -178,12 +175,11 @@ class Trainer(JobResults):
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
         self.server_settings = server_settings(self.rule, self.settings, arguments)
-        #: Writes down what a page tells of the jobs that are trained from now on; None: nobody does.
-        self.watch: JobWatch | None = None
-        self._dashboard: Dashboard | None = None
+        #: Callbacks of every job of this trainer, in addition to those of `train`.
+        self.observers: list[Callback] = []
 
     def dashboard(self, *others: Trainer, port: int = 0) -> Dashboard:
-        """A page of this trainer's job, live in a browser of this machine, or within a notebook.
+        """Return a page of this trainer's jobs, live in a browser of this machine, or within a notebook.
 
         ::
 
@@ -201,20 +197,9 @@ class Trainer(JobResults):
         Raises:
             ConfigurationError: the port is taken.
         """
-        watches = [trainer.watched() for trainer in (self, *others)]
-        if self._dashboard is None or self._dashboard.closed or self._dashboard.watches != watches:
-            if self._dashboard is not None:
-                self._dashboard.close()
-            self._dashboard = Dashboard(watches, port=port)
-            weakref.finalize(self, self._dashboard.close)
-        return self._dashboard
+        from distkeras.dashboard.dashboard import dashboard_of
 
-    def watched(self) -> JobWatch:
-        """What writes down what a page tells of the jobs, from now on."""
-        if self.watch is None:
-            self.watch = JobWatch()
-            self.watch.tell(self._outcome)
-        return self.watch
+        return dashboard_of([self, *others], port)
 
     @short_errors
     def train(
@@ -235,7 +220,8 @@ class Trainer(JobResults):
 
         Args:
             df: the data.
-            callbacks: `EarlyStopping`, `TimeBudget`, or your own: see `callbacks`.
+            callbacks: `EarlyStopping`, `TimeBudget`, `Dashboard`, `MLflowLogger`, those of Keras, or your own: see
+                `callbacks`.
             checkpoint: where the server saves its state: a directory, a URI that Arrow's filesystems open, or a
                 `Checkpoint` that says how often as well. Of this job alone.
             resume: go on with the job that is saved there, if one is: with the same number of workers exactly where it
@@ -256,33 +242,24 @@ class Trainer(JobResults):
         began = time.monotonic()
         with server_ahead(self.settings) as server:
             plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
-            with self._told(plan):
-                ended = run_job(plan, self._outcome, server)
-                finish_job(plan, ended, self._outcome)
-                self._outcome.timings = ended.timings(began, time.monotonic())
+            try:
+                ended = run_job(plan, self.outcome, server)
+                finish_job(plan, ended, self.outcome)
+                self.outcome.timings = ended.timings(began, time.monotonic())
                 for callback in plan.callbacks:
                     callback.on_success(self)
+            except BaseException as error:
+                self.outcome.failure = headline(f"{type(error).__name__}: {error}")
+                fail_callbacks(plan.callbacks, error)
+                raise
         return self.model
-
-    @contextlib.contextmanager
-    def _told(self, plan: JobPlan) -> Iterator[None]:
-        """Tells callbacks that the job within fails, and who watches what becomes of it."""
-        try:
-            yield
-        except BaseException as error:
-            self._outcome.failure = headline(f"{type(error).__name__}: {error}")
-            fail_callbacks(plan.callbacks, error)
-            raise
-        finally:
-            if self.watch is not None:
-                self.watch.end(self._outcome)
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
         """Settles everything that can be settled without a server; what cannot work fails here."""
         require_batch("df", df)
-        callbacks = [*require_callbacks(callbacks), *filter(None, [self.watch])]
+        callbacks = [*require_callbacks(callbacks), *self.observers]
         settings, replica = self.settings, self._build_replica()
         rewindable = checkpoint is not None or self.worker_settings.overlap
         spec = replace(self._spec(replica.model, df), rewindable=rewindable)
@@ -300,7 +277,7 @@ class Trainer(JobResults):
         host = server_host(df.sparkSession) if in_cluster else settings.host or driver_host(df.sparkSession)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
         require_slots(server, df.sparkSession, settings.resources, apart=in_cluster)
-        self._outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
+        self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
             arrangement=_arrangement(df, spec, settings, workers),
@@ -316,7 +293,7 @@ class Trainer(JobResults):
         )
         options = reported_options(plan.server, plan.worker, settings, compilation=self.recipe.identity(replica.model))
         setup = TrainingSetup(
-            replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events, options
+            replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events, options, outcome
         )
         begin_callbacks(callbacks, setup)
         return plan

@@ -248,7 +248,7 @@ class TrainerAccessors(Histories, Trainer):
 
     def get_history(self) -> list[dict[str, Any]]:
         """See `Histories.get_history`."""
-        return history_list(self._require(self._outcome.records, "get_history").history())
+        return history_list(self._require(self.outcome.records, "get_history").history())
 
     def set_model(self, model: keras.Model) -> None:
         """Another model to train, compiled as the first one was to be.
@@ -315,7 +315,7 @@ class DistributedAccessors(TrainerAccessors):
         Raises:
             LocalProtocolError: nothing has been trained.
         """
-        commits = self._require(self._outcome.records, "num_updates").commits_array
+        commits = self._require(self.outcome.records, "num_updates").commits_array
         return int((commits["skipped"] == 0).sum())
 
     # ---- getters and setters of options, checked as by the constructor

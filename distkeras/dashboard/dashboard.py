@@ -6,22 +6,38 @@ from collections.abc import Sequence
 from html import escape
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, finalize
 
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.dashboard.journal import read_since
 from distkeras.dashboard.listener import PageListener
 from distkeras.dashboard.page import saved_page
 from distkeras.dashboard.watch import JobWatch
 from distkeras.ps.errors import LocalProtocolError
 
+if TYPE_CHECKING:
+    from distkeras.results.job_results import JobResults
+    from distkeras.trainer import Trainer
+
+#: The page of each trainer that has one.
+_PAGES: WeakKeyDictionary[Trainer, Dashboard] = WeakKeyDictionary()
 #: Pixels of the frame in a notebook.
 _HEIGHT = 760
 
 
-class Dashboard:
-    """A page of the jobs that are watched.
+class Dashboard(Callback):
+    """A live page of a trainer's jobs, as a callback of them.
+
+    ::
+
+        dashboard = Dashboard()                              # in a notebook; elsewhere, open its `url`
+        trainer.train(df, callbacks=[dashboard])
+        dashboard.save("job.html")                           # one file that needs nothing else
 
     Args:
-        watches: of the jobs, in the page's order.
+        watches: of the jobs, in the page's order; the first one is of the jobs that this is a callback of. Default: a
+            new one.
         port: of loopback; 0 for one that is free.
 
     Attributes:
@@ -31,9 +47,30 @@ class Dashboard:
         ConfigurationError: the port is taken.
     """
 
-    def __init__(self, watches: Sequence[JobWatch], port: int = 0) -> None:
-        self.watches = list(watches)
+    def __init__(self, watches: Sequence[JobWatch] = (), port: int = 0) -> None:
+        self.watches = list(watches) or [JobWatch()]
+        super().__init__(every_seconds=self.watches[0].every_seconds)
         self._listener = PageListener(self.watches, port)
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """See `JobWatch`."""
+        self.watches[0].on_begin(setup)
+
+    def on_center(self, context: CallbackContext) -> None:
+        """See `JobWatch`."""
+        self.watches[0].on_center(context)
+
+    def on_end(self, context: CallbackContext) -> None:
+        """See `JobWatch`."""
+        self.watches[0].on_end(context)
+
+    def on_success(self, results: JobResults) -> None:
+        """See `JobWatch`."""
+        self.watches[0].on_success(results)
+
+    def on_failure(self, error: BaseException) -> None:
+        """See `JobWatch`."""
+        self.watches[0].on_failure(error)
 
     @property
     def url(self) -> str:
@@ -80,3 +117,30 @@ class Dashboard:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else self.url})"
+
+
+def dashboard_of(trainers: Sequence[Trainer], port: int = 0) -> Dashboard:
+    """Return the page of these trainers' jobs, which ends with the first one; the same page for the same trainers.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    watches, first = [watch_of(trainer) for trainer in trainers], trainers[0]
+    page = _PAGES.get(first)
+    if page is None or page.closed or page.watches != watches:
+        if page is not None:
+            page.close()
+        page = _PAGES[first] = Dashboard(watches, port)
+        finalize(first, page.close)
+    return page
+
+
+def watch_of(trainer: Trainer) -> JobWatch:
+    """Return what writes the journal of a trainer's jobs, from now on."""
+    for observer in trainer.observers:
+        if isinstance(observer, JobWatch):
+            return observer
+    watch = JobWatch()
+    watch.take(trainer.outcome)
+    trainer.observers.append(watch)
+    return watch

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distkeras.callbacks import Callback, CallbackContext, JobLink, JobOver, TrainingSetup
+from distkeras.callbacks import Callback, CallbackContext, Evaluation, JobLink, JobOver, TrainingSetup
 from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import JobRecord, Now
 from distkeras.ps.center.commit_log import COMMIT
@@ -24,7 +24,7 @@ from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.settings import JobFacts
 
 if TYPE_CHECKING:
-    from distkeras.results.job_results import JobOutcome
+    from distkeras.results.job_results import JobOutcome, JobResults
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class JobWatch(Callback):
         self._record: JobRecord | None = None
         self._events = Events()
         self._seen = self._evaluations = 0
+        self._outcome: JobOutcome | None = None
+        self._found: list[Evaluation] = []
         self._rates: deque[tuple[float, int]] = deque()
         self._first: tuple[float, float] | None = None
         self._next_look = -math.inf
@@ -73,12 +75,13 @@ class JobWatch(Callback):
     # ---- while the job runs
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Begins the journal of another job."""
-        assert setup.facts is not None, "a trainer tells them"
+        """Begin the journal of another job."""
+        assert setup.facts is not None, "a trainer gives them"
+        self._outcome, self._found = setup.outcome, []
         self._begin(setup.facts, setup.metrics, setup.events, time.time())
 
-    def tell(self, outcome: JobOutcome) -> None:
-        """Tells of a job that ended before anybody watched, if there was one."""
+    def take(self, outcome: JobOutcome) -> None:
+        """Write the journal of a job that ended before this watched, if there was one."""
         if outcome.facts is not None and outcome.records is not None:
             rows = outcome.records.commits_array
             began = float(rows["timestamp"][0]) if len(rows) else time.time()
@@ -104,7 +107,7 @@ class JobWatch(Callback):
         except JobOver:
             raise
         except Exception:
-            log.exception("the dashboard has failed, and tells nothing of this job any more")
+            log.exception("the dashboard has failed, and shows nothing more of this job")
             self._next_look = math.inf
             return
         self._next_look = time.monotonic() + (time.thread_time() - began) / _SHARE
@@ -114,9 +117,19 @@ class JobWatch(Callback):
         self._next_look = -math.inf
 
     def on_end(self, context: CallbackContext) -> None:
-        """Takes in what the other callbacks have found at the job's end."""
-        if self._record is not None and context.link is not None:
-            self._take_evaluations(self._record, context.link)
+        """Keep the list of evaluations, to which callbacks that come after this one still add."""
+        if context.link is not None:
+            self._found = context.link.evaluations
+
+    def on_success(self, results: JobResults) -> None:
+        """Write the end of the job, with the last of its records."""
+        if self._outcome is not None:
+            self.end(self._outcome)
+
+    def on_failure(self, error: BaseException) -> None:
+        """Write the end of the job, with the records that there are."""
+        if self._outcome is not None:
+            self.end(self._outcome)
 
     def _look(self, context: CallbackContext) -> None:
         record, link = self._record, context.link
@@ -127,7 +140,8 @@ class JobWatch(Callback):
                     if not self._follow(record, link):
                         break
                 record.set_table(link.list_workers())
-            self._take_evaluations(record, link)
+            self._found = link.evaluations
+            self._take_evaluations(record)
         self._take_status(record, context)
         self._take_events(record)
         self._write()
@@ -168,8 +182,8 @@ class JobWatch(Callback):
             told = replace(told, left=max(0.0, record.facts.epochs - status.epochs) / passed)
         record.now = told
 
-    def _take_evaluations(self, record: JobRecord, link: JobLink) -> None:
-        new = link.evaluations[self._evaluations :]
+    def _take_evaluations(self, record: JobRecord) -> None:
+        new = self._found[self._evaluations :]
         record.add_evaluations(new)
         self._evaluations += len(new)
 
@@ -180,13 +194,14 @@ class JobWatch(Callback):
     # ---- when it is over
 
     def end(self, outcome: JobOutcome) -> None:
-        """Tells what became of the job, with the last of its records."""
+        """Write what became of the job, with the last of its records and evaluations."""
         with self._lock:
             record = self._record
             if record is None:
                 return
             if outcome.records is not None:
                 self._take_rest(record, outcome)
+            self._take_evaluations(record)
             self._take_events(record)
             record.workers.finish()
             state, why = _end_of(outcome)

@@ -97,13 +97,12 @@ def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[
 def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
     """The model, history and commits are in the folder then. Goes on with the attempt before."""
     description = JobDescription.from_json(order["description"])
-    callbacks: list[Callback] = [ProgressLines(folder.progress, attempt)]
+    callbacks: list[Callback] = [ProgressLines(folder.progress, attempt), JobWatch(folder.journal)]
     if description.time_budget is not None:
         callbacks.append(TimeBudget(description.time_budget))
     if "validation" in order:
         require_no_links(order["validation"])
     trainer = trainer_of(folder.sent_model.read_bytes(), description)
-    trainer.watch = JobWatch(folder.journal)
     spark = _session(folder, order)
     try:
         if "validation" in order:

@@ -47,22 +47,22 @@ class JobResults:
     """Model and records of the last job, also of one that failed or was interrupted."""
 
     def __init__(self) -> None:
-        self._outcome = JobOutcome()
+        self.outcome = JobOutcome()
 
     @property
     def resumed(self) -> Resumed | None:
         """Where the last job continued an earlier one; None where it began at the start."""
-        return self._outcome.resumed
+        return self.outcome.resumed
 
     @property
     def stopped(self) -> str | None:
         """Why a callback ended the last job early; None where none did."""
-        return self._outcome.stopped
+        return self.outcome.stopped
 
     @property
     def timings(self) -> dict[str, float]:
         """Seconds of the parts of the last job: start, spark, finish, total; empty where none has ended well."""
-        return self._outcome.timings
+        return self.outcome.timings
 
     @property
     def model(self) -> keras.Model:
@@ -71,12 +71,12 @@ class JobResults:
         Raises:
             LocalProtocolError: nothing has been trained.
         """
-        return self._require(self._outcome.model, "model")
+        return self._require(self.outcome.model, "model")
 
     @property
     def history(self) -> DataFrame:
         """One row a mini-batch: worker, epoch, iteration (from 0, of the worker), timestamp, loss, metrics, samples."""
-        return self._table(self._require(self._outcome.records, "history").history())
+        return self._table(self._require(self.outcome.records, "history").history())
 
     @property
     def commits(self) -> DataFrame:
@@ -85,7 +85,7 @@ class JobResults:
         Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
         worker had waited for the reply before), and which mini-batches of which attempt it stands for.
         """
-        return self._table(self._require(self._outcome.records, "commits").commits())
+        return self._table(self._require(self.outcome.records, "commits").commits())
 
     @property
     def ledger(self) -> DataFrame:
@@ -94,7 +94,7 @@ class JobResults:
         Partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation, and whether it was
         applied, or skipped for a NaN or infinity (`max_skipped`).
         """
-        return self._table(self._require(self._outcome.records, "ledger").ledger())
+        return self._table(self._require(self.outcome.records, "ledger").ledger())
 
     @property
     def events(self) -> DataFrame:
@@ -105,8 +105,8 @@ class JobResults:
         server), snapshot (failed, or succeeding again), records (lost, or
         kept in memory), refused (peers), skipped (commits), stall, stop, failed.
         """
-        self._require(self._outcome.df, "events")
-        return self._table(event_table(self._outcome.events.all()))
+        self._require(self.outcome.df, "events")
+        return self._table(event_table(self.outcome.events.all()))
 
     def _require(self, value: Any, name: str) -> Any:
         if value is None:
@@ -116,6 +116,6 @@ class JobResults:
     def _table(self, table: pa.Table) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        assert self._outcome.df is not None
+        assert self.outcome.df is not None
         # With its schema, which Spark Connect cannot tell from a table without rows.
-        return self._outcome.df.sparkSession.createDataFrame(table, from_arrow_schema(table.schema))
+        return self.outcome.df.sparkSession.createDataFrame(table, from_arrow_schema(table.schema))

@@ -28,7 +28,7 @@ def watch(tmp_path: Path) -> JobWatch:
     """Of a job that has ended."""
     job = RecordedJob(2, seconds=10.0)
     watch = JobWatch(tmp_path / "journal.jsonl")
-    watch.tell(JobOutcome(records=JobRecords(job.commits, job.steps, job.metrics), facts=job.facts))
+    watch.take(JobOutcome(records=JobRecords(job.commits, job.steps, job.metrics), facts=job.facts))
     return watch
 
 

@@ -138,9 +138,9 @@ def test_a_job_that_had_ended_is_told_from_its_records() -> None:
     job = RecordedJob(2, seconds=10.0)
     records = JobRecords(job.commits, job.steps, job.metrics)
     watch = JobWatch()
-    watch.tell(JobOutcome())
+    watch.take(JobOutcome())
     assert told(watch) == []
-    watch.tell(JobOutcome(records=records, facts=job.facts))
+    watch.take(JobOutcome(records=records, facts=job.facts))
     (whole,) = told(watch)
     assert whole["now"]["commits"] == len(job.commits)
     assert whole["metrics"] == ["loss", "accuracy"]

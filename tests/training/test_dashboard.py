@@ -25,7 +25,8 @@ from support.spark_jobs import (
     wrong_model,
 )
 
-from distkeras import EarlyStopping, Trainer
+from distkeras import Dashboard, EarlyStopping, Trainer
+from distkeras.dashboard.dashboard import watch_of
 from distkeras.dashboard.journal import read_since
 from distkeras.ps.errors import WorkerError
 from distkeras.ps.rules import make
@@ -46,7 +47,7 @@ def trainer_of(**options: Any) -> Trainer:
 
 
 def told(trainer: Trainer) -> list[dict[str, Any]]:
-    return [json.loads(entry.data) for entry in read_since(trainer.watched().path)]
+    return [json.loads(entry.data) for entry in read_since(watch_of(trainer).path)]
 
 
 def test_the_page_tells_what_the_tables_have(spark: SparkSession, clouds: DataFrame, tmp_path: Path) -> None:
@@ -67,6 +68,20 @@ def test_the_page_tells_what_the_tables_have(spark: SparkSession, clouds: DataFr
         assert [row[1] for row in whole["evaluations"]] == [int(row["clock"]) for row in stopping.evaluations]
         assert "done" in dashboard.save(tmp_path / "job.html").read_text()
     assert dashboard.closed
+    assert_nothing_left()
+
+
+def test_a_dashboard_is_a_callback(clouds: DataFrame, tmp_path: Path) -> None:
+    trainer = trainer_of(num_epoch=1)
+    with Dashboard() as dashboard:
+        stopping = EarlyStopping(clouds, "loss", every_commits=5)
+        trainer.train(clouds, callbacks=[dashboard, stopping])
+        whole = json.loads(read_since(dashboard.watches[0].path)[-1].data)
+        assert whole["now"]["state"] == "done"
+        assert whole["now"]["commits"] == trainer.commits.count()
+        assert [row[1] for row in whole["evaluations"]] == [int(row["clock"]) for row in stopping.evaluations]
+        assert "done" in dashboard.save(tmp_path / "job.html").read_text()
+    assert trainer.observers == []
     assert_nothing_left()
 
 
