@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -293,16 +294,21 @@ class Trainer(JobResults):
         )
         options = reported_options(plan.server, plan.worker, settings, compilation=self.recipe.identity(replica.model))
         setup = TrainingSetup(
-            replica.metric_names, self._build_replica, self._read_rows, outcome.facts, outcome.events, options, outcome
+            replica.metric_names,
+            self._build_replica,
+            partial(self._read_rows, replica.model),
+            outcome.facts,
+            outcome.events,
+            options,
+            outcome,
         )
         begin_callbacks(callbacks, setup)
         return plan
 
-    def _read_rows(self, df: DataFrame, count_max: int) -> Batch | None:
-        """Return rows of a validation DataFrame, with the trainer's columns."""
+    def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch | None:
+        """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""
         require_batch("df", df)
-        spec = self._spec(self._build_replica().model, df)
-        return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
+        return collect(df, replace(self._spec(model, df), epochs=1, shuffle=False), count_max)
 
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
         """A copy of the model, compiled like the workers', on the driver; ``to_train``: with its optimizer's state.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Where a rule comes in place of dist-keras' worker and server classes.
 RULES = "an algorithm is one `Rule`, both halves: `distkeras.Trainer(model, rule)`, `python -m distkeras.ps rules`"
 #: What comes in place of a trainer that travels.
-SUBMIT = "there is `distkeras.job_server.Client`, and `scripts/train.py` with a file of its arguments for spark-submit"
+SUBMIT = "there is `distkeras.job_server.Client`, and `distkeras train` with a file of its arguments"
 
 
 def refusal(name: str, instead: str) -> ConfigurationError:

@@ -18,8 +18,8 @@ import pytest
 from support.job_service import JobService
 from support.patience import patience, until
 
+from distkeras.commands.main import main, parser
 from distkeras.job_server import Client, RemoteJob
-from distkeras.job_server.cli import main, parser
 from distkeras.job_server.errors import (
     DescriptionError,
     ForbiddenError,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.patience import patience
 
-from distkeras.job_server.cli import main
+from distkeras.commands.main import main
 from distkeras.ps.errors import ConfigurationError
 
 #: Completes the words given after it, as bash does after a Tab.

@@ -24,9 +24,9 @@ from support.processes import descendants
 from support.spark_jobs import accuracy, blobs, wrong_model
 from support.standalone import daemon, said
 
+from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 from distkeras.job_server import Client, RemoteJob
-from distkeras.job_server.cli import main
 from distkeras.job_server.errors import JobFailedError
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import JobState

@@ -1,8 +1,7 @@
-"""scripts/score.py: its flags, and rows that it scores as a batch and as a stream."""
+"""`distkeras score`: its flags, and rows that it scores as a batch and as a stream."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import subprocess
@@ -26,12 +25,9 @@ X = np.random.default_rng(0).random((50, 4)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def score() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scripts_score", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    import distkeras.commands.score
+
+    return distkeras.commands.score
 
 
 def model() -> keras.Model:

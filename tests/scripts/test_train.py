@@ -222,7 +222,7 @@ def test_one_line_and_status_2(
     monkeypatch.chdir(files)
     assert train.main(needed(files, *options)) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("train.py: ")
+    assert line.startswith("distkeras train: ")
     assert expected in line
 
 
@@ -263,7 +263,7 @@ def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path) -> None:
     done = submit(tmp_path, *needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels"))
     assert done.returncode == 2
     told = (done.stdout + done.stderr).splitlines()  # spark-submit sends a script's standard error to standard output
-    (line,) = [line for line in told if line.startswith("train.py: ")]
+    (line,) = [line for line in told if line.startswith("distkeras train: ")]
     assert "MissingColumnError" in line
     assert "'pixels'" in line
     assert not list((tmp_path / "out").glob("*")), "a failed job leaves no model"

@@ -1,4 +1,4 @@
-"""The command line: ``distkeras serve``, and ``distkeras jobs`` for those who send jobs."""
+"""``distkeras jobs``: jobs on a job server, sent and looked after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,15 @@ from distkeras.job_server.client import JobClient, RemoteJob
 from distkeras.job_server.connection import TOKEN
 from distkeras.job_server.schema import LEFT_OUT
 from distkeras.job_server.states import JobState
-from distkeras.ps.errors import ConfigurationError, DistkerasError, headline
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text
 
 URL = "DISTKERAS_URL"
 _DEFAULT_URL = "http://127.0.0.1:8571"
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands."""
-    main = argparse.ArgumentParser(prog="distkeras", description=__doc__, allow_abbrev=False)
-    commands = main.add_subparsers(dest="command", required=True)
-    server = commands.add_parser("serve", help="run the job server; needs distkeras[jobs]", allow_abbrev=False)
-    _add_serve_flags(server)
-    completion = commands.add_parser("completion", help="print what completes these commands in a shell")
-    completion.add_argument("shell", choices=["bash", "zsh"])
-    jobs = commands.add_parser("jobs", help="send jobs to a server, and look after them")
+def add_actions(jobs: argparse.ArgumentParser) -> None:
+    """Add what ``distkeras jobs`` can do."""
     actions = jobs.add_subparsers(dest="action", required=True)
     _add_submit(_action(actions, "submit", "send a job"))
     _add_predict(_action(actions, "predict", "send a predict job"))
@@ -52,31 +44,18 @@ def parser() -> argparse.ArgumentParser:
     fetch = _action(actions, "fetch", "fetch the model of a job that is done")
     fetch.add_argument("job", help="the job's id")
     fetch.add_argument("--out", type=Path, default=Path("model.keras"), help="file to write (default: %(default)s)")
-    token = _action(actions, "token", "print a new token, which the server tells this once")
+    token = _action(actions, "token", "print a new token, which the server shows only once")
     token.add_argument("--note", default="", help="what it is for")
     token.add_argument("--days", type=float, metavar="N", help="that it counts (default: until it is revoked)")
     token.add_argument("--user", help="whose; only an administrator may make another user's")
     user = _action(actions, "user", "add a user, as an administrator")
     user.add_argument("name", help="of the user")
     user.add_argument("--admin", action="store_true", help="as an administrator")
-    return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
-    arguments = parser().parse_args(argv)
-    try:
-        if arguments.command == "serve":
-            return _serve(arguments)
-        if arguments.command == "completion":
-            return _completion(arguments.shell)
-        _ACTIONS[arguments.action](_client(arguments), arguments)
-    except (DistkerasError, OSError) as error:
-        sys.stderr.write(f"distkeras: {type(error).__name__}: {headline(str(error))}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+def run(arguments: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    _ACTIONS[arguments.action](_client(arguments), arguments)
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -85,41 +64,6 @@ def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
     action.add_argument("--token-file", type=Path, metavar="FILE", help=f"with your token (default: {TOKEN})")
     action.add_argument("--plain-http", action="store_true", help="send the token without TLS to another machine")
     return action
-
-
-def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    try:
-        from distkeras.job_server.serve import add_flags
-    except ImportError:
-        return  # whoever asks for it is told, below
-    add_flags(parser)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    try:
-        from distkeras.job_server.serve import serve
-    except ImportError as error:
-        raise ConfigurationError(f"`serve` needs more: pip install 'distkeras[jobs]'. Received: {error}") from error
-    return serve(arguments)
-
-
-def _completion(shell: str) -> int:
-    try:
-        import shtab
-    except ImportError as error:
-        raise ConfigurationError(
-            f"`completion` needs more: pip install 'distkeras[completion]'. Received: {error}"
-        ) from error
-    main = parser()
-    pending = [main]
-    for part in pending:
-        for action in part._actions:  # noqa: SLF001 - argparse lists them nowhere else
-            if action.type is Path:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - likewise
-                pending += action.choices.values()
-    sys.stdout.write(shtab.complete(main, shell=shell))
-    return 0
 
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""The command `distkeras`: train, score, rules, server, serve, jobs, completion."""

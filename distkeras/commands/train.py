@@ -1,0 +1,272 @@
+"""Trains a Keras model on Parquet under any update rule.
+
+Leaves in OUT: model.keras, history.parquet (a row a mini-batch), commits.parquet (a row a commit), summary.json, and,
+where matplotlib is installed, plots of each metric against time and of the staleness.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distkeras import Checkpoint, EnsembleTrainer, Trainer
+from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
+from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
+from distkeras.ps.rules import all_rules, from_text, make
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+#: What `--rule` takes in addition to the rules: trainers without one.
+SINGLE, ENSEMBLE = "single", "ensemble"
+
+EXAMPLE = """\
+example, with `spark-submit --master 'local[2,4]' scripts/train.py` in place of `distkeras train` on a cluster:
+  distkeras train --data train.parquet --model model.keras --out out \\
+      --rule agn --set window=4 --workers 2 --batch-size 128 --epochs 2 --optimizer adam \\
+      --optimizer-set learning_rate=0.001 --loss sparse_categorical_crossentropy --metrics accuracy
+
+the same as a file, for --config job.toml; flags win over the file, name by name in the tables:
+  data = "train.parquet"
+  model = "model.keras"
+  out = "out"
+  rule = "agn"
+  set = {window = 4}
+  workers = 2
+  batch_size = 128
+  epochs = 2
+  optimizer = "adam"
+  optimizer_set = {learning_rate = 0.001}
+  loss = "sparse_categorical_crossentropy"
+  metrics = ["accuracy"]
+"""
+
+
+def parser() -> TomlArgumentParser:
+    """All options."""
+    main = TomlArgumentParser(
+        prog="distkeras train",
+        description=__doc__,
+        epilog=f"{EXAMPLE}\n{_rules_text()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = main.add_argument_group("files (paths, or URIs that Arrow's file systems know)")
+    files.add_argument("--data", required=True, help="Parquet to train on: any place that Spark reads")
+    files.add_argument("--model", required=True, help="built model, as Keras saves it (.keras)")
+    files.add_argument("--out", required=True, help="folder to write to; new or empty")
+    files.add_argument("--overwrite", **SWITCH, help="write over what an earlier run has left in --out")
+    files.add_argument("--plots", **SWITCH, help="draw plots (default: where matplotlib is installed)")
+    rule = main.add_argument_group("rule")
+    rule.add_argument(
+        "--rule",
+        required=True,
+        help=f"a rule below; '{SINGLE}' for sequential training on one executor; '{ENSEMBLE}' for --workers "
+        "independent models, each trained on its own part of the rows and written to OUT/0, OUT/1 and so on",
+    )
+    rule.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
+    training = main.add_argument_group("training")
+    add_trainer_flags(training)
+    saving = main.add_argument_group("when something dies")
+    saving.add_argument("--checkpoint", metavar="URI", help="folder for snapshots of the server, of this job alone")
+    every = "from one snapshot to the next (default: 100)"
+    saving.add_argument("--checkpoint-every", type=int, metavar="COMMITS", help=every)
+    saving.add_argument("--resume", **SWITCH, help="go on with the job that --checkpoint holds, if there is one")
+    more = main.add_argument_group("more")
+    custom = "modules that register custom Keras objects"
+    more.add_argument("--import", nargs="+", metavar="MODULE", help=custom)
+    more.add_argument("--debug", **SWITCH, help="the whole traceback of an error, not one line")
+    return main
+
+
+def _rules_text() -> str:
+    lines = ["rules, with what --set takes and the defaults:"]
+    for name, rule in all_rules().items():
+        options = " ".join(f"{field.name}={json.dumps(field.default)}" for field in dataclasses.fields(rule))
+        lines.append(f"  {name:<16} {options}")
+    return "\n".join(lines)
+
+
+def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of `Trainer.train` that were given.
+
+    Raises:
+        ConfigurationError: they go with another option that was not given, or not with the rule.
+    """
+    uri, every, resume = arguments.checkpoint, arguments.checkpoint_every, bool(arguments.resume)
+    if uri is None and (resume or every is not None):
+        raise ConfigurationError("`--resume` and `--checkpoint-every` need `--checkpoint`. Received: none")
+    if uri is None:
+        return {}
+    if arguments.rule.lower() == ENSEMBLE:
+        raise ConfigurationError(f"`--checkpoint` must be of one job. Received: --rule {ENSEMBLE}")
+    return {"checkpoint": Checkpoint(uri) if every is None else Checkpoint(uri, every), "resume": resume}
+
+
+def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
+    """The `Trainer`, or the `EnsembleTrainer`, that the options ask for.
+
+    Raises:
+        ConfigurationError: options that cannot work.
+    """
+    given = trainer_keywords(arguments)
+    name = arguments.rule.lower()
+    rule = {SINGLE: "downpour", ENSEMBLE: "downpour"}.get(name, name)
+    options = from_text(rule, arguments.set)
+    if name in (SINGLE, ENSEMBLE):
+        options = {"window": 10, **options}  # only how often it reports: no other worker commits between
+    made = make(rule, **options)
+    if name == ENSEMBLE:
+        count = given.pop("num_workers", 2)
+        metrics = given.pop("metrics", None)
+        return EnsembleTrainer(model, metrics=metrics, num_ensembles=count, window=made.window, **given)
+    if name == SINGLE and given.setdefault("num_workers", 1) != 1:
+        raise ConfigurationError(f"`--workers` must be 1 for --rule {SINGLE}. Received: {given['num_workers']}")
+    return Trainer(model, made, **given)
+
+
+@contextmanager
+def local(uri: str) -> Iterator[Path]:
+    """The path of a file that may be elsewhere, as a copy for as long as it is needed."""
+    if "://" not in uri:
+        yield Path(uri)
+        return
+    from pyarrow import fs
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / uri.rpartition("/")[2]
+        system, path = fs.FileSystem.from_uri(uri)
+        fs.copy_files(path, str(copy), source_filesystem=system, destination_filesystem=fs.LocalFileSystem())
+        yield copy
+
+
+def load(uri: str) -> keras.Model:
+    """The model, with what it is compiled with.
+
+    Raises:
+        ConfigurationError: there is none, or Keras cannot load it.
+    """
+    import keras
+
+    try:
+        with local(uri) as path:
+            return keras.saving.load_model(path)
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"`--model` must be a model that Keras saved. Received: --model {uri}: {error}"
+        ) from error
+
+
+def target(uri: str, overwrite: bool) -> tuple[Any, str]:
+    """File system and path of the folder to write to; made if it is not there.
+
+    Raises:
+        ConfigurationError: it holds something and ``overwrite`` is not set, or it cannot be made.
+    """
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        system, path = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+        system.create_dir(path, recursive=True)
+        holds = system.get_file_info(fs.FileSelector(path))
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(f"`--out` must be a folder to write to. Received: --out {uri}: {error}") from error
+    if holds and not overwrite:
+        raise ConfigurationError(f"`--out` must be new or empty, unless --overwrite is given. Received: --out {uri}")
+    return system, path
+
+
+def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots: bool) -> None:
+    """Everything that the job has left, into a new local folder."""
+    import pyarrow.parquet as pq
+
+    from distkeras.analysis import metrics
+
+    folder.mkdir(parents=True, exist_ok=True)
+    history, commits = trainer.history.toArrow(), trainer.commits.toArrow()
+    trainer.model.save(folder / "model.keras")
+    pq.write_table(history, folder / "history.parquet")
+    pq.write_table(commits, folder / "commits.parquet")
+    summary = {
+        "rule": trainer.rule.name,
+        "hyper_parameters": trainer.rule.config(),
+        "workers": len(commits["worker"].unique()),
+        "commits": len(commits),
+        "samples": sum(history["samples"].to_pylist()),
+        "seconds": trainer.timings,
+        "options": {name: value for name, value in vars(arguments).items() if value not in (None, [])},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if plots:
+        from distkeras.analysis.plots import curves, staleness
+
+        run = history.to_pandas()
+        for name in run.columns.difference(metrics.HISTORY_KEYS):
+            curves({trainer.rule.name: run}, name, folder / f"{name}.png")
+        staleness(commits.to_pandas(), folder / "staleness.png")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """The job. What cannot work fails before Spark starts."""
+    from pyspark.sql import SparkSession
+
+    for module in getattr(arguments, "import") or ():
+        importlib.import_module(module)
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    if arguments.plots and not drawn:
+        raise ConfigurationError("`--plots` needs matplotlib: pip install 'distkeras[plots]'. Received: --plots")
+    saving = saving_of(arguments)
+    trainer = trainer_of(arguments, load(arguments.model))
+    system, path = target(arguments.out, bool(arguments.overwrite))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # run as a plain script, not by spark-submit
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = SparkSession.builder.getOrCreate()
+    try:
+        df: DataFrame = spark.read.parquet(arguments.data)
+        trainer.train(df, **saving)
+        with tempfile.TemporaryDirectory() as folder:
+            several = getattr(trainer, "trainers", None)
+            for place, one in enumerate(several or [trainer]):
+                home = Path(folder, str(place)) if several else Path(folder)
+                save(one, home, arguments, plots=drawn and arguments.plots is not False)
+            from pyarrow import fs
+
+            fs.copy_files(folder, path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=system)
+    finally:
+        spark.stop()
+    sys.stdout.write(f"Model, history and commits are in {arguments.out}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for an error that has a name."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from pyspark.errors import PySparkException
+
+    debug = False
+    try:
+        arguments = parser().parse_with_file(sys.argv[1:] if argv is None else argv)
+        debug = bool(arguments.debug)
+        if debug:
+            os.environ[VARIABLE] = "full"
+        # Libraries that log at INFO are not asked to.
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+        logging.getLogger("distkeras").setLevel(logging.INFO)
+        run(arguments)
+    except (DistkerasError, ImportError, OSError, PySparkException) as error:
+        if debug:
+            raise
+        sys.stderr.write(f"distkeras train: {type(error).__name__}: {headline(str(error))}\n")
+        return 2
+    return 0
