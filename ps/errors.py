@@ -298,7 +298,7 @@ def sorted_error(error: Exception) -> DistkerasError:
         return error
     trouble = next(filter(None, map(_node_error_text, _with_causes(error))), None)
     if trouble is not None:
-        return NodeError(f"the machine and its network must have what a task needs. Received: {trouble}")
+        return NodeError(f"the machine or its network lacks what a task needs: {trouble}")
     if isinstance(error, ModuleNotFoundError):
         return ConfigurationError(
             f"the executors' Python must have what model and trainer need. Received: {error}, with {sys.executable!r}"

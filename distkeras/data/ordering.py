@@ -80,8 +80,8 @@ def require_rows(df: DataFrame, expected: int) -> None:
     (row,) = df.select(F.try_sum(F.shiftrightunsigned(ROW_HASH, SUM_SHIFT)).alias("sum")).collect()
     if row["sum"] is not None and (found := row["sum"] % (1 << SUM_BITS)) != expected:
         raise LedgerError(
-            f"the input must be the same rows again: checksum {expected:#010x} of all rows. "
-            f"Received: checksum {found:#010x}"
+            f"the input has not yielded the same rows again: checksum {found:#010x} of all rows, "
+            f"and {expected:#010x} when the job began"
         )
 
 

@@ -404,8 +404,8 @@ class BatchSource:
             yield held.batch(epoch, count - 1, True)
         if start > count:
             raise LedgerError(
-                f"`start` must lie within the data. Received: start={(epoch, start)}, and {count} batches in "
-                f"epoch {epoch}: the input did not yield the same rows again",
+                f"the input has not yielded the same rows again: {count} mini-batches in epoch {epoch}, of which "
+                f"{start} were trained before",
                 worker=self._worker,
                 step=start,
             )
@@ -413,7 +413,7 @@ class BatchSource:
     def _check_checksum(self, epoch: int, index: int, found: int, expected: int | None) -> None:
         if expected is not None and found != expected:
             raise LedgerError(
-                f"the input must yield the same rows again: checksum {expected:#018x} before mini-batch {index} of "
+                f"the input has not yielded the same rows again: checksum {expected:#018x} before mini-batch {index} of "
                 f"epoch {epoch}. Received: checksum {found:#018x}",
                 worker=self._worker,
                 step=index,

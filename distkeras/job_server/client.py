@@ -245,7 +245,7 @@ class RemoteJob:
                 bar.refresh()
         if self.state is not JobState.DONE:
             text = f": {self.record['error']}" if self.record.get("error") else ""
-            raise JobFailedError(f"job {self.id} must be done. Received: {self.state}{text}")
+            raise JobFailedError(f"job {self.id} ended as {self.state}{text}")
         return self
 
     def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
@@ -275,7 +275,7 @@ class RemoteJob:
             if self.state in FINAL:
                 return
             if time.monotonic() > deadline:
-                raise DeadlineError(f"job {self.id} must end in time. Received: {self.state}; it goes on")
+                raise DeadlineError(f"job {self.id} has not ended in time; it is {self.state}, and continues")
             time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -117,12 +117,12 @@ class ServerConnection:
             with error:
                 raise _error_of(error.code, error.read(_LONGEST)) from None
         except TimeoutError as error:
-            raise DeadlineError(f"{self.url} must answer within {self._timeout:g} s. Received: nothing") from error
+            raise DeadlineError(f"{self.url} has not answered for {self._timeout:g} s") from error
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
-                raise DeadlineError(f"{self.url} must answer within {self._timeout:g} s. Received: nothing") from error
-            raise ServerLostError(f"{self.url} must be reachable. Received: {reason}") from error
+                raise DeadlineError(f"{self.url} has not answered for {self._timeout:g} s") from error
+            raise ServerLostError(f"{self.url} cannot be reached: {reason}") from error
         return answer
 
     def _json(self, request: Request) -> Any:

@@ -127,7 +127,7 @@ class ClusterServer:
         if row["error"]:
             raise DeadlineError(
                 f"waited {patience:g} s for the parameter server, which needs a slot of its own in addition to "
-                f"the one that looks for it. Received: on host {row['host']}, {row['error']}"
+                f"the one that looks for it; seen from host {row['host']}: {row['error']}"
             )
         return StartReport.from_json(json.loads(row["place"])["report"])
 
@@ -196,7 +196,7 @@ class ClusterServer:
         except Exception as error:
             named = named_error(error)
             raise named or ServerLostError(
-                f"Spark must run the parameter server's task, again where it fails. Received: {headline(str(error))}"
+                f"Spark has given up the parameter server's task: {headline(str(error))}"
             ) from error
         for row in rows:
             record = record_from_json(row["text"]) if row["kind"] == LOGGED else None
@@ -305,7 +305,7 @@ class ClusterServer:
         self._look_after()
         if self._search is not None and not under_way:
             silence = time.monotonic() - self._heard_at
-            raise ServerLostError(f"the server must answer within {silence:.0f} s. Received: nothing")
+            raise ServerLostError(f"the parameter server has not answered for {silence:.0f} s")
 
     def _look_after(self) -> None:
         """Send a task to a server that has been silent for too long, and start the server again if it does not answer.
@@ -354,7 +354,9 @@ class ClusterServer:
             error: why.
         """
         if self._restarting and not self._limit.failed():
-            raise ServerLostError(f"the parameter server must come back after it stood still. Received: {error}")
+            raise ServerLostError(
+                f"the parameter server stood still, and has not come back after it was started again: {error}"
+            )
         self._events.report(log, "standstill", "the parameter server stands still, and is started again: %s", error)
         self._server.cancel(_CANCEL)
         given_up = max(self._task.given_up, incarnation)

@@ -201,7 +201,7 @@ class RelayClient(DriverClient):
         answer = decode(b"".join(bytes(row["data"]) for row in pieces))
         if pieces[0]["lost"] and isinstance(answer, Fault):
             error = error_of(answer)
-            raise ServerLostError(f"a task must reach the server. Received: {error.message}") from error
+            raise ServerLostError(f"an executor cannot reach the parameter server: {error.message}") from error
         return answer
 
     def _run(self, remote_request: RemoteRequest) -> list[Row]:
@@ -220,12 +220,12 @@ class RelayClient(DriverClient):
             raise
         except Exception as error:
             text = headline(str(error))
-            raise ServerLostError(f"Spark must run a task that asks the server. Received: {text}") from error
+            raise ServerLostError(f"the Spark task that asks the parameter server has failed: {text}") from error
         finally:
             self._action = None
             action.cancel(_CANCEL_SECONDS)
         if not rows:
-            raise ServerLostError("a task that asks the server must bring an answer. Received: none")
+            raise ServerLostError("the Spark task that asks the parameter server has brought no answer")
         return rows
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ class RestartLimit:
         self._clock = clock
         if self._futile >= _MAX_FUTILE_RESTARTS:
             raise ServerLostError(
-                f"the server must live long enough to get on. Received: {self._futile} ends in a row at clock {clock}"
+                f"the parameter server died {self._futile} times without progress (clock {clock}). See its log above"
             )
 
 
@@ -167,7 +167,7 @@ class Supervisor:
             silence = self._world.monotonic() - self._heard_at
             if silence < self._patience or self._answers():
                 return
-            self._end_silent(ServerLostError(f"the server must answer within {silence:.0f} s. Received: nothing"))
+            self._end_silent(ServerLostError(f"the parameter server has not answered for {silence:.0f} s"))
         self.restart()
 
     def _answers(self) -> bool:

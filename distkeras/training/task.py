@@ -194,8 +194,8 @@ class _TaskAttempt:
         found, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
         if whole and welcome.checksum not in (-1, found):
             raise LedgerError(
-                f"the input must be the same rows again: checksum {welcome.checksum:#018x} of a partition that has "
-                f"ended. Received: checksum {found:#018x} of {rows} rows",
+                f"the input has not yielded the same rows again: checksum {found:#018x} of {rows} rows of a partition "
+                f"that has ended with {welcome.checksum:#018x}",
                 worker=self._client.worker,
             )
         return rows

@@ -69,7 +69,8 @@ class CheckedArithmetic:
         if isinstance(error, ArithmeticError):
             worker, step, clock = self._where
             raise NonFiniteError(
-                f"rule {self._rule!r} must keep the center finite. Received: {error}, at clock {clock}",
+                f"rule {self._rule!r} made the center non-finite at clock {clock}: {error}. "
+                "Lower the learning rate or clip gradients",
                 worker=worker,
                 step=step,
             ) from error

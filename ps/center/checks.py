@@ -97,8 +97,8 @@ def not_finite(commit: Commit, parts: Sequence[np.ndarray], layouts: Sequence[La
                     layout = layouts[part is commit.moving_statistics]
                     where = f"{layout.locate(int(bad[0]))} ({where})"
                 return NonFiniteError(
-                    f"a commit must hold finite numbers. Received: {part[bad[0]]} in {where} "
-                    f"({bad.size} such) in mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}",
+                    f"a commit holds {part[bad[0]]} in {where} ({bad.size} such elements), from mini-batches "
+                    f"{commit.first}-{commit.last} of epoch {commit.epoch}. Lower the learning rate or clip gradients",
                     worker=commit.worker,
                     step=commit.first,
                 )

@@ -63,8 +63,8 @@ class PartitionLease:
             )
         if (commit.epoch, commit.first) != (self.epoch, self.batch) or commit.last < commit.first:
             raise LedgerError(
-                f"commit must begin at mini-batch {self.batch} of epoch {self.epoch}. "
-                f"Received: mini-batches {commit.first}-{commit.last} of epoch {commit.epoch}",
+                f"a commit of mini-batches {commit.first}-{commit.last} of epoch {commit.epoch} does not continue its "
+                f"partition, which is at mini-batch {self.batch} of epoch {self.epoch}",
                 worker=commit.worker,
                 step=commit.first,
             )
@@ -185,6 +185,6 @@ class Leases(dict[int, PartitionLease]):
         """
         lease = self.get(worker)
         if lease is None or lease.attempt != attempt:
-            holder = "nobody" if lease is None else f"attempt {lease.attempt}"
-            raise LeaseLostError(f"{holder} holds the lease. Received: attempt {attempt}", worker=worker)
+            holder = "no attempt" if lease is None else f"attempt {lease.attempt}"
+            raise LeaseLostError(f"{holder} holds the lease, and attempt {attempt} is fenced off", worker=worker)
         return lease

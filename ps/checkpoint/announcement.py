@@ -87,14 +87,14 @@ def find(uri: str, world: World = REAL) -> dict[str, Any]:
     Raises:
         ServerLostError: nothing, or the directory cannot be read.
     """
-    wanted = f"a server must be announced in {uri!r}"
+    missing = f"no parameter server is announced in {uri!r}"
     try:
         store = Store(uri, world)
         claim, announced = _highest(store)
         if claim is None:
-            raise ServerLostError(f"{wanted}. Received: no server's claim there")
+            raise ServerLostError(f"{missing}: there is no server's claim")
         if not announced:
-            raise ServerLostError(f"{wanted}. Received: one that is not up yet, with claim {claim}")
+            raise ServerLostError(f"{missing}: the one with claim {claim} is not up yet")
         return store.load(str(Name("server", claim)))[0]
     except SnapshotError as error:
-        raise ServerLostError(f"{wanted}. Received: {error.message}") from error
+        raise ServerLostError(f"{missing}: {error.message}") from error

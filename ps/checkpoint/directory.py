@@ -360,7 +360,7 @@ class SnapshotDirectory:
             return _Newest(name, header, arrays)
         if damage is not None:
             raise SnapshotError(
-                f"one of {len(snapshots)} snapshots must be readable. Received: {damage.message}"
+                f"none of {len(snapshots)} snapshots can be read; the latest: {damage.message}"
             ) from damage
         return None
 

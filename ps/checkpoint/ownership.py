@@ -221,8 +221,8 @@ class Ownership:
         if highest > own:
             self.lost_to_own_job = highest.token == self._token
             raise OwnershipLostError(
-                f"the server with claim {own} must own {self._store.uri!r}. "
-                f"Received: claim {highest} of {self._owner_text(highest)}"
+                f"the server with claim {own} has lost {self._store.uri!r} to claim {highest} of "
+                f"{self._owner_text(highest)}"
             )
 
     def _header(self, claim: Claim) -> Mapping[str, Any]:

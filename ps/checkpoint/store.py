@@ -56,7 +56,7 @@ class Store:
         try:
             self._files = world.files(uri)
         except OSError as error:
-            raise SnapshotError(f"the directory {uri!r} must be writable. Received: {error}") from error
+            raise SnapshotError(f"the directory {uri!r} cannot be opened: {error}") from error
 
     def names(self) -> list[str]:
         """The files there, in alphabetical order; half-written ones are none.
@@ -78,7 +78,7 @@ class Store:
         try:
             found = self._files.names()
         except OSError as error:
-            raise SnapshotError(f"the directory {self.uri!r} must be readable. Received: {error}") from error
+            raise SnapshotError(f"the directory {self.uri!r} cannot be read: {error}") from error
         self._record_activity()
         return sorted(name[: -len(suffix)] for name in found if name.endswith(suffix))
 
@@ -107,7 +107,7 @@ class Store:
             self._stray.discard(draft)
             self._files.sync()
         except OSError as error:
-            raise SnapshotError(f"{name} must be written to {self.uri!r}. Received: {error}") from error
+            raise SnapshotError(f"{name} cannot be written to {self.uri!r}: {error}") from error
         finally:
             self._stray = {stray for stray in self._stray if not self._discard(stray)}
 
@@ -124,14 +124,12 @@ class Store:
                 content += piece
                 self._record_activity()
         except FileNotFoundError as error:
-            raise DamagedError(f"{name} must be there in {self.uri!r}. Received: {error}") from error
+            raise DamagedError(f"{name} is missing in {self.uri!r}: {error}") from error
         except OSError as error:
-            raise SnapshotError(f"{name} must be readable in {self.uri!r}. Received: {error}") from error
+            raise SnapshotError(f"{name} in {self.uri!r} cannot be read: {error}") from error
         body, digest = memoryview(content)[:-_DIGEST], bytes(memoryview(content)[-_DIGEST:])
         if hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
-            raise DamagedError(
-                f"{name} in {self.uri!r} must be as it was written. Received: {len(content)} bytes, another checksum"
-            )
+            raise DamagedError(f"{name} in {self.uri!r} is damaged: its {len(content)} bytes have another checksum")
         if body[: len(_MAGIC)] != _MAGIC:
             found = bytes(body[: len(_MAGIC)])
             raise DamagedError(f"{name} in {self.uri!r} must be of the format {_MAGIC!r}. Received: {found!r}")

@@ -181,7 +181,7 @@ class Connection:
     def _check_proof(self, received: np.ndarray, expected: np.ndarray) -> None:
         if not hmac.compare_digest(received.tobytes(), expected.tobytes()):
             peer = "client" if self.server else "server"
-            raise AuthenticationError(f"the {peer} must hold this job's key. Received: a proof made with another")
+            raise AuthenticationError(f"the {peer} does not hold this job's key: its proof was made with another one")
 
     def _authenticate(self, nonces: Nonces) -> None:
         self.authenticated = True

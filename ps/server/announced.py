@@ -317,7 +317,7 @@ def _serve_until_over(server: ParameterServer, world: World) -> None:
             if not server.sessions or world.monotonic() - lost_at >= _TOLD:
                 raise OwnershipLostError(fault.message)
         if server.corrupt:
-            raise ServerLostError("the server must have its center whole. Received: it does not")
+            raise ServerLostError("the center of this server is corrupt; another one starts from the latest snapshot")
         if server.sessions:
             asked = world.monotonic()
         elif world.monotonic() - asked > server.deadlines.silence:

@@ -190,8 +190,8 @@ class LeaseConnections(dict[int, Peer]):
         newest = self._newest[hello.worker, hello.attempt]
         if hello.connection < newest:
             raise LeaseLostError(
-                f"attempt {hello.attempt} speaks over its connection {newest}. "
-                f"Received: a Hello over connection {hello.connection}",
+                f"attempt {hello.attempt} has opened connection {newest} since; "
+                f"its connection {hello.connection} is closed",
                 worker=hello.worker,
             )
 
@@ -203,7 +203,7 @@ class LeaseConnections(dict[int, Peer]):
         """
         if self.get(worker) is not peer:
             raise LeaseLostError(
-                "the lease must have been given over this connection. Received: a request over another one",
+                "the lease was given over another connection, and requests over this one are refused",
                 worker=worker,
             )
 

@@ -210,7 +210,7 @@ class ServerProcess:
             DeadlineError: the process did not come up, or stood still while it read.
         """
         if self.settings.checkpoint is None:
-            raise ServerLostError("without a `checkpoint` the server must live as long as the job. Received: its end")
+            raise ServerLostError("the parameter server has died, and the job has no `checkpoint` to restart it from")
         self.close()
         deadline = self._world.monotonic() + _START
         while True:
@@ -314,7 +314,7 @@ def _ask(child: Child, request: StartRequest) -> StartReport:
     try:
         child.write(request.to_json().encode() + b"\n")
     except BrokenPipeError:
-        raise ServerLostError("the parameter server must start. Received: its end") from None
+        raise ServerLostError("the parameter server ended before it had started. See its log above") from None
     report = StartReport(loading=True)
     while report.loading:  # it reads, however long that takes
         try:
@@ -323,7 +323,9 @@ def _ask(child: Child, request: StartRequest) -> StartReport:
             raise DeadlineError(f"waited {_START:g} s for the parameter server to start") from None
         if not line.endswith(b"\n"):
             child.wait(_END)
-            raise ServerLostError(f"the parameter server must start. Received: exit {child.exit_code}")
+            raise ServerLostError(
+                f"the parameter server ended with status {child.exit_code} before it had started. See its log above"
+            )
         report = StartReport.from_json(line)
     return report
 

@@ -113,7 +113,9 @@ class PublishedCenter:
         if self._checkpointer is None:
             return error
         self._changed.report_corruption(error.message)
-        return ServerLostError(f"the server must have its center whole. Received: {error.message}")
+        return ServerLostError(
+            f"the center of this server is corrupt; another one starts from the latest snapshot: {error.message}"
+        )
 
     def publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         """The center: made of these, unless it was restored; begins to save it.

@@ -86,7 +86,9 @@ class JobCondition:
             ServerLostError: it does, with another server.
         """
         if self.corruption is not None:
-            raise ServerLostError(f"the server must have its center whole. Received: {self.corruption}")
+            raise ServerLostError(
+                f"the center of this server is corrupt; another one starts from the latest snapshot: {self.corruption}"
+            )
         if self.fault is not None:
             raise JobStoppedError(f"the job was ended: {self.fault.message}")
         if self.closing:

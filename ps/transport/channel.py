@@ -88,7 +88,7 @@ class Channel:
             raise DeadlineError("waited for the TLS handshake until its deadline") from None
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(
-                f"the server must have the job's certificate. Received: another one ({error.verify_message})"
+                f"the server does not have the job's certificate ({error.verify_message})"
             ) from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise self._handshake_cut_short() from None
@@ -97,8 +97,8 @@ class Channel:
 
     def _handshake_cut_short(self) -> DistkerasError:
         if self.connection.server:
-            return AuthenticationError("the peer must prove the job's key. Received: the end of the stream")
-        return ServerLostError("the server must complete the handshake. Received: it hung up")
+            return AuthenticationError("the peer hung up before it had proved the job's key")
+        return ServerLostError("the server hung up during the handshake")
 
     def send(self, message: Message) -> None:
         """Sends ``message`` whole.
@@ -189,7 +189,7 @@ def dial(
         try:
             stream = world.connect(address, deadlines.connect)
         except OSError as error:
-            raise ServerLostError(f"a parameter server must listen at {where}. Received: {error}") from None
+            raise ServerLostError(f"no parameter server listens at {where}: {error}") from None
         connection = Connection(server=False, key=key, allocate=allocate, token=world.token)
         channel = Channel(stream, connection, frame=deadlines.frame, context=context, world=world)
         dropped: OSError
@@ -205,4 +205,4 @@ def dial(
             dropped = error
         channel.close()
         if not backoff.pause():
-            raise ServerLostError(f"the server at {where} must complete the handshake. Received: {dropped}")
+            raise ServerLostError(f"the handshake with the server at {where} has failed: {dropped}")

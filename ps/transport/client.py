@@ -99,11 +99,11 @@ class Client:
                 where, self.address.key, self.deadlines, allocate=self._allocate, context=context, world=self.world
             )
         except DeadlineError as error:  # the kernel accepts connections for a server that stands still
-            raise ServerLostError(f"the server must complete the handshake. Received: {error.message}") from error
+            raise ServerLostError(f"the server has not completed the handshake: {error.message}") from error
         except (AuthenticationError, RemoteProtocolError) as error:
             if not self._met:
                 raise
-            raise ServerLostError(f"the server must still have its port. Received: {error.message}") from error
+            raise ServerLostError(f"the server has lost its port to another process: {error.message}") from error
         self._met = True
         return self.channel
 
@@ -147,10 +147,10 @@ class Client:
             raise
         except (RemoteProtocolError, OSError) as error:  # the former is no server's: somebody has changed the stream
             self.close()
-            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: {error}") from error
+            raise ServerLostError(f"the server has not answered {type(message).__name__}: {error}") from error
         if isinstance(answer, EndOfStream):
             self.close()
-            raise ServerLostError(f"the server must answer {type(message).__name__}. Received: it hung up")
+            raise ServerLostError(f"the server hung up instead of answering {type(message).__name__}")
         return answer
 
     def lost(self, error: Exception) -> bool:

@@ -284,11 +284,11 @@ class VirtualRelay(DriverClient):
         except DistkerasError:
             raise
         except Exception as error:
-            raise ServerLostError(f"Spark must run a task that asks the server. Received: {error}") from error
+            raise ServerLostError(f"the Spark task that asks the parameter server has failed: {error}") from error
         finally:
             action.cancel(0.0)
         if lost and isinstance(answer, Fault):
-            raise ServerLostError(f"a task must reach the server. Received: {answer.message}")
+            raise ServerLostError(f"an executor cannot reach the parameter server: {answer.message}")
         return answer
 
 

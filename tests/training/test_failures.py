@@ -166,7 +166,7 @@ class TestInsideATask:
         x, _ = blobs(64)
         rows = frame(spark, [(point, [1.0]) for point in x.tolist()], "features array<float>, label array<float>")
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        with pytest.raises(NonFiniteError, match="must hold finite numbers") as caught:
+        with pytest.raises(NonFiniteError, match="a commit holds") as caught:
             train(rows, model, rule, loss="mse", worker_optimizer=keras.optimizers.SGD(1e30), num_epoch=5)
         assert type(caught.value) is NonFiniteError
         assert caught.value.worker in (0, 1)
@@ -220,7 +220,7 @@ class TestInsideATask:
             real(self, status)
 
         monkeypatch.setattr(Progress, "update", update)
-        with pytest.raises(ServerLostError, match="must live as long as the job"):
+        with pytest.raises(ServerLostError, match="has no `checkpoint` to restart it from"):
             train(counting_rows(spark, 41), counting_model(41), loss=total, num_epoch=10_000)
 
 
@@ -275,6 +275,6 @@ class TestKilledWorkers:
             batch_size=BATCH,
             partitioned_already=True,
         )
-        with pytest.raises(LedgerError, match="must yield the same rows again: checksum") as caught:
+        with pytest.raises(LedgerError, match="has not yielded the same rows again: checksum") as caught:
             trainer.train(df.coalesce(1).mapInArrow(unordered, df.schema))
         assert (caught.value.partition, caught.value.step) == (0, 4)

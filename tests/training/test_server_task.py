@@ -160,7 +160,7 @@ def test_what_no_other_attempt_would_do_better_is_told(tmp_path: Path) -> None:
 
 
 def test_nobody_is_found_where_nothing_is_announced(tmp_path: Path) -> None:
-    with pytest.raises(ServerLostError, match="no server's claim"):
+    with pytest.raises(ServerLostError, match="there is no server's claim"):
         find(str(tmp_path))
     snapshots = SnapshotDirectory(str(tmp_path), token="0000000a")
     snapshots.take_over()

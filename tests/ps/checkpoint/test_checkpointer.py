@@ -388,5 +388,5 @@ def test_only_damaged_snapshots_are_an_error(tmp_path: Path) -> None:
         saving.commit(1)
     for path in tmp_path.glob("snapshot-*.dks"):
         path.write_bytes(b"nonsense")
-    with pytest.raises(SnapshotError, match="one of 2 snapshots must be readable"):
+    with pytest.raises(SnapshotError, match="none of 2 snapshots can be read"):
         SnapshotDirectory(str(tmp_path)).latest()

@@ -88,7 +88,7 @@ def test_a_late_hello_is_refused() -> None:
             attempt.close()
             attempt.join()
             hello = Hello(worker=0, attempt=1, size=SIZE, moving_statistics=0, metrics="loss", connection=1)
-            with pytest.raises(LeaseLostError, match="speaks over its connection 2"):
+            with pytest.raises(LeaseLostError, match="has opened connection 2 since"):
                 late.request(hello, (Welcome, Parked))
             attempt.pull()
 
