@@ -413,8 +413,8 @@ class BatchSource:
     def _check_checksum(self, epoch: int, index: int, found: int, expected: int | None) -> None:
         if expected is not None and found != expected:
             raise LedgerError(
-                f"the input has not yielded the same rows again: checksum {expected:#018x} before mini-batch {index} of "
-                f"epoch {epoch}. Received: checksum {found:#018x}",
+                f"the input has not yielded the same rows again: checksum {found:#018x} before mini-batch {index} of "
+                f"epoch {epoch}, where it was {expected:#018x}",
                 worker=self._worker,
                 step=index,
             )
