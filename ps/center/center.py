@@ -23,7 +23,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
-from distkeras.ps.center.leases import Leases, PartitionLease
+from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError
 from distkeras.ps.protocol.messages import NO_FLOATS, Commit
@@ -277,7 +277,7 @@ class Center:
         with self._arithmetic.of(worker, None, self.clock):
             if not lease.finished:
                 self._view_ahead.forget()  # the rule may take something out of what it was made of
-                lease.finished = True
+                lease.move(LeaseState.FINISHED)
                 self.rule.leave(self.model, lease.vectors)
                 self.scheduler.finished(worker)
             self._end_round_if_complete()

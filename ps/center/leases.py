@@ -9,11 +9,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from distkeras.ps.center.buffers import Buffer
-from distkeras.ps.errors import LeaseLostError, LedgerError, RemoteProtocolError
+from distkeras.ps.errors import LeaseLostError, LedgerError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules.base import Vector
 
@@ -21,13 +22,31 @@ from distkeras.ps.rules.base import Vector
 NO_ATTEMPT = -1
 
 
+class LeaseState(enum.Enum):
+    """Who may send commits of a partition."""
+
+    #: Its attempt, which is connected.
+    HELD = "held"
+    #: Its attempt, once it connects again; or a later one that joins.
+    FREE = "free"
+    #: No one: its data has ended.
+    FINISHED = "finished"
+
+
+#: What may follow each state. A partition that has ended goes on only in a job that is resumed with more epochs.
+FOLLOWS: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.HELD: frozenset({LeaseState.FREE, LeaseState.FINISHED}),
+    LeaseState.FREE: frozenset({LeaseState.HELD, LeaseState.FINISHED}),
+    LeaseState.FINISHED: frozenset({LeaseState.FREE}),
+}
+
+
 @dataclass
 class PartitionLease:
-    """A partition's standing: who holds its lease, and how far it has come."""
+    """The lease of a partition, and how far the partition has come."""
 
     attempt: int
-    connected: bool = True
-    finished: bool = False
+    state: LeaseState = LeaseState.HELD
     sequence: int = 0
     epoch: int = 0
     batch: int = 0
@@ -48,6 +67,26 @@ class PartitionLease:
     sent: Buffer | None = None
     pulled: Buffer | None = None
     vectors: tuple[Vector, ...] = ()
+
+    @property
+    def connected(self) -> bool:
+        """Whether its attempt is connected."""
+        return self.state is LeaseState.HELD
+
+    @property
+    def finished(self) -> bool:
+        """Whether the partition's data has ended."""
+        return self.state is LeaseState.FINISHED
+
+    def move(self, state: LeaseState) -> None:
+        """Change the state; the present one may stay.
+
+        Raises:
+            LocalProtocolError: `FOLLOWS` does not have that step.
+        """
+        if state is not self.state and state not in FOLLOWS[self.state]:
+            raise LocalProtocolError(f"a lease that is {self.state.value} cannot become {state.value}")
+        self.state = state
 
     def require_next(self, commit: Commit) -> None:
         """Whether ``commit`` continues where the partition stands.
@@ -168,14 +207,14 @@ class Leases(dict[int, PartitionLease]):
                 return None
             lease.attempt, lease.active_at = attempt, self._now()
             lease.require_pull()
-        lease.connected = True
+        lease.move(LeaseState.HELD)
         return lease
 
     def disconnected(self, worker: int, attempt: int) -> None:
         """The connection of ``attempt`` is lost: a waiting newcomer may take over."""
         lease = self.get(worker)
-        if lease is not None and lease.attempt == attempt:
-            lease.connected = False
+        if lease is not None and lease.attempt == attempt and not lease.finished:
+            lease.move(LeaseState.FREE)
 
     def held(self, worker: int, attempt: int) -> PartitionLease:
         """The lease, if ``attempt`` holds it.

@@ -14,7 +14,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState, PartitionLease
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
 
@@ -135,7 +135,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
         _restore_lease(lease, values)
         if lease.finished and epochs is not None and lease.epoch < epochs:
-            lease.finished = False  # and what its rule kept for it was given up when it left
+            lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left
             continue
         for number, vector in enumerate(lease.vectors):
             vector[...] = arrays[f"worker/{worker}/{number}"]
@@ -169,10 +169,10 @@ def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
 
 
 def _restore_lease(lease: PartitionLease, values: dict[str, Any]) -> None:
-    """``values`` are what `_KEPT` names, but for the attempt, who is not connected."""
-    lease.connected = False
+    """Set what `_KEPT` names from ``values``, except the attempt, which is not connected."""
+    lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE
     for name in _KEPT:
-        if name != "attempt":
+        if name not in ("attempt", "finished"):
             setattr(lease, name, values[name])
 
 
@@ -189,7 +189,7 @@ def _begin_epoch(center: Center, epoch: int) -> None:
     center.began = center.clock, epoch
     for worker in range(center.workers):
         lease = center.leases.add(worker, NO_ATTEMPT)
-        lease.epoch, lease.connected = epoch, False
+        lease.epoch, lease.state = epoch, LeaseState.FREE
 
 
 def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:

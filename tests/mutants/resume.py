@@ -55,9 +55,9 @@ RESUME = (
     Mutant(
         "a partition with more epochs keeps what had left the sum",
         SNAPSHOT,
-        "            lease.finished = False  # and what its rule kept for it was given up when it left\n"
+        "            lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left\n"
         "            continue\n",
-        "            lease.finished = False\n",
+        "            lease.move(LeaseState.FREE)\n",
         "DANA's sum of momenta is not the sum of them",
         _OF_SNAPSHOT,
     ),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT
+from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
 from distkeras.ps.checkpoint import snapshot, store
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
@@ -147,7 +147,7 @@ def _other_partitions_go_on_where_these_were() -> list[Patch]:
     def begin(center: Center, epoch: int) -> None:
         for worker in range(center.workers):
             lease = center.leases.add(worker, NO_ATTEMPT)
-            lease.epoch, lease.batch, lease.connected = epoch, 1, False
+            lease.epoch, lease.batch, lease.state = epoch, 1, LeaseState.FREE
 
     return [(snapshot, "_begin_epoch", begin)]
 

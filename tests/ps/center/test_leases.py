@@ -1,4 +1,4 @@
-"""A partition's standing, as the server's news tell it."""
+"""The lease of a partition: its states, and how far the partition has come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.frames import some_commit
 
-from distkeras.ps.center.leases import PartitionLease
+from distkeras.ps.center.leases import FOLLOWS, Leases, LeaseState, PartitionLease
+from distkeras.ps.errors import LocalProtocolError
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,30 @@ def test_the_share_of_its_epoch_that_a_partition_has_passed(told: float, ends: b
     lease = PartitionLease(0)
     lease.advance(some_commit(np.zeros(1, np.float32), passed=told, epoch_end=ends), now=0.0)
     assert (lease.epoch, lease.passed) == (int(ends), passed)
+
+
+def test_every_state_of_a_lease_is_in_the_table() -> None:
+    assert set(FOLLOWS) == set(LeaseState)
+    assert {state for following in FOLLOWS.values() for state in following} == set(LeaseState)
+
+
+@pytest.mark.parametrize("state", LeaseState)
+@pytest.mark.parametrize("following", LeaseState)
+def test_a_lease_moves_as_the_table_says(state: LeaseState, following: LeaseState) -> None:
+    lease = PartitionLease(attempt=1, state=state)
+    if following is state or following in FOLLOWS[state]:
+        lease.move(following)
+        assert lease.state is following
+        assert (lease.connected, lease.finished) == (following is LeaseState.HELD, following is LeaseState.FINISHED)
+    else:
+        with pytest.raises(LocalProtocolError, match=f"{state.value} cannot become {following.value}"):
+            lease.move(following)
+        assert lease.state is state
+
+
+def test_a_finished_partition_stays_finished_when_its_worker_hangs_up() -> None:
+    leases = Leases(1, tuple, lambda: 0.0)
+    lease = leases.add(0, 1)
+    lease.move(LeaseState.FINISHED)
+    leases.disconnected(0, 1)
+    assert lease.finished
