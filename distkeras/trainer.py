@@ -41,7 +41,7 @@ from distkeras.settings import (
     train_settings,
     worker_settings,
 )
-from distkeras.spark.cluster import default_workers, driver_host, server_host
+from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
 from distkeras.spark.kept_layout import Arrangement
 from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
@@ -274,10 +274,11 @@ class Trainer(JobResults):
         in_cluster = settings.server == "cluster"
         if in_cluster:
             require_shared(checkpoint)
-        workers = settings.num_workers or default_workers(df.sparkSession)
-        host = server_host(df.sparkSession) if in_cluster else settings.host or driver_host(df.sparkSession)
+        facts = SparkFacts.of(df.sparkSession)
+        workers = settings.num_workers or facts.default_workers()
+        host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
-        require_slots(server, df.sparkSession, settings.resources, apart=in_cluster)
+        require_slots(server, facts, settings.resources, apart=in_cluster)
         self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),

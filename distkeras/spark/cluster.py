@@ -9,8 +9,9 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distkeras.ps.errors import ConfigurationError
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 _DEFAULT_PYTHON = "python3"
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
+#: The settings of Spark that are asked for.
+_SETTINGS = (
+    "spark.master", "spark.driver.host", "spark.task.cpus", "spark.executor.instances", "spark.executor.cores",
+    "spark.dynamicAllocation.enabled",
+)  # fmt: skip
 #: Guards `SparkContext.pythonExec` while it is another one.
 _python_lock = threading.Lock()
 
@@ -52,72 +58,105 @@ def is_stopped(session: SparkSession) -> bool:
         return True
 
 
-def default_workers(session: SparkSession) -> int:
-    """Spark's default parallelism.
-
-    Raises:
-        ConfigurationError: Spark Connect hides it.
-    """
-    context = context_of(session)
-    if context is None:
-        raise ConfigurationError("`num_workers` must be given under Spark Connect. Received: None")
-    return context.defaultParallelism
-
-
-def driver_host(session: SparkSession) -> str:
-    """The driver's address for executors: loopback for a local master.
-
-    Raises:
-        ConfigurationError: Spark Connect hides it.
-    """
-    if is_local(session):
-        return "127.0.0.1"
-    if context_of(session) is None:
-        raise ConfigurationError(
-            "`host` must be given under Spark Connect: the parameter server runs next to this client, at an address "
-            "that executors can reach. Received: None"
-        )
-    return _setting(session, "spark.driver.host", "127.0.0.1")
-
-
-def server_host(session: SparkSession) -> str:
-    """The address that a server in the cluster binds: loopback for a local master, "" for that of its executor."""
-    return "127.0.0.1" if context_of(session) is not None and is_local(session) else ""
-
-
-def is_local(session: SparkSession) -> bool:
-    """Whether tasks run within the driver's own process."""
-    return _LOCAL.fullmatch(master_of(session)) is not None
-
-
-def known_slots(session: SparkSession, resources: ResourceProfile | None = None) -> int | None:
-    """How many tasks Spark can run at once: on a local master, or with a fixed number of executors; else None.
+@dataclass(frozen=True)
+class SparkFacts:
+    """What a Spark session says of its cluster, asked once.
 
     Args:
-        session: Spark's.
-        resources: the tasks' `ResourceProfile`, or None.
+        connect: it is a session of Spark Connect, which hides the rest.
+        master: the one that runs; a session's own setting may have been written over by a later builder.
+        parallelism: Spark's default; None under Spark Connect.
+        cores_known: the default parallelism of ``local[*]`` is the number of its cores.
+        settings: those of `_SETTINGS` that are set.
     """
-    master, each_task = master_of(session), _task_cores(session)
-    if resources is not None:
-        if resources.executorResources:  # for executors that are not there yet
-            return None
-        told = resources.taskResources.get("cpus")
-        each_task = int(told.amount) if told else each_task
-    if (local := _LOCAL.fullmatch(master)) is not None:
-        return _local_cores(session, local[1]) // each_task or None
-    if (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
-        return int(cluster[1]) * (int(cluster[2]) // each_task) or None
-    if _setting(session, "spark.dynamicAllocation.enabled", "false") == "false":
-        instances = _setting(session, "spark.executor.instances", "")
-        each = _setting(session, "spark.executor.cores", "")
-        if instances.isdecimal() and each.isdecimal():
-            return int(instances) * (int(each) // each_task)
-    return None
+
+    connect: bool
+    master: str
+    parallelism: int | None
+    cores_known: bool
+    settings: Mapping[str, str]
+
+    @classmethod
+    def of(cls, session: SparkSession) -> SparkFacts:
+        """Ask ``session``."""
+        context = context_of(session)
+        values = {name: session.conf.get(name, None) for name in _SETTINGS}
+        settings = {name: str(value) for name, value in values.items() if value is not None}
+        if context is None:
+            return cls(True, settings.get("spark.master", "local"), None, False, settings)
+        cores_known = not context.getConf().contains("spark.default.parallelism")
+        return cls(False, str(context.master), context.defaultParallelism, cores_known, settings)
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run within the driver's own process."""
+        return _LOCAL.fullmatch(self.master) is not None
+
+    def default_workers(self) -> int:
+        """Return Spark's default parallelism.
+
+        Raises:
+            ConfigurationError: Spark Connect hides it.
+        """
+        if self.parallelism is None:
+            raise ConfigurationError("`num_workers` must be given under Spark Connect. Received: None")
+        return self.parallelism
+
+    def driver_host(self) -> str:
+        """Return the driver's address for executors: loopback for a local master.
+
+        Raises:
+            ConfigurationError: Spark Connect hides it.
+        """
+        if self.local:
+            return "127.0.0.1"
+        if self.connect:
+            raise ConfigurationError(
+                "`host` must be given under Spark Connect: the parameter server runs next to this client, at an "
+                "address that executors can reach. Received: None"
+            )
+        return self.settings.get("spark.driver.host", "127.0.0.1")
+
+    def server_host(self) -> str:
+        """Return the address that a server in the cluster binds: loopback for a local master, else "", any."""
+        return "127.0.0.1" if self.local and not self.connect else ""
+
+    def slots(self, resources: ResourceProfile | None = None) -> int | None:
+        """Return how many tasks Spark can run at once: on a local master, or with a fixed number of executors.
+
+        Args:
+            resources: the tasks' `ResourceProfile`, or None.
+
+        Returns:
+            None where that is not known before the job.
+        """
+        each_task = int(self.settings.get("spark.task.cpus", "1"))
+        if resources is not None:
+            if resources.executorResources:  # for executors that are not there yet
+                return None
+            request = resources.taskResources.get("cpus")
+            each_task = int(request.amount) if request else each_task
+        if (local := _LOCAL.fullmatch(self.master)) is not None:
+            return self._local_cores(local[1]) // each_task or None
+        if (cluster := _LOCAL_CLUSTER.fullmatch(self.master)) is not None:
+            return int(cluster[1]) * (int(cluster[2]) // each_task) or None
+        if self.settings.get("spark.dynamicAllocation.enabled", "false") == "false":
+            instances = self.settings.get("spark.executor.instances", "")
+            cores = self.settings.get("spark.executor.cores", "")
+            if instances.isdecimal() and cores.isdecimal():
+                return int(instances) * (int(cores) // each_task)
+        return None
+
+    def _local_cores(self, number: str | None) -> int:
+        """Return the cores of ``local[number]``; 0 where they are not known."""
+        if number != "*":
+            return int(number or 1)
+        return self.parallelism if self.cores_known and self.parallelism is not None else 0
 
 
 def has_console_bar(session: SparkSession) -> bool:
     """Whether Spark shows its own progress on the console: so it does in shells, and where plain Python starts it."""
-    return _setting(session, "spark.ui.showConsoleProgress", "false") == "true"
+    return str(session.conf.get("spark.ui.showConsoleProgress", "false")) == "true"
 
 
 @contextmanager
@@ -150,27 +189,3 @@ def tasks_python(session: SparkSession) -> str:
 
 def _python_chosen(context: SparkContext) -> bool:
     return context.pythonExec != _DEFAULT_PYTHON or "PYSPARK_PYTHON" in os.environ or not sys.executable
-
-
-def master_of(session: SparkSession) -> str:
-    """The master that runs; a session's own setting may have been written over by a later builder."""
-    context = context_of(session)
-    return _setting(session, "spark.master", "local") if context is None else str(context.master)
-
-
-def _setting(session: SparkSession, name: str, default: str) -> str:
-    return str(session.conf.get(name, default))
-
-
-def _task_cores(session: SparkSession) -> int:
-    return int(_setting(session, "spark.task.cpus", "1"))
-
-
-def _local_cores(session: SparkSession, number: str | None) -> int:
-    """The cores of ``local[number]``; 0 where they are not known."""
-    if number != "*":
-        return int(number or 1)
-    context = context_of(session)
-    if context is None or context.getConf().contains("spark.default.parallelism"):
-        return 0
-    return context.defaultParallelism  # of a local master: the cores that the JVM sees

@@ -31,14 +31,14 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.settings import TrainSettings
-from distkeras.spark.cluster import context_of, is_local, known_slots, master_of
+from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.kept_layout import Arrangement
 from distkeras.training.server_task import ServerTask
 from distkeras.training.task import Task
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
     from distkeras.training.spark_job import SparkJob
 
@@ -270,13 +270,13 @@ def require_shared(checkpoint: Checkpoint | None) -> None:
 
 
 def require_slots(
-    server: ServerSettings, session: SparkSession, resources: ResourceProfile | None = None, *, apart: bool = False
+    server: ServerSettings, facts: SparkFacts, resources: ResourceProfile | None = None, *, apart: bool = False
 ) -> None:
     """Whether Spark can run all workers at once where the rule or the bound needs them, as far as that is known.
 
     Args:
         server: its settings.
-        session: Spark's.
+        facts: of Spark's session.
         resources: the `ResourceProfile` of the workers' tasks, or None.
         apart: the server takes a slot of its own.
 
@@ -284,34 +284,34 @@ def require_slots(
         ConfigurationError: it cannot.
     """
     if resources is not None:
-        _require_known(resources, session)
-    known = known_slots(session, resources)
+        _require_known(resources, facts)
+    known = facts.slots(resources)
     if known is None or known >= server.workers + apart:
         return
     slots = known - apart
     if slots < 1:
         raise ConfigurationError(
             "`server='cluster'` needs a slot for the server and one for a worker at least. "
-            f"Received: {known} at once (spark.master={master_of(session)})"
+            f"Received: {known} at once (spark.master={facts.master})"
         )
     if scheduler_for(server.rule, server.workers, server.staleness_bound).gather:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
         raise ConfigurationError(
             f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once"
             f"{' next to the server' if apart else ''} "
-            f"(spark.master={master_of(session)}): {needs} needs all workers at the same time. "
+            f"(spark.master={facts.master}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
 
 
-def _require_known(resources: ResourceProfile, session: SparkSession) -> None:
+def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:
     """Raise ConfigurationError unless Spark schedules by them. Under Connect, register them with the server."""
-    if is_local(session):
+    if facts.local:
         raise ConfigurationError(
             "`resources` must be None on a local master: Spark schedules stages by their resources on a standalone "
-            f"master, YARN and Kubernetes. Received: spark.master={master_of(session)}"
+            f"master, YARN and Kubernetes. Received: spark.master={facts.master}"
         )
-    if context_of(session) is not None:
+    if not facts.connect:
         return
     try:
         _ = resources.id  # it is the server that gives it

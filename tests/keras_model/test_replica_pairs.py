@@ -23,7 +23,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 
 #: Pairs in a default run, over all chains.
-PAIRS = 168
+PAIRS = 224
 #: Wrappers: one that is drawn as an option, and one that no worker takes.
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 OPTIMIZERS = [

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from distkeras.data.columns import map_in_arrow
 from distkeras.spark import cluster as sessions
-from distkeras.spark.cluster import known_slots
+from distkeras.spark.cluster import SparkFacts
 
 
 def interpreters(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,24 +91,24 @@ EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_co
     ],
 )
 def test_slots(found: Any, slots: int | None) -> None:
-    assert known_slots(found) == slots
+    assert SparkFacts.of(found).slots() == slots
 
 
 def test_slots_of_tasks_with_resources_of_their_own() -> None:
     asked: Any = SimpleNamespace(executorResources={}, taskResources={"cpus": SimpleNamespace(amount=2.0)})
-    assert known_slots(session("local-cluster[3,5,1024]", spark_task_cpus="1"), asked) == 6
+    assert SparkFacts.of(session("local-cluster[3,5,1024]", spark_task_cpus="1")).slots(asked) == 6
     asked.taskResources = {"gpu": SimpleNamespace(amount=1.0)}
-    assert known_slots(session("yarn", **EXECUTORS, spark_task_cpus="2"), asked) == 6
+    assert SparkFacts.of(session("yarn", **EXECUTORS, spark_task_cpus="2")).slots(asked) == 6
     asked.executorResources = {"cores": SimpleNamespace(amount=8.0)}
-    assert known_slots(session("yarn", **EXECUTORS), asked) is None
+    assert SparkFacts.of(session("yarn", **EXECUTORS)).slots(asked) is None
 
 
 def test_a_later_builder_does_not_change_the_slots() -> None:
     """`getOrCreate` writes its settings into a session that runs already, on the master that it was started with."""
     found = session("local[2]")
     found.conf = SimpleNamespace(get=lambda name, default: "local[8]" if name == "spark.master" else default)
-    assert known_slots(found) == 2
+    assert SparkFacts.of(found).slots() == 2
 
 
 def test_slots_of_a_real_session(spark: SparkSession) -> None:
-    assert known_slots(spark) == 2
+    assert SparkFacts.of(spark).slots() == 2

@@ -34,6 +34,7 @@ from distkeras.ps.errors import ConfigurationError, DeadlineError
 from distkeras.ps.protocol.handshake import KEY_BYTES
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.settings import grouped
+from distkeras.spark.cluster import SparkFacts
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -198,8 +199,8 @@ def test_every_rule_learns(clouds: DataFrame, name: str) -> None:
 def test_a_synchronous_rule_with_more_workers_than_slots_names_the_missing(
     ones: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody can know the slots before the job."""
-    monkeypatch.setattr("distkeras.training.plan.known_slots", lambda *_: None)
+    """Where the slots are not known before the job."""
+    monkeypatch.setattr(SparkFacts, "slots", lambda *_: None)
     trainer = counter("averaging", workers=3, deadlines=dataclasses.replace(PATIENT, gather=brief(3)))
     with pytest.raises(DeadlineError, match="2 of 3 got a slot; missing: ") as caught:
         trainer.train(ones)
