@@ -72,8 +72,8 @@ def _note(result: Any, faults: int) -> str:
         f"limit: the same job undisturbed; {ours['struck']} faults struck, mini-batches lost {ours['lost']}, "
         f"doubled {ours['doubled']}; from a kill to the successor's first step {ours['successor median']:.1f} s "
         f"(at most {ours['successor max']:.1f} s); plain Keras with a checkpoint every 200 steps keeps {share:.2f}, "
-        f"trains {keras['again']} samples again, {keras['struck']} kills, {keras['successor median']:.1f} s "
-        f"(at most {keras['successor max']:.1f} s)"
+        f"trains {keras['again']} samples again, {keras['struck']} kills, {keras['torn']} of them tear its checkpoint, "
+        f"{keras['successor median']:.1f} s (at most {keras['successor max']:.1f} s)"
     )
 
 

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -193,10 +194,15 @@ def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dic
         log = Path(saved) / "steps"
         log.touch()
         child, began, waits = start_child(folder, saved), None, []
-        times, killed = [when for when, _ in planned], None
+        times, killed, torn, fresh = [when for when, _ in planned], None, 0, 0
         while began is None or time.time() - began < seconds:
             if child.poll() is not None:
-                raise RuntimeError(f"plain Keras must train until it is killed. Received: exit {child.returncode}")
+                if len(times) == len(planned):
+                    raise RuntimeError(f"plain Keras must train until it is killed. Received: exit {child.returncode}")
+                # A kill during a save leaves half a checkpoint, which Keras cannot load: training begins again.
+                shutil.rmtree(Path(saved) / "backup")
+                torn, fresh = torn + 1, len(log.read_text().splitlines())
+                child = start_child(folder, saved)
             if began is None and log.stat().st_size:
                 began = float(log.read_text().split()[0])
             if killed is not None and (later := steps_after(log, killed)) is not None:
@@ -215,7 +221,8 @@ def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dic
     steps = [int(step) for _, step in lines]
     ended = float(lines[-1][0])
     return {
-        "rate": (max(steps) + 1) * BATCH / (ended - float(lines[0][0])),
+        "rate": (max(steps[fresh:]) + 1) * BATCH / (ended - float(lines[0][0])),
+        "torn": torn,
         "planned": len(planned),
         "struck": len(planned) - len(times),
         "again": (len(steps) - len(set(steps))) * BATCH,
