@@ -24,8 +24,8 @@ folder imports only from those above it, and from ``ps``::
     flags        a trainer's keywords as flags, and a TOML file of them
     ml           the trainer as a Spark ML estimator, which stands on `transformers` too
     job_server   the job server, its client, and the command line of both
-    commands     the command line
     analysis     metrics and plots of those tables, gradients for the simulator
+    commands     the command `distkeras`
 """
 
 from __future__ import annotations

@@ -142,8 +142,11 @@ def fit_elephas(spark: Any, built: Any, x: Any, y: Any, epochs: int) -> Any:
 
 
 def settings(epochs: int) -> dict[str, Any]:
-    """What every job of ours is told."""
-    return {"num_workers": WORKERS, "batch_size": BATCH, "num_epoch": epochs, "progress": False}
+    """Return the arguments that every job of ours has."""
+    from distkeras import Monitoring
+
+    monitoring = Monitoring(progress=False)
+    return {"num_workers": WORKERS, "batch_size": BATCH, "num_epoch": epochs, "monitoring": monitoring}
 
 
 def fit(rows: Any, model: str, epochs: int, rule: str, **options: Any) -> tuple[Any, Any]:

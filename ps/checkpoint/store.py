@@ -124,7 +124,7 @@ class Store:
                 content += piece
                 self._record_activity()
         except FileNotFoundError as error:
-            raise DamagedError(f"{name} is missing in {self.uri!r}: {error}") from error
+            raise DamagedError(f"there is no {name} in {self.uri!r}: {error}") from error
         except OSError as error:
             raise SnapshotError(f"{name} in {self.uri!r} cannot be read: {error}") from error
         body, digest = memoryview(content)[:-_DIGEST], bytes(memoryview(content)[-_DIGEST:])

@@ -90,9 +90,9 @@ REFUSED = [
     ("trainers", "AsynchronousDistributedTrainer", (None, "sgd", "mse"), "Rule"),
     ("utils", "pickle_object", (1,), r"\.keras"),
     ("utils", "unpickle_object", (b"",), r"\.keras"),
-    ("job_deployment", "Punchcard", ("secrets.json", 80), "spark-submit"),
-    ("job_deployment", "PunchcardJob", ("s", "n", "p", 1, 1, None), "spark-submit"),
-    ("job_deployment", "Job", ("s", "n", "p", 1, 1, None), "spark-submit"),
+    ("job_deployment", "Punchcard", ("secrets.json", 80), "distkeras train"),
+    ("job_deployment", "PunchcardJob", ("s", "n", "p", 1, 1, None), "distkeras train"),
+    ("job_deployment", "Job", ("s", "n", "p", 1, 1, None), "distkeras train"),
 ]
 
 
@@ -301,7 +301,7 @@ class TestAccessors:
             ("stop_service", "`train`"),
             ("record_training_start", "get_training_time"),
             ("record_training_end", "get_training_time"),
-            ("serialize", "spark-submit"),
+            ("serialize", "distkeras train"),
         ],
     )
     def test_what_was_inside_is_refused(self, trainer: Any, name: str, instead: str) -> None:

@@ -324,7 +324,7 @@ def test_closing_ends_a_first_pass_that_yields_nothing_yet() -> None:
 
 @pytest.mark.parametrize("start", [(0, 4), (1, 4), (1, 1000)])
 def test_a_start_beyond_the_data_says_that_the_rows_changed(start: tuple[int, int]) -> None:
-    with pytest.raises(LedgerError, match="and 3 batches in epoch") as caught:
+    with pytest.raises(LedgerError, match="the same rows again: 3 mini-batches in epoch") as caught:
         read(records(10), replace(SPEC, epochs=2), worker=5, start=start)
     assert (caught.value.worker, caught.value.step) == (5, start[1])
 

@@ -76,8 +76,8 @@ CENTER = (
     Mutant(
         "an older attempt's end marks the holder disconnected",
         LEASES,
-        "if lease is not None and lease.attempt == attempt:",
-        "if lease is not None:",
+        "if lease is not None and lease.attempt == attempt and not lease.finished:",
+        "if lease is not None and not lease.finished:",
         "a living worker loses its partition",
         _TESTS,
     ),

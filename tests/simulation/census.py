@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.protocol import framing, handshake
@@ -101,7 +101,7 @@ class Census:
         """Notes the state of a lease: numbers as far as they are none, few or many."""
         for field in dataclasses.fields(lease):
             value = getattr(lease, field.name)
-            known = value if value is None or isinstance(value, bool) else _kind_of(field.name, value)
+            known = value if value is None or isinstance(value, (bool, LeaseState)) else _kind_of(field.name, value)
             self.see(f"PartitionLease.{field.name}", known)
 
     def rows(self, plans: Iterable[Plan] = ()) -> list[Row]:

@@ -23,7 +23,7 @@ class Server:
         self.url = ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "distkeras.job_server", "serve", "--folder", str(self.folder / "server")]
+        command = [sys.executable, "-m", "distkeras", "serve", "--folder", str(self.folder / "server")]
         command += ["--data", str(self.folder), "--port", "0", "--output", str(self.folder / "output")]
         command += self._options
         log = self.folder / "server.log"

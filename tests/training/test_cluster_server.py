@@ -86,7 +86,7 @@ def test_one_that_has_nothing_to_serve_has_not_started(spark: SparkSession, tmp_
     snapshots.take_over()
     snapshots.announce({"host": "127.0.0.1", "port": 1, "report": "", "state": "ended"})
     with (
-        pytest.raises(ServerLostError, match="must run until it is told to end"),
+        pytest.raises(ServerLostError, match="task has ended before its job"),
         ClusterServer(spark.range(1), task(tmp_path), Events()),
     ):
         pass

@@ -37,7 +37,7 @@ class TestLedger:
         joined(center)
         send(center, commit_of(first=0, last=4))
         before = center.current.array.copy()
-        with pytest.raises(LedgerError, match="must begin at mini-batch 5 of epoch 0"):
+        with pytest.raises(LedgerError, match="which is at mini-batch 5 of epoch 0"):
             send(center, commit_of(sequence=2, **wrong))
         np.testing.assert_array_equal(center.current.array, before)
         assert (center.clock, center.leases[0].sequence) == (1, 1)

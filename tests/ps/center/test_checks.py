@@ -28,7 +28,7 @@ def test_no_number_may_be_other_than_finite(bad: float, where: str) -> None:
     (part if where == "part" else statistics)[1] = bad
     error = not_finite(some_commit(part, moving_statistics=statistics), [part])
     assert error is not None
-    assert f"Received: {bad} in element 1 (1 such)" in error.message
+    assert f"a commit holds {bad} in element 1 (1 such elements)" in error.message
     assert not_finite(some_commit(ONES, moving_statistics=STATISTICS), [ONES]) is None
 
 

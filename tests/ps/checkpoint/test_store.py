@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", {"life": 1}, {})
     (tmp_path / "one.dks.part").symlink_to("/dev/full")  # the draft: opens, and takes no byte
-    with pytest.raises(SnapshotError, match="one must be written"):
+    with pytest.raises(SnapshotError, match="one cannot be written"):
         store.save("one", {"life": 2}, ARRAYS)
     assert store.load("one")[0] == {"life": 1}
     store.save("one", {"life": 3}, ARRAYS)
@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="missing must be there"):
+    with pytest.raises(SnapshotError, match="there is no missing"):
         Store(str(tmp_path)).load("missing")
 
 

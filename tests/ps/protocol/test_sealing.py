@@ -19,7 +19,7 @@ from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Pub
 from distkeras.ps.protocol.sealing import LONG, TAG_BYTES, Seal
 
 KEY = b"k" * KEY_BYTES
-SEALED = "as its sender sealed it"
+SEALED = "the tag of a frame does not match"
 HISTORY = np.arange(8.0).reshape(2, 4)
 SHORT, LONGER = np.ones(LONG // 4, np.float32), np.ones(LONG // 4 + 1, np.float32)
 
@@ -152,7 +152,7 @@ def test_nobody_between_them_can_change_what_tags_cover(whole: bool) -> None:
     client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
     (challenge,) = feed(Reader(Limits()), joined(server.start()))  # as a relay reads it
     _, answer = deliver(client, encode(dataclasses.replace(challenge, whole=not whole)))
-    with pytest.raises(AuthenticationError, match="the client must hold"):
+    with pytest.raises(AuthenticationError, match="the client does not hold"):
         deliver(server, answer)
 
 

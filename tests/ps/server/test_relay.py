@@ -52,7 +52,7 @@ def test_a_changed_commit_is_refused_and_sent_again(size: int, vectors: bool) ->
         records = running.driver.drain().commits.view(COMMIT)
         assert records["sequence"].tolist() == [1]
         (refusal,) = running.server.admission.refusals
-        assert "as its sender sealed it" in refusal.reason
+        assert "the tag of a frame does not match" in refusal.reason
 
 
 def test_one_who_changes_every_commit_ends_the_task_and_not_the_center() -> None:

@@ -310,7 +310,7 @@ def test_a_job_without_snapshots_ends_with_its_server() -> None:
     with ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT)) as process:
         os.kill(process.pid, signal.SIGKILL)
         assert process.exited(patience(10))
-        with pytest.raises(ServerLostError, match="without a `checkpoint`"):
+        with pytest.raises(ServerLostError, match="no `checkpoint` to restart it from"):
             process.restart()
 
 

@@ -22,7 +22,7 @@ from distkeras.ps.transport.worker_client import WorkerClient
 pytestmark = pytest.mark.timeout(60)
 
 SIZE = 3
-OLDER = "over this connection"
+OLDER = "the lease was given over another connection"
 
 
 def record(batch: int) -> CommitRecord:

@@ -212,7 +212,7 @@ def test_a_number_that_is_none_is_refused_and_named(wire_format: str, bad: float
         client.commit(request(0, np.ones(SIZE, np.float32)))
         before, payload = center_of(running), np.ones(SIZE, np.float32)
         payload[SIZE - 2] = bad
-        with pytest.raises(NonFiniteError, match=rf"first/bias \(element {SIZE - 2}\) \(1 such\)"):
+        with pytest.raises(NonFiniteError, match=rf"first/bias \(element {SIZE - 2}\) \(1 such elements\)"):
             client.commit(request(1, payload))
         np.testing.assert_array_equal(center_of(running), before)
         client.close()
