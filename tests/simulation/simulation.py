@@ -33,6 +33,9 @@ from simulation.world import Surroundings, VirtualChild
 _END_SECONDS = 130.0 + KINDS["stop server"][1]
 #: Drivers of a run, one after the other or side by side.
 _MOST_DRIVERS = 8
+#: How many servers that do not serve yet a fault may kill; and how often a driver starts its first server.
+_DEATHS = {"kill server": 1, "kill server twice": 2, "kill next server": 1, "crash in disk": 1}
+_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ class _Run:
         """Whether a driver found no room to begin, and said so: nothing was done yet.
 
         In the cluster that may be for other reasons, too: its first servers died before they could claim anything, or
-        came up too late. Next to another driver, only a store that crawls makes them come up too late.
+        came up too late. Next to another driver, only a store that crawls makes them come up too late. A server next to
+        the driver is started three times: three faults may strike all of them.
         """
         if driver.error is None or driver.executors is not None or len(self.drivers) >= _MOST_DRIVERS:
             return False
@@ -183,7 +187,9 @@ class _Run:
         late = (OwnershipLostError, DeadlineError, ServerLostError)
         crawls = any(fault.kind == "store crawls" for fault in self.injected)
         in_vain = self.plan.cluster and ((alone and bool(self.injected)) or crawls) and isinstance(driver.error, late)
-        return in_vain or isinstance(driver.error, SnapshotError)
+        deaths = sum(_DEATHS.get(fault.kind, 0) for fault in self.injected)
+        all_died = isinstance(driver.error, ServerLostError) and deaths >= _STARTS
+        return in_vain or all_died or isinstance(driver.error, SnapshotError)
 
     def _expect_driver(self, seconds: float) -> None:
         """A cluster manager starts another one."""

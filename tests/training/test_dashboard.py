@@ -25,7 +25,8 @@ from support.spark_jobs import (
     wrong_model,
 )
 
-from distkeras import Dashboard, EarlyStopping, Trainer
+from distkeras import Callback, Dashboard, EarlyStopping, Trainer
+from distkeras.callbacks import CallbackContext
 from distkeras.dashboard.dashboard import watch_of
 from distkeras.dashboard.journal import read_since
 from distkeras.ps.errors import WorkerError
@@ -111,6 +112,21 @@ def test_a_second_job_takes_the_page_over(clouds: DataFrame) -> None:
         assert told(trainer)[-1]["now"]["state"] == "done"
 
 
+class _UntilShown(Callback):
+    """Ends the job once the page shows that it trains, and that a worker was replaced."""
+
+    every_seconds = 0.1
+
+    def __init__(self, shown: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.shown = shown
+
+    def on_center(self, context: CallbackContext) -> None:
+        training = any(message["now"]["state"] == "training" for message in self.shown)
+        if training and any(message.get("kinds", {}).get("takeover") for message in self.shown):
+            context.stop("the page has shown it")
+
+
 def test_the_page_is_live_and_tells_of_a_worker_that_died(spark: SparkSession, tmp_path: Path) -> None:
     """A browser's connection, open from before the training on, hears of the takeover before the end."""
     rows = 64
@@ -122,7 +138,7 @@ def test_the_page_is_live_and_tells_of_a_worker_that_died(spark: SparkSession, t
         loss=total,
         num_workers=2,
         batch_size=2,
-        num_epoch=12,
+        num_epoch=1_000_000,
     )
     with trainer.dashboard() as dashboard:
         parts = urlsplit(dashboard.url)
@@ -138,10 +154,8 @@ def test_the_page_is_live_and_tells_of_a_worker_that_died(spark: SparkSession, t
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
-        trainer.train(counting_rows(spark, rows))
-        until(lambda: heard and heard[-1]["now"]["state"] == "done")
-        states = [message["now"]["state"] for message in heard]
-        assert "training" in states
+        trainer.train(counting_rows(spark, rows), callbacks=[_UntilShown(heard)])
+        until(lambda: heard and heard[-1]["now"]["state"] == "stopped")
         assert heard[-1]["kinds"]["takeover"] == 1
         assert sum(heard[-1]["workers"]["retries"]) == 1
     listener.join(patience(10))
