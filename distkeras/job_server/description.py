@@ -1,21 +1,29 @@
-"""A job's description: from a stranger's JSON to what a driver runs; what is refused names its field."""
+"""What a client submits: the descriptions of jobs and predict jobs, as models that check and document themselves.
+
+The fields of `Trainer`, `ModelPredictor`, `EarlyStopping`, the rules and the schedules are read from their own
+declarations (`distkeras.options`), so that an option is declared in one place.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import operator
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from distkeras.callbacks import EarlyStopping
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.schema import job_schema
-from distkeras.options import defaults_of
+from distkeras.job_server.submission import LEFT_OUT
+from distkeras.options import Option, defaults_of, options_of
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.rules import Rule, make
+from distkeras.ps.rules import Rule, all_rules, make
+from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import flattened, grouped, server_settings, train_settings, worker_settings
 from distkeras.trainer import Trainer
@@ -25,159 +33,286 @@ if TYPE_CHECKING:
 
 #: Bytes of the longest description.
 LONGEST = 1 << 20
+#: How pydantic names the scalar types of a union in the location of an error.
+_TYPE_NAMES = {"float", "int", "bool", "str", "none"}
+#: Longest list, longest text, and longest part of a received value that an error repeats.
+_ITEMS, _TEXT, _SHOWN = 100, 200, 300
 
-#: Longest part of what came that an error repeats.
-_SHOWN = 300
+
+class Submitted(BaseModel):
+    """Base of everything that a client sends: types are exact, and unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
-@dataclass(frozen=True)
-class JobDescription:
-    """What a job is to do, as it was checked.
+Word = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,99}$")]
+Text = Annotated[str, Field(max_length=_TEXT)]
+#: One line without control characters, which a terminal or a database might interpret.
+Line = Annotated[str, Field(max_length=_TEXT, pattern="^[^\\x00-\\x1f\\x7f-\\x9f]*$")]
+Column = Annotated[str, Field(min_length=1, max_length=_TEXT)]
+Place = Annotated[str, Field(min_length=1, max_length=1000)]
+JobId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+#: The integers that JSON readers agree on.
+Integer = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Scalar = float | int | bool | Text | None
+Words = Annotated[list[Word], Field(max_length=_ITEMS)]
+Columns = (
+    Column
+    | Annotated[list[Column], Field(min_length=1, max_length=_ITEMS)]
+    | Annotated[dict[str, Column], Field(min_length=1, max_length=_ITEMS)]
+)
+ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], float], Field(max_length=100_000)]
+
+
+class OptimizerConfig(Submitted):
+    """An optimizer of Keras, by the name of its class."""
+
+    class_name: Word
+    config: dict[str, Scalar] = Field({}, max_length=_ITEMS, description="The arguments of the optimizer.")
+
+
+#: The type of a field in JSON, by its annotation in Python.
+_TYPES: dict[str, Any] = {
+    "bool": bool,
+    "int": Integer,
+    "float": float,
+    "float | Schedule": float,
+    "str": Text,
+    "int | str": Integer | Text,
+    "str | Sequence[str] | Mapping[str, str]": Columns,
+    "Mapping[int, float]": ClassWeights,
+    "tuple[int, ...]": Annotated[list[Integer], Field(max_length=_ITEMS)],
+}
+
+
+def _type(name: str, annotation: str, types: Mapping[str, Any]) -> Any:
+    kind = types.get(name) or _TYPES.get(annotation.removesuffix(" | None"))
+    if kind is None:
+        raise ConfigurationError(f"each keyword must be of a type that JSON has. Received: {name}: {annotation}")
+    return kind | None if annotation.endswith("| None") else kind
+
+
+def model_of_options(
+    options: Mapping[str, Option], left_out: Collection[str], types: Mapping[str, Any], **more: Any
+) -> type[Submitted]:
+    """Return a model whose fields are options.
 
     Args:
-        rule: name of the update rule.
-        data: path or URI of Parquet.
-        hyper_parameters: of the rule.
-        options: keywords of `Trainer`.
-        name: what its user calls it.
-        checkpoint_every: commits from one snapshot to the next.
-        time_budget: seconds after which a driver ends training early; None: never.
-        early_stopping: keywords of `distkeras.EarlyStopping`, with the path or URI of its rows as ``data``; None: none.
+        options: of `options_of`.
+        left_out: names of options that a job cannot set.
+        types: the types of options, by name, whose annotation says too little.
+        more: further fields, as `pydantic.create_model` takes them.
     """
+    fields = {
+        option.name: (_type(option.name, option.annotation, types), Field(option.default, description=option.text))
+        for option in options.values()
+        if option.name not in left_out
+    }
+    return cast("type[Submitted]", create_model("Options", __base__=Submitted, **(more | fields)))
 
-    rule: str
-    data: str
-    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
-    checkpoint_every: int = 100
-    time_budget: float | None = None
-    early_stopping: Mapping[str, Any] | None = None
+
+def _model_of_dataclass(name: str, kind: type, **more: Any) -> type[Submitted]:
+    fields = {
+        field.name: (
+            _type(field.name, str(field.type), {}),
+            ... if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(kind)
+    }
+    return cast("type[Submitted]", create_model(name, __base__=Submitted, **(more | fields)))
+
+
+_SCHEDULES = [
+    _model_of_dataclass(f"{kind.__name__}Schedule", kind, schedule=(Literal[name], ...))
+    for name, kind in SCHEDULES.items()
+]
+_RULES = {name: _model_of_dataclass(f"{name} hyper-parameters", kind) for name, kind in all_rules().items()}
+
+
+_OF_TRAINER = model_of_options(
+    options_of(Trainer),
+    LEFT_OUT,
+    {
+        "learning_rate": reduce(operator.or_, _SCHEDULES, cast("Any", float)),
+        "loss": Word | Words,
+        "metrics": Words,
+        "weighted_metrics": Words,
+        "loss_weights": Annotated[list[float], Field(max_length=_ITEMS)],
+        "sample_weight_col": Column,
+        "num_workers": Annotated[int, Field(ge=1, le=100_000)],
+        "worker_optimizer": Word | OptimizerConfig,
+    },
+)
+
+
+class TrainerOptions(_OF_TRAINER):  # type: ignore[misc, valid-type]  # its fields are those of `Trainer`
+    """Keywords of `Trainer`."""
+
+
+_OF_EVALUATION = model_of_options(
+    options_of(EarlyStopping),
+    {"df"},
+    {"max_rows": Annotated[int, Field(ge=1, le=10**7)]},  # the driver holds them in memory
+    data=(Place, Field(description="Path or URI of the Parquet that the center is evaluated on.")),
+)
+
+
+class EvaluationOptions(_OF_EVALUATION):  # type: ignore[misc, valid-type]  # its fields are those of `EarlyStopping`
+    """Keywords of `EarlyStopping`, and its data."""
+
+
+class Description(Submitted):
+    """What all descriptions have in common."""
+
+    name: Line = Field("", description="A name of your choice for the job.")
+    data: Place = Field(description="Path or URI of the Parquet to read, in a folder that the server allows.")
 
     @classmethod
-    def from_json(cls, value: Any) -> JobDescription:
-        """The description that ``value`` is, checked as far as it can be without model and data.
+    def from_json(cls, value: Any) -> Self:
+        """Return the description that ``value`` holds, checked as far as is possible without model and data.
 
         Raises:
-            DescriptionError: it is none, or cannot work; the error has the field.
-        """
-        require_valid(_validator(), value)
-        made = cls(**value)
-        made.made_rule()
-        _require_settings(made)
-        made.made_early_stopping(cast("DataFrame", None))  # which is not looked at yet
-        return made
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready; `from_json` takes it back."""
-        return asdict(self)
-
-    def made_rule(self) -> Rule:
-        """The rule.
-
-        Raises:
-            DescriptionError: a hyper-parameter that cannot work.
+            DescriptionError: a part is not valid; the error names the field.
         """
         try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise description_error(error) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON, with the options that were given; `from_json` reads it."""
+        dumped = self.model_dump()
+        for group in ("options", "early_stopping"):
+            if isinstance(part := getattr(self, group, None), Submitted):
+                dumped[group] = part.model_dump(exclude_unset=True)
+        return dumped
+
+
+class JobDescription(Description):
+    """A training job."""
+
+    rule: Literal[tuple(all_rules())] = Field(description="The update rule.")  # type: ignore[valid-type]  # the table of rules is read at import
+    hyper_parameters: dict[str, Any] = Field(
+        {},
+        description="The hyper-parameters of the rule.",
+        json_schema_extra={"anyOf": [model.model_json_schema() for model in _RULES.values()]},
+    )
+    options: TrainerOptions = Field(TrainerOptions(), description="Keywords of Trainer.")
+    checkpoint_every: int = Field(100, ge=1, le=2**53, description="Commits between two snapshots.")
+    time_budget: float | None = Field(
+        None, gt=0, description="Seconds after which training ends early, and keeps its result."
+    )
+    early_stopping: EvaluationOptions | None = Field(
+        None,
+        description="Keywords of EarlyStopping, and its data. Without `patience` and `target`, it only evaluates.",
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        """Check what the fields mean together, as far as is possible without a model."""
+        self.made_rule()
+        self.made_early_stopping(cast("DataFrame", None))  # the rows are read later
+        arguments = defaults_of(Trainer) | flattened(self.keywords()) | {"deadlines": Deadlines()}
+        try:
+            rule = self.made_rule()
+            if arguments["learning_rate"] is None and rule.traits.gradient:
+                arguments["learning_rate"] = 0.01  # the optimizer has one, which is not known here
+            training = train_settings(arguments)
+            worker_settings(rule, training, arguments)
+            server_settings(rule, training, arguments)
+        except ConfigurationError as error:
+            raise _of_field(error, "options", self.options.model_fields_set, "options") from error
+        return self
+
+    def made_rule(self) -> Rule:
+        """Return the rule.
+
+        Raises:
+            DescriptionError: a hyper-parameter is not valid.
+        """
+        try:
+            _RULES[self.rule].model_validate(self.hyper_parameters)
             return make(self.rule, **self.hyper_parameters)
+        except ValidationError as error:
+            raise description_error(error, "hyper_parameters") from None
         except ConfigurationError as error:
             raise _of_field(error, "hyper_parameters", self.hyper_parameters, "rule") from error
 
     def made_early_stopping(self, df: DataFrame) -> EarlyStopping | None:
-        """What evaluates the center, and ends the job early, if there is to be one.
-
-        Args:
-            df: its rows.
+        """Return the callback that evaluates the center on the rows of ``df``; None where none is asked for.
 
         Raises:
-            DescriptionError: a keyword that cannot work.
+            DescriptionError: a keyword is not valid.
         """
         if self.early_stopping is None:
             return None
-        given = {name: value for name, value in self.early_stopping.items() if name != "data"}
+        keywords = self.early_stopping.model_dump(exclude_unset=True, exclude={"data"})
         try:
-            return EarlyStopping(df, **given)
+            return EarlyStopping(df, **keywords)
         except ConfigurationError as error:
-            raise _of_field(error, "early_stopping", given, "early_stopping") from error
+            raise _of_field(error, "early_stopping", keywords, "early_stopping") from error
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of `Trainer`."""
-        return grouped(self._options())
-
-    def _options(self) -> dict[str, Any]:
-        options = dict(self.options)
-        if "class_weight" in options:
+        options = self.options.model_dump(exclude_unset=True)
+        if options.get("class_weight") is not None:
             options["class_weight"] = {int(name): weight for name, weight in options["class_weight"].items()}
-        return options
+        return grouped(options)
+
+
+def description_error(error: ValidationError, prefix: str = "", *, form: bool = False) -> DescriptionError:
+    """Return one error of a validation: that of the deepest field.
+
+    Args:
+        error: the errors of all fields.
+        prefix: the field that the checked value is in.
+        form: a form was checked, whose part ``job`` is the description.
+    """
+    places = []
+    for detail in error.errors(include_url=False):
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, DescriptionError):
+            return cause
+        places.append((_names(detail), detail))
+    names, detail = max(places, key=lambda place: len(place[0]))
+    names = names[1:] if form and names[:1] == ["job"] and len(names) > 1 else names
+    field = ".".join([*filter(None, [prefix]), *names])
+    received = repr(detail["input"])
+    shown = received if len(received) <= _SHOWN else f"{received[:_SHOWN]}…"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    return DescriptionError(f"`{field or 'the description'}` is not valid: {message}. Received: {shown}", field)
+
+
+def _names(detail: Mapping[str, Any]) -> list[str]:
+    """The names of the fields that lead to an error, without the names of types that pydantic adds at a union."""
+    parts = [str(part)[:100] for part in detail["loc"]]
+    last = parts[-1:] if detail["type"] in ("extra_forbidden", "missing") else []
+    way = parts[: len(parts) - len(last)]
+    return [part for part in way if re.fullmatch("[a-z_0-9]+", part) and part not in _TYPE_NAMES] + last
 
 
 def json_of(text: str | bytes) -> Any:
-    """What a stranger's JSON says.
+    """Return the JSON in ``text``.
 
     Raises:
-        DescriptionError: it is none, is too long, or may mean several things.
+        DescriptionError: it is not JSON, is too long, or readers may disagree about its meaning.
     """
     if len(text) > LONGEST:
         raise DescriptionError(f"JSON must have at most {LONGEST} bytes. Received: {len(text)}")
     try:
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a sign is no text, and no database takes it
-        return found
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is not text, and no database takes it
+        return value
     except (ValueError, RecursionError) as error:
-        raise DescriptionError(f"what is sent must be JSON. Received: {str(error)[:_SHOWN]}") from None
+        raise DescriptionError(f"the request must be JSON. Received: {str(error)[:_SHOWN]}") from None
 
 
-@cache
-def _validator() -> Any:
-    import jsonschema
-
-    return jsonschema.Draft202012Validator(job_schema())
-
-
-def require_valid(validator: Any, value: Any) -> None:
-    """Whether ``value`` is what a schema says.
-
-    Raises:
-        DescriptionError: it is not; the error has the field.
-    """
-    import jsonschema
-
-    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
-    if error is not None:
-        where = ".".join(map(str, error.absolute_path))
-        named = f"`{where}`" if where else "a description"
-        told = error.message if len(error.message) <= _SHOWN else f"{error.message[:_SHOWN]}…"
-        raise DescriptionError(f"{named} must be as the schema says. Received: {told}", where)
-
-
-def _require_settings(description: JobDescription) -> None:
-    """Whether the options work with each other and with the rule; as far as that shows without a model."""
-    arguments = defaults_of(Trainer) | flattened(description.keywords()) | {"deadlines": Deadlines()}
-    try:
-        rule = description.made_rule()
-        if arguments["learning_rate"] is None and rule.traits.gradient:
-            arguments["learning_rate"] = 0.01  # the optimizer has one, which is not known here
-        training = train_settings(arguments)
-        worker_settings(rule, training, arguments)
-        server_settings(rule, training, arguments)
-    except DescriptionError:
-        raise
-    except ConfigurationError as error:
-        raise _of_field(error, "options", description.options, "options") from error
-
-
-def _of_field(error: ConfigurationError, group: str, given: Mapping[str, Any], else_: str) -> DescriptionError:
-    """An argument's error, with the field that has its name."""
-    named = re.search(r"`(\w+)`", error.message)
-    return DescriptionError(error.message, f"{group}.{named[1]}" if named and named[1] in given else else_)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of two that are the same, readers differ about which one counts."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key that comes twice")
-    return found
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: readers disagree about which of two equal keys counts."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key that occurs twice")
+    return value
 
 
 def _no_constant(name: str) -> Any:
@@ -189,3 +324,11 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number that is too large")
     return number
+
+
+def _of_field(error: ConfigurationError, group: str, keywords: Collection[str], else_: str) -> DescriptionError:
+    """The error of an argument, with the field that has its name."""
+    if isinstance(error, DescriptionError):
+        return error
+    named = re.search(r"`(\w+)`", error.message)
+    return DescriptionError(error.message, f"{group}.{named[1]}" if named and named[1] in keywords else else_)

@@ -1,18 +1,18 @@
-"""A predict job's description, and what its driver does."""
+"""A predict job: its description, and what its driver does."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from distkeras.job_server.description import require_valid
+from pydantic import Field
+
+from distkeras.job_server.description import Description, JobId, Place, model_of_options
 from distkeras.job_server.runner.files import JobFolder
 from distkeras.job_server.runner.progress import append
-from distkeras.job_server.schema import prediction_schema
+from distkeras.options import options_of
 from distkeras.ps.errors import ConfigurationError
+from distkeras.transformers.predictor import ModelPredictor, PackedModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,44 +21,36 @@ if TYPE_CHECKING:
 _EVERY = 1.0
 
 
-@dataclass(frozen=True)
-class PredictionDescription:
-    """What a predict job is to do, as it was checked.
-
-    Args:
-        data: path or URI of Parquet.
-        output: path or URI of the folder to write.
-        job: id of the job whose model predicts; None: one was sent.
-        options: keywords of `ModelPredictor`.
-        name: what its user calls it.
-    """
-
-    data: str
-    output: str
-    job: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
-
-    @classmethod
-    def from_json(cls, value: Any) -> PredictionDescription:
-        """The description that ``value`` is, checked as far as it can be without model and data.
-
-        Raises:
-            DescriptionError: it is none; the error has the field.
-        """
-        require_valid(_validator(), value)
-        return cls(**value)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready; `from_json` takes it back."""
-        return asdict(self)
+#: Keywords of `ModelPredictor` that a job cannot set: its model arrives in another way, and code does not travel.
+PREDICTOR_LEFT_OUT = {"keras_model", "custom_objects", "decode"}
 
 
-@cache
-def _validator() -> Any:
-    import jsonschema
+_OF_PREDICTOR = model_of_options(
+    options_of(ModelPredictor),
+    PREDICTOR_LEFT_OUT,
+    {
+        "batch_size": Annotated[int, Field(ge=1, le=2**53)],
+        "batch_bytes": Annotated[int, Field(ge=1, le=2**53)],
+        "output_type": Literal["array", "vector"],
+    },
+)
 
-    return jsonschema.Draft202012Validator(prediction_schema())
+
+class PredictorOptions(_OF_PREDICTOR):  # type: ignore[misc, valid-type]  # its fields are those of `ModelPredictor`
+    """Keywords of `ModelPredictor`."""
+
+
+class PredictionDescription(Description):
+    """A predict job."""
+
+    output: Place = Field(
+        description="Path or URI that the rows with their predictions are written to, as Parquet. It must not exist "
+        "yet, and must be in your own folder, inside a folder that the server allows."
+    )
+    job: JobId | None = Field(
+        None, description="The finished job whose model predicts. Without it, a model must be sent."
+    )
+    options: PredictorOptions = Field(PredictorOptions(), description="Keywords of ModelPredictor.")
 
 
 def predict(
@@ -82,11 +74,10 @@ def predict(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    from distkeras.transformers import ModelPredictor
-    from distkeras.transformers.predictor import PackedModel
-
     data, output = places
-    predictor = ModelPredictor(PackedModel(folder.sent_model.read_bytes()), **description.options)
+    predictor = ModelPredictor(
+        PackedModel(folder.sent_model.read_bytes()), **description.options.model_dump(exclude_unset=True)
+    )
     rows = predictor.transform(spark.read.parquet(data))
     if not folder.begun.exists():
         if _exists(spark, output):

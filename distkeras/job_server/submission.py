@@ -13,14 +13,18 @@ from typing import Any
 
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_archive
-from distkeras.job_server.schema import trainer_properties
 from distkeras.keras_model import archive
-from distkeras.options import defaults_of
+from distkeras.options import defaults_of, options_of
 from distkeras.ps.rules import Rule, all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.trainer import Trainer
 
+#: Keywords of `Trainer` that a job cannot set: code, and addresses, files and the terminal of the driver's machine.
+LEFT_OUT = {
+    *("model", "rule", "custom_objects", "decode", "deadlines", "frozen_weights"),
+    *("server", "host", "port", "progress", "log_every", "resources"),
+}
 #: Arguments of ``compile``, which travel with the model.
 _COMPILED = {"worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics"}
 
@@ -79,7 +83,7 @@ def _options(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     for group in (trainer.server_settings, trainer.worker_settings, training):
         settings |= {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
     settings |= special
-    for name in trainer_properties().keys() - _COMPILED:
+    for name in options_of(Trainer).keys() - LEFT_OUT - _COMPILED:
         value = settings[name]
         yield name, (value[0] if len(value) == 1 else list(value)) if isinstance(value, tuple) else value
 

@@ -507,12 +507,6 @@ class Dispatcher:
     def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
         return self._acknowledge()
 
-    def end(self) -> None:
-        """Let the server end: the driver has said goodbye, and has its answer. Take the lock."""
-        with self.changed:
-            self.changed.over = True
-            self.changed.notify_all()
-
     # ---- what the answers share; the lock is held unless said otherwise
 
     def _seconds_silent(self, worker: int) -> float:

@@ -130,7 +130,7 @@ class Session:
             self.channel.send(reply)
         finally:
             if isinstance(message, Goodbye):  # not before the answer is sent: the server's end closes this connection
-                self._dispatcher.end()
+                self._dispatcher.changed.release()
         self.active_at = self._now()
         self.vectors.drop()
         return True

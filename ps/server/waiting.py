@@ -1,12 +1,13 @@
-"""The job's lock, whether the job goes on, and waits under that lock that have a deadline."""
+"""The job's lock, the states of the server's life, and waits under that lock that have a deadline."""
 
 from __future__ import annotations
 
+import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from distkeras.ps.errors import ERRORS, DeadlineError, JobStoppedError, ServerLostError
+from distkeras.ps.errors import ERRORS, DeadlineError, JobStoppedError, LocalProtocolError, ServerLostError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import Fault
 from distkeras.ps.world.world import REAL, World
@@ -17,6 +18,36 @@ log = logging.getLogger(__name__)
 _LIVENESS = 1.0
 #: Seconds for a look, lock and all; more, and this process stood still, and with it those that it waits for.
 _SLOWEST_LOOK = 5.0
+
+
+class ServerState(enum.Enum):
+    """How far the life of a server has come."""
+
+    #: It answers all requests.
+    RUNNING = "running"
+    #: The job has failed: workers receive the fault, and the driver may still read.
+    FAILED = "failed"
+    #: A commit was applied in part: the driver starts another server from the latest snapshot.
+    CORRUPT = "corrupt"
+    #: The driver has said goodbye.
+    RELEASED = "released"
+    #: It closes before the driver has said goodbye, and keeps no thread waiting.
+    CLOSING = "closing"
+    #: It closes after the driver has said goodbye.
+    CLOSED = "closed"
+
+
+#: What may follow each state.
+FOLLOWS: Mapping[ServerState, frozenset[ServerState]] = {
+    ServerState.RUNNING: frozenset(
+        {ServerState.FAILED, ServerState.CORRUPT, ServerState.RELEASED, ServerState.CLOSING}
+    ),
+    ServerState.FAILED: frozenset({ServerState.RELEASED, ServerState.CLOSING}),
+    ServerState.CORRUPT: frozenset({ServerState.FAILED, ServerState.RELEASED, ServerState.CLOSING}),
+    ServerState.RELEASED: frozenset({ServerState.CLOSED}),
+    ServerState.CLOSING: frozenset({ServerState.CLOSED}),
+    ServerState.CLOSED: frozenset(),
+}
 
 
 class JobCondition:
@@ -30,14 +61,32 @@ class JobCondition:
         self.world = world
         self._lock = world.reentrant_lock()
         self._news = world.condition(self._lock)
+        self.state = ServerState.RUNNING
         #: What ended the job; None while nothing has.
         self.fault: Fault | None = None
-        #: Whether the server ends: nobody is kept waiting.
-        self.closing = False
-        #: Whether the driver has said goodbye.
-        self.over = False
-        #: Why this server is to end and to be started again, if it is: its center is applied in part.
+        #: Why the center is corrupt: a commit was applied in part. None while it is sound.
         self.corruption: str | None = None
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server closes: no thread is kept waiting."""
+        return self.state in (ServerState.CLOSING, ServerState.CLOSED)
+
+    @property
+    def over(self) -> bool:
+        """Whether the driver has said goodbye."""
+        return self.state in (ServerState.RELEASED, ServerState.CLOSED)
+
+    def move(self, state: ServerState) -> None:
+        """Change the state and wake those who wait; the caller holds the lock.
+
+        Raises:
+            LocalProtocolError: `FOLLOWS` does not have that step.
+        """
+        if state not in FOLLOWS[self.state]:
+            raise LocalProtocolError(f"a server that is {self.state.value} cannot become {state.value}")
+        self.state = state
+        self.notify_all()
 
     def __enter__(self) -> bool:
         return self._lock.__enter__()
@@ -62,6 +111,8 @@ class JobCondition:
                 self.fault = fault
                 text = f"job ends: {ERRORS[fault.code].__name__}: {fault.message}"
                 report(log, "failed", text, worker=None if fault.worker < 0 else fault.worker)
+                if ServerState.FAILED in FOLLOWS[self.state]:  # else the server ends already
+                    self.move(ServerState.FAILED)
             self.notify_all()
 
     def report_corruption(self, reason: str) -> None:
@@ -70,13 +121,21 @@ class JobCondition:
             if self.corruption is None:
                 self.corruption = reason
                 report(log, "restart", "this server has to be started again: %s", reason)
+                if self.state is ServerState.RUNNING:
+                    self.move(ServerState.CORRUPT)
             self.notify_all()
+
+    def release(self) -> None:
+        """The driver has said goodbye. Takes the lock."""
+        with self:
+            if not self.over:
+                self.move(ServerState.CLOSED if self.closing else ServerState.RELEASED)
 
     def close(self) -> None:
         """Keep no thread waiting from now on. Takes the lock."""
         with self:
-            self.closing = True
-            self.notify_all()
+            if not self.closing:
+                self.move(ServerState.CLOSED if self.over else ServerState.CLOSING)
 
     def require_running(self) -> None:
         """Whether the job goes on.

@@ -28,6 +28,7 @@ OF_TRANSFORMERS = {
     "distkeras.compat.stages",
     "distkeras.predictors",
     "distkeras.evaluators",
+    "distkeras.job_server.prediction",
 }
 #: State machines: whoever drives them has the sockets, the threads and the clock.
 SANS_IO = [

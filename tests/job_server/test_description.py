@@ -8,10 +8,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from distkeras.job_server.description import JobDescription, json_of
+from distkeras.job_server.description import (
+    JobDescription,
+    TrainerOptions,
+    json_of,
+)
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.prediction import PredictionDescription
-from distkeras.job_server.schema import LEFT_OUT, PREDICTOR_LEFT_OUT, job_schema, prediction_schema
+from distkeras.job_server.prediction import PREDICTOR_LEFT_OUT, PredictionDescription, PredictorOptions
+from distkeras.job_server.submission import LEFT_OUT
 from distkeras.options import options_of
 from distkeras.ps.rules import all_rules
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
@@ -29,12 +33,12 @@ def refused(**changes: Any) -> DescriptionError:
 
 
 def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(job_schema())
-    json.dumps(job_schema())
+    for kind in (JobDescription, PredictionDescription):
+        jsonschema.Draft202012Validator.check_schema(kind.model_json_schema())
 
 
 def test_every_keyword_of_the_trainer_is_in_the_schema_or_left_out() -> None:
-    options = set(job_schema()["properties"]["options"]["properties"])
+    options = set(TrainerOptions.model_fields)
     assert options == set(options_of(Trainer)) - LEFT_OUT
     assert set(options_of(Trainer)) >= LEFT_OUT
 
@@ -80,14 +84,14 @@ def test_a_description_comes_back() -> None:
         ({"data": 3}, "data"),
         ({"name": "x" * 201}, "name"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
-        ({"early_stopping": {"patience": 3}}, "early_stopping"),
-        ({"early_stopping": {"data": "x", "df": 3}}, "early_stopping"),
+        ({"early_stopping": {"patience": 3}}, "early_stopping.data"),
+        ({"early_stopping": {"data": "x", "df": 3}}, "early_stopping.df"),
         ({"early_stopping": {"data": "x", "patience": 0}}, "early_stopping.patience"),
         ({"early_stopping": {"data": "x", "mode": "most"}}, "early_stopping.mode"),
         ({"early_stopping": {"data": "x", "max_rows": 10**9}}, "early_stopping.max_rows"),
         ({"hyper_parameters": {"window": "x"}}, "hyper_parameters.window"),
         ({"hyper_parameters": {"window": 0}}, "hyper_parameters.window"),
-        ({"hyper_parameters": {"nothing": 1}}, "hyper_parameters"),
+        ({"hyper_parameters": {"nothing": 1}}, "hyper_parameters.nothing"),
         ({"options": {"batch_size": 0}}, "options.batch_size"),
         ({"options": {"batch_size": True}}, "options.batch_size"),
         ({"options": {"batch_size": 2**60}}, "options.batch_size"),
@@ -96,19 +100,19 @@ def test_a_description_comes_back() -> None:
         ({"options": {"max_skipped": -1}}, "options.max_skipped"),
         ({"options": {"wire_format": "int4"}}, "options.wire_format"),
         ({"options": {"learning_rate": 0.1}}, "options.learning_rate"),
-        ({"options": {"class_weight": {"a": 1}}}, "options.class_weight"),
+        ({"options": {"class_weight": {"a": 1}}}, "options.class_weight.a"),
         ({"options": {"loss": "keras.utils.get_file"}}, "options.loss"),
         ({"options": {"loss": {"class_name": "Lambda"}}}, "options.loss"),
         ({"options": {"metrics": [{"module": "os"}]}}, "options.metrics.0"),
-        ({"options": {"worker_optimizer": {"class_name": "sgd", "module": "os"}}}, "options.worker_optimizer"),
+        ({"options": {"worker_optimizer": {"class_name": "sgd", "module": "os"}}}, "options.worker_optimizer.module"),
         (
             {"options": {"worker_optimizer": {"class_name": "sgd", "config": {"x": {"class_name": "y"}}}}},
             "options.worker_optimizer.config.x",
         ),
-        ({"options": {"custom_objects": {}}}, "options"),
-        ({"options": {"host": "0.0.0.0"}}, "options"),
+        ({"options": {"custom_objects": {}}}, "options.custom_objects"),
+        ({"options": {"host": "0.0.0.0"}}, "options.host"),
         ({"options": []}, "options"),
-        ({"code": "import os"}, ""),
+        ({"code": "import os"}, "code"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
@@ -120,7 +124,7 @@ def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], fie
 
 
 def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
-    assert refused(rule="downpour", hyper_parameters={"rho": 1.0}).field == "hyper_parameters"
+    assert refused(rule="downpour", hyper_parameters={"rho": 1.0}).field == "hyper_parameters.rho"
 
 
 @pytest.mark.parametrize("value", [None, [], 3, "x", {}, {"rule": "agn"}, {"data": "x"}])
@@ -173,8 +177,7 @@ def test_a_time_budget_is_above_zero() -> None:
 
 
 def test_every_keyword_of_the_predictor_is_in_the_schema_or_left_out() -> None:
-    jsonschema.Draft202012Validator.check_schema(prediction_schema())
-    options = set(prediction_schema()["properties"]["options"]["properties"])
+    options = set(PredictorOptions.model_fields)
     assert options == set(inspect.signature(ModelPredictor).parameters) - PREDICTOR_LEFT_OUT
 
 
@@ -194,8 +197,8 @@ def test_a_predict_job_comes_back() -> None:
         ({"options": {"batch_size": 0}}, "options.batch_size"),
         ({"options": {"batch_bytes": -1}}, "options.batch_bytes"),
         ({"options": {"output_type": "text"}}, "options.output_type"),
-        ({"options": {"custom_objects": {}}}, "options"),
-        ({"rule": "agn"}, ""),
+        ({"options": {"custom_objects": {}}}, "options.custom_objects"),
+        ({"rule": "agn"}, "rule"),
     ],
 )
 def test_a_predict_job_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:

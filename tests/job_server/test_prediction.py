@@ -38,7 +38,7 @@ def folder(tmp_path: Path, model: keras.Model, spark: SparkSession) -> JobFolder
 
 def run(spark: SparkSession, folder: JobFolder, attempt: int = 1, **options: Any) -> dict[str, Any]:
     places = tuple(f"file://{folder.path.parent / name}" for name in ("rows of ours", "scored"))
-    description = PredictionDescription("x", "y", options=options)
+    description = PredictionDescription.from_json({"data": "x", "output": "y", "options": options})
     return predict(spark, folder, description, places, attempt)  # type: ignore[arg-type]  # two of them
 
 

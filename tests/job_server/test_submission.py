@@ -16,10 +16,9 @@ from support.job_service import JobService
 
 from distkeras import DOWNPOUR, Deadlines, Trainer, rules, schedules
 from distkeras.job_server import Client
-from distkeras.job_server.description import JobDescription
+from distkeras.job_server.description import JobDescription, TrainerOptions
 from distkeras.job_server.driver import trainer_of
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.schema import trainer_properties
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import grouped
@@ -97,7 +96,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def test_every_option_is_tried() -> None:
-    assert OPTIONS.keys() == trainer_properties().keys()
+    assert OPTIONS.keys() == TrainerOptions.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -109,13 +108,13 @@ def test_every_option_arrives(service: JobService, name: str) -> None:
     default = made(**more)
     parts = ("settings", "worker_settings", "server_settings")
     if any(getattr(trainer, part) != getattr(default, part) for part in parts):
-        assert name in description.options  # else it is of the compilation, which the next test looks at
+        assert name in description.options.model_fields_set  # else it belongs to the compilation: see the next test
 
 
 def test_nothing_is_said_that_is_a_default(service: JobService) -> None:
     trainer = made(rule="downpour", worker_optimizer="sgd")
     description, found, _ = arrived(service, trainer)
-    assert description.options == {}
+    assert not description.options.model_fields_set
     assert found.rule == trainer.rule
 
 
@@ -163,7 +162,7 @@ def test_a_trainer_of_dist_keras_sends_what_its_setters_said(service: JobService
     trainer = DOWNPOUR(dense(), "adam", "mse", features_col="a", label_col="b", batch_size=9, num_workers=2)
     trainer.set_num_epoch(4)
     description, found, _ = arrived(service, trainer)
-    assert description.options["num_epoch"] == found.settings.num_epoch == 4
+    assert description.options.num_epoch == found.settings.num_epoch == 4
     same_settings(trainer, found)
 
 

@@ -1,4 +1,4 @@
-"""Endpoints about jobs: each asks the store as the caller, so that another user's jobs are not there."""
+"""Endpoints about jobs: each asks the store as the caller, so that another user's jobs do not exist for it."""
 
 from __future__ import annotations
 
@@ -8,58 +8,114 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flask import Response, request, send_file
+from flask import Response, g, request, send_file
+from flask_openapi3.models.file import FileStorage
+from pydantic import BaseModel, ConfigDict, Field
 
 from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import saved_page
-from distkeras.job_server.description import JobDescription
+from distkeras.job_server.description import JobDescription, JobId
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.places import require_allowed, require_elsewhere, require_output
 from distkeras.job_server.prediction import PredictionDescription
 from distkeras.job_server.runner.files import PIECE_MAX, JobFolder, read_progress
-from distkeras.job_server.server.services import Call
-from distkeras.job_server.server.views import listed_job, whole_job
+from distkeras.job_server.server.services import audit, services
+from distkeras.job_server.server.views import JobSummary, JobsView, JobView, RowsView, TextView, endpoints
 from distkeras.job_server.states import PREDICT, TRAIN, JobState
 from distkeras.job_server.store.jobs import ORDER, StoredJob, new_id
 
+jobs_api = endpoints("jobs")
+
 _ID = re.compile(r"[0-9a-f]{32}")
-#: Of what is fetched of a job that is done.
-MODEL_TYPE, TABLE_TYPE = "application/zip", "application/vnd.apache.parquet"
+_LARGEST = 2**53
 
 
-def submit_job(call: Call) -> tuple[Any, int]:
-    """Takes a job in: everything that can be checked without Spark and Keras is, before it is."""
-    description = JobDescription.from_json(call.body)
-    order = {"kind": TRAIN, "data": _data(call, description.data)}
+def _file_of(media: str, schema: Mapping[str, Any] | None = None) -> dict[Any, Any]:
+    """The OpenAPI description of an answer that is a file."""
+    return {200: {"content": {media: {"schema": schema or {"type": "string", "format": "binary"}}}}}
+
+
+_MODEL, _TABLE = _file_of("application/zip"), _file_of("application/vnd.apache.parquet")
+
+
+class JobPath(BaseModel):
+    """The path of a job."""
+
+    job: str = Field(description="The id of the job.")
+
+
+class JobForm(BaseModel):
+    """A job, and the model that it trains, as Keras saves it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: JobDescription
+    model: FileStorage
+
+
+class PredictionForm(BaseModel):
+    """A predict job, and a model as Keras saves it, unless the description names the job that trained one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: PredictionDescription
+    model: FileStorage | None = None
+
+
+class JobsQuery(BaseModel):
+    """Which jobs to list."""
+
+    state: JobState | None = Field(None, description="Only jobs in this state.")
+    before: JobId | None = Field(None, description="Only jobs that were submitted before this one.")
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class RowsQuery(BaseModel):
+    """Where to begin to read."""
+
+    offset: int = Field(0, ge=0, le=_LARGEST, description="The byte to begin at.")
+
+
+class LogQuery(BaseModel):
+    """Where to begin to read."""
+
+    offset: int = Field(0, ge=-_LARGEST, le=_LARGEST, description="The byte to begin at; from the end if below 0.")
+
+
+@jobs_api.post("/jobs", responses={201: JobView})
+def submit_job(form: JobForm) -> Any:
+    """Submit a training job: its description, and a model that Keras saved."""
+    description = form.job
+    order = {"kind": TRAIN, "data": _data(description.data)}
     if description.early_stopping is not None:
-        order["validation"] = _data(call, description.early_stopping["data"], "early_stopping.data")
-    return _taken(call, description.name, description.to_json() | {ORDER: order}, _sent_model(call))
+        order["validation"] = _data(description.early_stopping.data, "early_stopping.data")
+    return _accept(description.name, description.to_json() | {ORDER: order}, _sent_model(form.model))
 
 
-def submit_prediction(call: Call) -> tuple[Any, int]:
-    """Put a predict job into the queue."""
-    services, description = call.services, PredictionDescription.from_json(call.body)
-    output = require_output(description.output, services.settings.output, call.account.name)
-    require_elsewhere(output, services.files.root, "output")
-    order = {"kind": PREDICT, "data": _data(call, description.data), "output": output.uri}
-    model = _sent_model(call) if description.job is None else _model_of(call, description.job)
-    return _taken(call, description.name, description.to_json() | {ORDER: order}, model)
+@jobs_api.post("/predictions", responses={201: JobView})
+def submit_prediction(form: PredictionForm) -> Any:
+    """Submit a predict job: its description, and a model that Keras saved or the job that trained one."""
+    description = form.job
+    output = require_output(description.output, services().settings.output, g.account.name)
+    require_elsewhere(output, services().files.root, "output")
+    order = {"kind": PREDICT, "data": _data(description.data), "output": output.uri}
+    model = _sent_model(form.model) if description.job is None else _model_of(description.job)
+    return _accept(description.name, description.to_json() | {ORDER: order}, model)
 
 
-def _data(call: Call, data: str, field: str = "data") -> str:
-    """Return where a job reads, as its driver gets it."""
-    place = require_allowed(data, call.services.settings.data, field)
-    require_elsewhere(place, call.services.files.root, field)
+def _data(data: str, field: str = "data") -> str:
+    """Return the URI of the Parquet that a job reads, if the server allows it."""
+    place = require_allowed(data, services().settings.data, field)
+    require_elsewhere(place, services().files.root, field)
     return place.uri
 
 
-def _sent_model(call: Call) -> Callable[[Path], object]:
-    """What writes the model that was sent to a file."""
-    sent = request.files.get("model")
-    if sent is None:
+def _sent_model(sent: FileStorage | None) -> Callable[[Path], object]:
+    """Return the function that writes the uploaded model to a file."""
+    if sent is None or not hasattr(sent, "save"):  # a text in place of a file is not refused by the library
         raise DescriptionError("`model` must be a file of the form. Received: none", "model")
-    most = call.services.settings.upload_max
+    most = services().settings.upload_max
 
     def write(path: Path) -> None:
         sent.save(path)
@@ -70,13 +126,13 @@ def _sent_model(call: Call) -> Callable[[Path], object]:
     return write
 
 
-def _model_of(call: Call, job_id: str) -> Callable[[Path], object]:
-    """Return what writes the model of a job that is done and that the caller sees."""
+def _model_of(job_id: str) -> Callable[[Path], object]:
+    """Return the function that writes the model of a finished job of the caller to a file."""
     try:
-        job = call.services.jobs.get(call.account, job_id)
+        job = services().jobs.get(g.account, job_id)
     except NotThereError as error:
         raise DescriptionError(f"`job` must be one of yours. Received: {job_id}", "job") from error
-    model = call.services.files.of(job_id).model
+    model = services().files.of(job_id).model
     if request.files:
         raise DescriptionError("`model` must not be sent together with `job`. Received: both", "model")
     if job.kind != TRAIN or job.state is not JobState.DONE or not model.exists():
@@ -93,105 +149,111 @@ def _model_of(call: Call, job_id: str) -> Callable[[Path], object]:
     return write
 
 
-def _taken(
-    call: Call, name: str, description: Mapping[str, Any], write_model: Callable[[Path], object]
-) -> tuple[Any, int]:
+def _accept(name: str, description: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
     """Put a job into the queue with its model; all of it or nothing."""
-    services = call.services
-    if services.files.free() < services.settings.reserve:
-        raise StorageError(f"the disk must have {services.settings.reserve} bytes left. Received: fewer")
-    folder = services.files.incoming()
+    files, settings = services().files, services().settings
+    if files.free() < settings.reserve:
+        raise StorageError(f"The server's disk has fewer than {settings.reserve} bytes left: try again later.")
+    folder = files.incoming()
     try:
         write_model(folder.sent_model)
         require_archive(folder.sent_model)
         size, job_id = folder.sent_model.stat().st_size, new_id()
-        folder = services.files.accept(folder, job_id)
-        job = services.jobs.add(call.account, name, description, size, services.settings.quota, job_id)
+        folder = files.accept(folder, job_id)
+        job = services().jobs.add(g.account, name, description, size, settings.quota, job_id)
     except BaseException:
-        services.files.remove(folder)
+        files.remove(folder)
         raise
-    call.audit("submit", job.id)
-    return whole_job(job), 201
+    audit("submit", job.id)
+    return JobView.of(job), 201
 
 
-def list_jobs(call: Call) -> tuple[Any, int]:
-    """A page of jobs."""
-    before, state = call.query.get("before"), call.query.get("state")
-    jobs = call.services.jobs.page(
-        call.account,
-        state=None if state is None else JobState(state),
-        before=None if before is None else call.services.jobs.get(call.account, before).number,
-        limit=call.query["limit"],
-    )
-    more = len(jobs) == call.query["limit"]
-    return {"jobs": [listed_job(job) for job in jobs], "next": jobs[-1].id if more else None}, 200
+@jobs_api.get("/jobs", responses={200: JobsView})
+def list_jobs(query: JobsQuery) -> Any:
+    """List jobs, the latest first."""
+    store, before = services().jobs, query.before
+    number = None if before is None else store.get(g.account, before).number
+    jobs = store.page(g.account, state=query.state, before=number, limit=query.limit)
+    summaries = [JobSummary.model_validate(job) for job in jobs]
+    following = jobs[-1].id if len(jobs) == query.limit else None
+    return JobsView(jobs=summaries, next=following).model_dump(mode="json")
 
 
-def show_job(call: Call) -> tuple[Any, int]:
-    """One job."""
-    return whole_job(_job(call)), 200
+@jobs_api.get("/jobs/<job>", responses={200: JobView})
+def show_job(path: JobPath) -> Any:
+    """Show a job."""
+    return JobView.of(_job(path))
 
 
-def cancel_job(call: Call) -> tuple[Any, int]:
-    """Has a job end."""
-    job = call.services.jobs.request_cancel(call.account, _job(call).id)
-    call.audit("cancel", job.id)
-    return whole_job(job), 200
+@jobs_api.post("/jobs/<job>/cancel", responses={200: JobView})
+def cancel_job(path: JobPath) -> Any:
+    """Cancel a job that waits or runs."""
+    job = services().jobs.request_cancel(g.account, _job(path).id)
+    audit("cancel", job.id)
+    return JobView.of(job)
 
 
-def remove_job(call: Call) -> tuple[Any, int]:
-    """Removes an ended job."""
-    job = _job(call)
-    call.services.jobs.remove(job)
-    call.services.files.remove(call.services.files.of(job.id))
-    call.audit("remove", job.id)
+@jobs_api.delete("/jobs/<job>", responses={204: None})
+def remove_job(path: JobPath) -> Any:
+    """Remove an ended job and its files."""
+    job = _job(path)
+    services().jobs.remove(job)
+    services().files.remove(services().files.of(job.id))
+    audit("remove", job.id)
     return "", 204
 
 
-def read_metrics(call: Call) -> tuple[Any, int]:
-    """What a job says of itself."""
-    rows, following = read_progress(_folder(call).progress, call.query["offset"])
-    return {"rows": rows, "next": following}, 200
+@jobs_api.get("/jobs/<job>/metrics", responses={200: RowsView})
+def read_metrics(path: JobPath, query: RowsQuery) -> Any:
+    """Read the progress of a job, also while it trains."""
+    rows, following = read_progress(_folder(path).progress, query.offset)
+    return {"rows": rows, "next": following}
 
 
-def read_log(call: Call) -> tuple[Any, int]:
-    """What a job prints."""
+@jobs_api.get("/jobs/<job>/log", responses={200: TextView})
+def read_log(path: JobPath, query: LogQuery) -> Any:
+    """Read what the driver of a job and Spark print."""
     try:
-        with _folder(call).log.open("rb") as file:
-            offset = call.query["offset"]
+        with _folder(path).log.open("rb") as file:
+            offset = query.offset
             size = file.seek(0, 2)
             file.seek(min(size, max(0, offset if offset >= 0 else size + offset)))
             piece = file.read(PIECE_MAX)
-            return {"text": piece.decode("utf-8", "replace"), "next": file.tell()}, 200
+            return {"text": piece.decode("utf-8", "replace"), "next": file.tell()}
     except FileNotFoundError:
-        return {"text": "", "next": 0}, 200
+        return {"text": "", "next": 0}
 
 
-def fetch_model(call: Call) -> Response:
-    """The trained model."""
-    return _file(call, _folder(call).model, MODEL_TYPE, "model.keras")
+@jobs_api.get("/jobs/<job>/model", responses=_MODEL)
+def fetch_model(path: JobPath) -> Response:
+    """Fetch the trained model (.keras)."""
+    return _file(path, _folder(path).model, "model.keras")
 
 
-def fetch_history(call: Call) -> Response:
-    """A row a mini-batch."""
-    return _file(call, _folder(call).history, TABLE_TYPE, "history.parquet")
+@jobs_api.get("/jobs/<job>/history", responses=_TABLE)
+def fetch_history(path: JobPath) -> Response:
+    """Fetch the history, one row for each mini-batch (Parquet)."""
+    return _file(path, _folder(path).history, "history.parquet")
 
 
-def fetch_commits(call: Call) -> Response:
-    """A row a commit."""
-    return _file(call, _folder(call).commits, TABLE_TYPE, "commits.parquet")
+@jobs_api.get("/jobs/<job>/commits", responses=_TABLE)
+def fetch_commits(path: JobPath) -> Response:
+    """Fetch the commits, one row for each (Parquet)."""
+    return _file(path, _folder(path).commits, "commits.parquet")
 
 
-def follow_job(call: Call) -> Response:
-    """What has come since the last event that the caller knows, and no more: a thread is not held for who watches."""
-    entries = read_since(_folder(call).journal, request.headers.get("Last-Event-ID", ""))
+@jobs_api.get("/jobs/<job>/stream", responses=_file_of(STREAM_TYPE, {"type": "string"}))
+def follow_job(path: JobPath) -> Response:
+    """Read the events after `Last-Event-ID`. The answer ends, so that no thread waits; the client asks again."""
+    entries = read_since(_folder(path).journal, request.headers.get("Last-Event-ID", ""))
     return Response(as_events(entries), mimetype=STREAM_TYPE)
 
 
-def save_page(call: Call) -> Response:
-    """A job's page, as a file."""
-    job = _job(call)
-    entries = read_since(_folder(call).journal)
+@jobs_api.get("/jobs/<job>/page", responses=_file_of("text/html"))
+def save_page(path: JobPath) -> Response:
+    """Fetch the page of a job as one file (HTML)."""
+    job = _job(path)
+    entries = read_since(_folder(path).journal)
     if not entries:
         raise StateError(f"a job must have begun to train for its page. Received: {job.id}, which is {job.state}")
     html = saved_page([entries], [job.name or job.id[:8]], [(job.state.value, job.error or "")])
@@ -200,25 +262,25 @@ def save_page(call: Call) -> Response:
     )
 
 
-def _job(call: Call) -> StoredJob:
-    job_id = call.path["job"]
-    if _ID.fullmatch(job_id) is None:
+def _job(path: JobPath) -> StoredJob:
+    if _ID.fullmatch(path.job) is None:
         raise NotThereError("there must be such a job. Received: another text than an id")
-    return call.services.jobs.get(call.account, job_id)
+    return services().jobs.get(g.account, path.job)
 
 
-def _folder(call: Call) -> JobFolder:
-    return call.services.files.of(_job(call).id)
+def _folder(path: JobPath) -> JobFolder:
+    return services().files.of(_job(path).id)
 
 
-def _file(call: Call, path: Path, kind: str, name: str) -> Response:
-    """A file of a job that is done: one that a driver has only begun to write is not served."""
-    job = _job(call)
+def _file(path: JobPath, file: Path, name: str) -> Response:
+    """Send a file of a finished job; one that a driver has only begun to write is not sent."""
+    job = _job(path)
+    kind = next(iter((_MODEL if name.endswith(".keras") else _TABLE)[200]["content"]))
     if job.kind != TRAIN:
         raise StateError(f"a job must be for training to have a {name}. Received: {job.id}, which is to {job.kind}")
-    if job.state is not JobState.DONE or not path.exists():
+    if job.state is not JobState.DONE or not file.exists():
         raise StateError(f"a job must be done for its {name}. Received: {job.id}, which is {job.state}")
     try:
-        return send_file(path, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
+        return send_file(file, mimetype=kind, as_attachment=True, download_name=f"{job.id[:8]}-{name}", max_age=0)
     except FileNotFoundError:
         raise NotThereError(f"there must be such a job. Received: {job.id}") from None  # removed meanwhile

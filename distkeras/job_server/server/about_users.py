@@ -1,66 +1,126 @@
-"""Endpoints about users, their tokens, and what they did."""
+"""Endpoints about users, their tokens, and the audit log."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from distkeras.job_server.server.services import Call
-from distkeras.job_server.store.accounts import USER
+from flask import g
+from pydantic import BaseModel, Field
+
+from distkeras.job_server.description import Line, Submitted
+from distkeras.job_server.server.services import audit, services
+from distkeras.job_server.server.views import (
+    AuditView,
+    MeView,
+    NewTokenView,
+    TokensView,
+    UsersView,
+    endpoints,
+)
+from distkeras.job_server.store.accounts import NAME, UserInfo
+
+account_api, admin_api = endpoints("account"), endpoints("admin")
+
+UserName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
-def show_me(call: Call) -> tuple[Any, int]:
-    """Who calls."""
-    return {"name": call.account.name, "role": call.account.role}, 200
+class TokenPath(BaseModel):
+    """The path of a token."""
+
+    token: str = Field(description="The id of the token.")
 
 
-def list_tokens(call: Call) -> tuple[Any, int]:
-    """Tokens, without their secrets."""
-    return {"tokens": [dataclasses.asdict(token) for token in call.services.accounts.tokens(call.account)]}, 200
+class UserPath(BaseModel):
+    """The path of a user."""
+
+    user: str = Field(description="The name of the user.")
 
 
-def make_token(call: Call) -> tuple[Any, int]:
-    """A new token."""
-    user = call.body.get("user", call.account.name)
-    if user != call.account.name:
-        call.account.require_admin()
-    days = call.body.get("days")
-    expires = None if days is None else time.time() + days * 86400.0
-    token = call.services.accounts.add_token(user, call.body.get("note", ""), expires)
-    call.audit("make token", f"{token.split('_')[1]} of {user}")
+class TokenRequest(Submitted):
+    """A token to make."""
+
+    user: UserName | None = Field(None, description="The user of the token. Default: the caller.")
+    note: Line = ""
+    days: float | None = Field(None, gt=0, le=36_500, description="How long the token is valid. Default: without end.")
+
+
+class UserRequest(Submitted):
+    """A user to add."""
+
+    name: UserName
+    role: Literal["user", "admin"] = "user"
+
+
+class AuditQuery(BaseModel):
+    """Which part of the audit log to read."""
+
+    before: int | None = Field(None, ge=1, le=2**53, description="Only entries with a smaller number.")
+    limit: int = Field(100, ge=1, le=1000)
+
+
+@admin_api.before_request
+def _require_admin() -> None:
+    g.account.require_admin()
+
+
+@account_api.get("/me", responses={200: MeView})
+def show_me() -> Any:
+    """Show the caller's name and role."""
+    return {"name": g.account.name, "role": g.account.role}
+
+
+@account_api.get("/tokens", responses={200: TokensView})
+def list_tokens() -> Any:
+    """List your tokens. An administrator sees all tokens."""
+    return TokensView(tokens=services().accounts.tokens(g.account)).model_dump()
+
+
+@account_api.post("/tokens", responses={201: NewTokenView})
+def make_token(body: TokenRequest) -> Any:
+    """Make a token, which only this answer shows. An administrator may make tokens of other users."""
+    user = body.user or g.account.name
+    if user != g.account.name:
+        g.account.require_admin()
+    expires = None if body.days is None else time.time() + body.days * 86400.0
+    token = services().accounts.add_token(user, body.note, expires)
+    audit("make token", f"{token.split('_')[1]} of {user}")
     return {"token": token}, 201
 
 
-def revoke_token(call: Call) -> tuple[Any, int]:
-    """Ends a token."""
-    call.services.accounts.revoke(call.account, call.path["token"])
-    call.audit("revoke token", call.path["token"])
+@account_api.delete("/tokens/<token>", responses={204: None})
+def revoke_token(path: TokenPath) -> Any:
+    """Revoke a token."""
+    services().accounts.revoke(g.account, path.token)
+    audit("revoke token", path.token)
     return "", 204
 
 
-def list_users(call: Call) -> tuple[Any, int]:
-    """Everybody."""
-    return {"users": [dataclasses.asdict(user) for user in call.services.accounts.users()]}, 200
+@admin_api.get("/users", responses={200: UsersView})
+def list_users() -> Any:
+    """List users. Only for administrators."""
+    return UsersView(users=services().accounts.users()).model_dump()
 
 
-def make_user(call: Call) -> tuple[Any, int]:
-    """A new user."""
-    user = call.services.accounts.add_user(call.body["name"], call.body.get("role", USER))
-    call.audit("add user", f"{user.name}, {user.role}")
-    return dataclasses.asdict(user), 201
+@admin_api.post("/users", responses={201: UserInfo})
+def make_user(body: UserRequest) -> Any:
+    """Add a user, without a token. Only for administrators."""
+    user = services().accounts.add_user(body.name, body.role)
+    audit("add user", f"{user.name}, {user.role}")
+    return user.model_dump(), 201
 
 
-def remove_user(call: Call) -> tuple[Any, int]:
-    """Ends a user's tokens."""
-    call.services.accounts.remove_user(call.path["user"])
-    call.audit("remove user", call.path["user"])
+@admin_api.delete("/users/<user>", responses={204: None})
+def remove_user(path: UserPath) -> Any:
+    """Revoke all tokens of a user, whose jobs stay. Only for administrators."""
+    services().accounts.remove_user(path.user)
+    audit("remove user", path.user)
     return "", 204
 
 
-def read_audit(call: Call) -> tuple[Any, int]:
-    """Who did what."""
-    entries = call.services.accounts.audit(call.query.get("before"), call.query["limit"])
-    more = len(entries) == call.query["limit"]
-    shown = [dataclasses.asdict(entry) for entry in entries]
-    return {"entries": shown, "next": entries[-1].number if more else None}, 200
+@admin_api.get("/audit", responses={200: AuditView})
+def read_audit(query: AuditQuery) -> Any:
+    """Read the audit log, the latest entries first. Only for administrators."""
+    entries = services().accounts.audit(query.before, query.limit)
+    more = len(entries) == query.limit
+    return AuditView(entries=entries, next=entries[-1].number if more else None).model_dump()

@@ -1,29 +1,34 @@
-"""The application: the caller is identified first, then the request; every error is an answer of JSON."""
+"""The application: it identifies the caller first, then checks the request; every error is an answer of JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Mapping
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from html import escape
+from typing import Any, NoReturn
 
-from flask import Flask, Response, g, jsonify, request
+from flask import Response, g, jsonify, request
+from flask.json.provider import DefaultJSONProvider
+from flask_openapi3.models.info import Info
+from flask_openapi3.openapi import OpenAPI
+from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
+import distkeras
 from distkeras.dashboard.page import server_page
-from distkeras.job_server.description import LONGEST, json_of
+from distkeras.job_server.description import LONGEST, description_error, json_of
 from distkeras.job_server.errors import DescriptionError, JobServerError, RateError, UnauthorizedError
-from distkeras.job_server.server.endpoints import ENDPOINTS, JSON, PREFIX, Endpoint
-from distkeras.job_server.server.openapi import description_page, openapi
-from distkeras.job_server.server.services import Call, FailureLimit, Services
-from distkeras.job_server.store.accounts import Account
+from distkeras.job_server.server.about_jobs import jobs_api
+from distkeras.job_server.server.about_users import account_api, admin_api
+from distkeras.job_server.server.services import FailureLimit, Services
+from distkeras.job_server.server.views import ErrorView
 from distkeras.ps.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-#: What is told to everybody: how to speak with the server, and nothing about it.
+#: Paths that need no token: they describe the interface, and show nothing of the server.
 PUBLIC = {"/", "/openapi.json", "/dashboard"}
 _POLICY = "Content-Security-Policy"
 _HEADERS = {
@@ -37,42 +42,91 @@ _HEADERS = {
 }
 
 
-def create_app(services: Services, failures: FailureLimit | None = None) -> Flask:
-    """The application, for any server of WSGI."""
-    app = Flask("distkeras.job_server", static_folder=None, template_folder=None)
+class _StrictJson(DefaultJSONProvider):
+    """JSON whose meaning is the same for all readers."""
+
+    sort_keys = False
+
+    def loads(self, s: str | bytes, **_keywords: Any) -> Any:
+        return json_of(s)
+
+
+class _Application(OpenAPI):
+    json_provider_class = _StrictJson
+
+
+def create_app(services: Services, failures: FailureLimit | None = None) -> OpenAPI:
+    """Return the application, for any WSGI server."""
+    app = _Application(
+        "distkeras.job_server",
+        info=Info(
+            title="distkeras job server",
+            version=distkeras.__version__,
+            description="Trains Keras models on Spark. Times are seconds since the epoch.",
+        ),
+        security_schemes={"token": {"type": "http", "scheme": "bearer"}},
+        openapi_extensions={"security": [{"token": []}]},
+        validation_error_callback=_refuse,
+        validation_error_model=ErrorView,
+        doc_ui=False,
+        static_folder=None,
+        template_folder=None,
+    )
+    app.extensions["distkeras"] = services
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.config["MAX_FORM_MEMORY_SIZE"] = LONGEST
-    app.config["MAX_FORM_PARTS"] = 50  # of which those that nobody expects are told by their names
+    app.config["MAX_FORM_PARTS"] = 50  # enough to name the parts that are not expected
     app.config["MAX_CONTENT_LENGTH"] = services.settings.upload_max + 2 * LONGEST
-    app.json.sort_keys = False  # type: ignore[attr-defined]  # of Flask's default provider
     app.before_request(partial(_require_account, services, failures or FailureLimit()))
+    app.before_request(_require_small_json)
     app.after_request(_with_headers)
     app.register_error_handler(Exception, _answer_error)
-    for endpoint in ENDPOINTS:
-        rule = PREFIX + re.sub(r"{(\w+)}", r"<\1>", endpoint.path)
-        view = partial(_serve, services, endpoint)
-        app.add_url_rule(rule, endpoint.name, view, methods=[endpoint.method], provide_automatic_options=False)
-    app.add_url_rule("/openapi.json", "openapi", lambda: jsonify(openapi()), provide_automatic_options=False)
-    app.add_url_rule("/dashboard", "dashboard", _dashboard, provide_automatic_options=False)
-    app.add_url_rule("/", "page", lambda: Response(description_page(), mimetype="text/html"))
+    for api in (jobs_api, account_api, admin_api):
+        app.register_api(api)
+    page = description_page(app.api_doc)
+    app.add_url_rule("/openapi.json", "openapi", lambda: jsonify(app.api_doc))
+    app.add_url_rule("/dashboard", "dashboard", _dashboard)
+    app.add_url_rule("/", "page", lambda: Response(page, mimetype="text/html"))
     return app
 
 
 def bearer(header: str | None) -> str:
-    """The token in a header "Authorization"; an empty text where there is none."""
+    """Return the token in a header "Authorization"; an empty text where there is none."""
     found = re.fullmatch(r"Bearer +(\S{1,200}) *", header or "", re.IGNORECASE)
     return found[1] if found else ""
 
 
+def description_page(description: dict[str, Any]) -> str:
+    """Return an OpenAPI description as a page of HTML, without scripts and without resources from other hosts."""
+    sections = []
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            answers = {status: answer for status, answer in operation["responses"].items() if int(status) < 300}
+            parts = {"parameters": operation.get("parameters"), "body": operation.get("requestBody"), "answer": answers}
+            blocks = "".join(_details(name, value) for name, value in parts.items() if value)
+            title = f"<code>{method.upper()} {escape(path)}</code>"
+            summary = escape(operation["summary"])
+            sections.append(
+                f'<section id="{operation["operationId"]}"><h2>{title}</h2><p>{summary}</p>{blocks}</section>'
+            )
+    schemas = "".join(_details(name, value) for name, value in description["components"]["schemas"].items())
+    return _PAGE.replace("SECTIONS", "\n".join(sections)).replace("SCHEMAS", schemas)
+
+
+def _details(name: str, value: Any) -> str:
+    return f"<details><summary>{escape(name)}</summary><pre>{escape(json.dumps(value, indent=2))}</pre></details>"
+
+
 def _dashboard() -> Response:
-    """A page without anything of anybody: it asks for a token, and reads with it what that one may."""
+    """A page that holds no data: it asks for a token, and reads with it."""
     page = server_page()
     return Response(page.html, mimetype="text/html", headers={_POLICY: page.policy})
 
 
 def _require_account(services: Services, failures: FailureLimit) -> None:
-    """Finds out who calls, before anything else is looked at.
+    """Identify the caller, before anything else is read.
 
-    A valid token is let in from wherever it comes: a neighbor's failures are not its user's.
+    A valid token is accepted from every address: failures of other users there do not count against its user.
     """
     if request.path in PUBLIC and request.method in ("GET", "HEAD"):
         return
@@ -83,70 +137,23 @@ def _require_account(services: Services, failures: FailureLimit) -> None:
         return
     address = request.remote_addr or ""
     if failures.add(address):
-        raise RateError("fewer attempts must fail. Received: one more than this minute allows")
+        raise RateError("Too many requests without a valid token came from this address. Try again in a minute.")
     if token:
         services.accounts.record("", address, "refused")
     raise UnauthorizedError("a valid token must come in the header `Authorization: Bearer …`. Received: none")
 
 
-def _serve(services: Services, endpoint: Endpoint, **path: str) -> Response | tuple[Any, int]:
-    account: Account = g.account
-    if endpoint.admin:
-        account.require_admin()
-    call = Call(services, account, request.remote_addr or "", path, _query(endpoint), _body(endpoint))
-    answer = endpoint.handler(call)
-    return answer if isinstance(answer, Response) or answer[1] == 204 else (jsonify(answer[0]), answer[1])
+def _require_small_json() -> None:
+    """Limit a body of JSON, and read the description in a form strictly: the library would not."""
+    if request.mimetype != "multipart/form-data":
+        request.max_content_length = LONGEST
+    elif "job" in request.form:
+        json_of(request.form["job"])
 
 
-def _query(endpoint: Endpoint) -> dict[str, Any]:
-    """The parameters of the query, each of its type, with their defaults."""
-    found: dict[str, Any] = {}
-    for name, schema in endpoint.query.items():
-        text = request.args.get(name)
-        if text is None:
-            if "default" in schema:
-                found[name] = schema["default"]
-            continue
-        whole = schema.get("type") == "integer" and re.fullmatch(r"-?\d{1,17}", text)
-        found[name] = int(text) if whole else text
-        _require_valid(schema, found[name], name)
-    return found
-
-
-def _body(endpoint: Endpoint) -> Any:
-    """The body's JSON, or that of the form; what an upload describes is checked by who takes it."""
-    if endpoint.body is None:
-        return None
-    if endpoint.upload:
-        more = sorted({*request.form, *request.files} - {"job", "model"})
-        if more:
-            raise DescriptionError(f"the form may have `job` and `model`. Received: {more[0][:100]!r}")
-        return json_of(request.form.get("job", ""))
-    if request.mimetype != JSON:
-        raise DescriptionError(f"the body must be {JSON}. Received: {request.mimetype or 'nothing'}")
-    if (request.content_length or 0) > LONGEST:
-        raise DescriptionError(f"the body must have at most {LONGEST} bytes. Received: {request.content_length}")
-    body = json_of(request.get_data(cache=False))
-    _require_valid(endpoint.body, body, "")
-    return body
-
-
-@cache
-def _validator(schema: str) -> Any:
-    import jsonschema
-
-    return jsonschema.Draft202012Validator(json.loads(schema))
-
-
-def _require_valid(schema: Mapping[str, Any], value: Any, name: str) -> None:
-    import jsonschema
-
-    error = jsonschema.exceptions.best_match(_validator(json.dumps(schema)).iter_errors(value))
-    if error is not None:
-        field = ".".join(filter(None, [name, *map(str, error.absolute_path)]))
-        raise DescriptionError(
-            f"`{field or 'body'}` must be as the schema says. Received: {error.message[:300]}", field
-        )
+def _refuse(error: ValidationError) -> NoReturn:
+    """Raise the error of a request that is not as its model says."""
+    raise description_error(error, form=request.mimetype == "multipart/form-data")
 
 
 def _with_headers(response: Response) -> Response:
@@ -170,7 +177,7 @@ def _answer_error(error: Exception) -> Response:
         status, told = error.code or 500, {"type": error.name, "message": error.description or error.name}
     else:
         log.error("%s %r failed", request.method, request.path, exc_info=error)
-        status, told = 500, {"type": "JobServerError", "message": "the server's log says what went wrong"}
+        status, told = 500, {"type": "JobServerError", "message": "The request failed; the server's log has the error."}
     response = jsonify({"error": told})
     response.status_code = status
     if isinstance(error, UnauthorizedError):
@@ -180,3 +187,31 @@ def _answer_error(error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.get_response().headers.get("Allow"):
         response.headers["Allow"] = error.get_response().headers["Allow"]
     return response
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>distkeras job server</title>
+<style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; }
+h2 { font-size: 1.1rem; margin: 1.5rem 0 0; }
+p { margin: .25rem 0; }
+pre { overflow-x: auto; font-size: .85rem; }
+</style>
+</head>
+<body>
+<main>
+<h1>distkeras job server</h1>
+<p>Each request carries a token in its header: <code>Authorization: Bearer dk_…</code>.
+<a href="/openapi.json">openapi.json</a> is this page for programs.</p>
+SECTIONS
+<h2 id="schemas">Schemas</h2>
+SCHEMAS
+</main>
+</body>
+</html>
+"""

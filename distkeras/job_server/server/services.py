@@ -1,23 +1,24 @@
-"""What the endpoints work with, and what the server's operator may set."""
+"""What the endpoints work with, and the settings of the server's operator."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from flask import current_app, g, request
 
 from distkeras.job_server.runner.files import JobFiles
-from distkeras.job_server.store.accounts import Account, Accounts
+from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore, Quota
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What the server's operator says of requests.
+    """The operator's settings for requests.
 
     Args:
         data: paths and URIs of folders that jobs may read; the server's own files are never among them.
@@ -36,7 +37,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class Services:
-    """What every endpoint is handed."""
+    """What the endpoints work with."""
 
     accounts: Accounts
     jobs: JobStore
@@ -44,29 +45,15 @@ class Services:
     settings: ServiceSettings
 
 
-@dataclass(frozen=True)
-class Call:
-    """One request, as an endpoint finds it: who, what, and its parameters, checked.
+def services() -> Services:
+    """Return what the application of the current request works with."""
+    found: Services = current_app.extensions["distkeras"]
+    return found
 
-    Args:
-        services: what to work with.
-        account: who calls.
-        address: where from.
-        path: the parts of the path that have names.
-        query: the query's parameters, with their defaults.
-        body: the body, of JSON; None where it is something else.
-    """
 
-    services: Services
-    account: Account
-    address: str
-    path: Mapping[str, str]
-    query: Mapping[str, Any]
-    body: Any = None
-
-    def audit(self, action: str, subject: str = "") -> None:
-        """Writes down what was done."""
-        self.services.accounts.record(self.account.name, self.address, action, subject)
+def audit(action: str, subject: str = "") -> None:
+    """Record what the caller of the current request did."""
+    services().accounts.record(g.account.name, request.remote_addr or "", action, subject)
 
 
 class FailureLimit:
@@ -84,7 +71,7 @@ class FailureLimit:
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def add(self, address: str) -> bool:
-        """Counts one; whether it was too many."""
+        """Count one failure; return True where it exceeds the limit."""
         now = self._clock()
         with self._lock:
             times = self._failures.setdefault(address, deque(maxlen=self._most))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydantic import BaseModel
 from sqlalchemy import Engine, Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -60,8 +61,7 @@ class Account:
             raise ForbiddenError(f"the role must be {ADMIN}. Received: {self.role}")
 
 
-@dataclass(frozen=True)
-class TokenInfo:
+class TokenInfo(BaseModel, frozen=True):
     """All of a token but its secret; times are seconds since the epoch."""
 
     id: str
@@ -72,8 +72,7 @@ class TokenInfo:
     revoked: float | None
 
 
-@dataclass(frozen=True)
-class UserInfo:
+class UserInfo(BaseModel, frozen=True):
     """What may be shown of a user."""
 
     name: str
@@ -82,8 +81,7 @@ class UserInfo:
     created: float
 
 
-@dataclass(frozen=True)
-class AuditEntry:
+class AuditEntry(BaseModel, frozen=True):
     """Who did what, from where: ``number`` rises."""
 
     number: int
@@ -136,13 +134,13 @@ class Accounts:
                 connection.execute(insert(USERS).values(added))
         except IntegrityError:
             raise StateError(f"the name of a new user must be free. Received: {name}") from None
-        return UserInfo(name, role, True, added["created"])  # type: ignore[arg-type]  # a float
+        return UserInfo.model_validate(added)
 
     def users(self) -> list[UserInfo]:
         """Everybody, by name."""
         query = select(USERS.c.name, USERS.c.role, USERS.c.active, USERS.c.created).order_by(USERS.c.name)
         with self._engine.connect() as connection:
-            return [UserInfo(*row) for row in connection.execute(query)]
+            return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
 
     def remove_user(self, name: str) -> None:
         """Has none of the user's tokens count any more, and gives out no new ones; the jobs stay.
@@ -188,12 +186,13 @@ class Accounts:
         """The viewer's own, or everybody's for an administrator; the oldest first."""
         columns = TOKENS.c
         query = select(
-            columns.id, USERS.c.name, columns.note, columns.created, columns.expires, columns.revoked
+            columns.id, USERS.c.name.label("user"), columns.note, columns.created, columns.expires, columns.revoked
         ).join_from(TOKENS, USERS)
         if not viewer.is_admin:
             query = query.where(columns.user_id == viewer.id)
         with self._engine.connect() as connection:
-            return [TokenInfo(*row) for row in connection.execute(query.order_by(columns.created, columns.id))]
+            rows = connection.execute(query.order_by(columns.created, columns.id)).mappings()
+            return [TokenInfo.model_validate(row) for row in rows]
 
     def revoke(self, viewer: Account, token_id: str) -> None:
         """Has a token not count any more.
@@ -240,7 +239,7 @@ class Accounts:
         if before is not None:
             query = query.where(AUDIT.c.number < before)
         with self._engine.connect() as connection:
-            return [AuditEntry(*row) for row in connection.execute(query)]
+            return [AuditEntry.model_validate(row) for row in connection.execute(query).mappings()]
 
 
 def _digest(secret: str) -> bytes:

@@ -61,6 +61,11 @@ class StoredJob:
     bytes: int
 
     @property
+    def cancelled(self) -> bool:
+        """Whether a user asked for its end."""
+        return self.cancel is not None
+
+    @property
     def order(self) -> Mapping[str, Any]:
         """What only the driver gets: its job's kind, and where it reads and writes."""
         found: Mapping[str, Any] = self.description.get(ORDER, {})

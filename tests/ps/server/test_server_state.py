@@ -1,0 +1,68 @@
+"""The table of a server's states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distkeras.ps.errors import JobStoppedError, LocalProtocolError
+from distkeras.ps.protocol.messages import Fault, fault_of
+from distkeras.ps.server.waiting import FOLLOWS, JobCondition, ServerState
+
+
+def fault() -> Fault:
+    return fault_of(JobStoppedError("for a test"))
+
+
+def test_every_state_is_in_the_table_and_is_reached() -> None:
+    assert set(FOLLOWS) == set(ServerState)
+    reached, pending = set(), [ServerState.RUNNING]
+    while pending:
+        state = pending.pop()
+        if state not in reached:
+            reached.add(state)
+            pending += FOLLOWS[state]
+    assert reached == set(ServerState)
+
+
+@pytest.mark.parametrize("state", ServerState)
+@pytest.mark.parametrize("following", ServerState)
+def test_a_step_that_the_table_lacks_names_both_states(state: ServerState, following: ServerState) -> None:
+    condition = JobCondition()
+    condition.state = state
+    with condition:
+        if following in FOLLOWS[state]:
+            condition.move(following)
+            assert condition.state is following
+            return
+        with pytest.raises(LocalProtocolError, match=f"{state.value} cannot become {following.value}"):
+            condition.move(following)
+    assert condition.state is state
+
+
+@pytest.mark.parametrize("state", ServerState)
+def test_every_event_is_taken_in_every_state(state: ServerState) -> None:
+    """Threads report failures, the driver's goodbye and the close in any order."""
+    for event in ("fail", "report_corruption", "release", "close"):
+        condition = JobCondition()
+        condition.state = state
+        arguments: dict[str, list[Any]] = {"fail": [fault()], "report_corruption": ["half a commit"]}
+        getattr(condition, event)(*arguments.get(event, []))
+        assert condition.state is state or condition.state in FOLLOWS[state]
+
+
+def test_a_goodbye_and_a_close_are_both_remembered() -> None:
+    for order in (("release", "close"), ("close", "release")):
+        condition = JobCondition()
+        for event in order:
+            getattr(condition, event)()
+        assert (condition.over, condition.closing) == (True, True)
+
+
+def test_a_corrupt_center_stays_corrupt_when_the_job_fails() -> None:
+    condition = JobCondition()
+    condition.report_corruption("half a commit")
+    condition.fail(fault())
+    assert condition.state is ServerState.FAILED
+    assert condition.corruption == "half a commit"
