@@ -242,7 +242,7 @@ def fetch_commits(path: JobPath) -> Response:
     return _file(path, _folder(path).commits, "commits.parquet")
 
 
-@jobs_api.get("/jobs/<job>/stream", responses=_file_of(STREAM_TYPE, {"type": "string"}))
+@jobs_api.get("/jobs/<job>/stream", responses=_file_of(STREAM_TYPE, {"type": "object"}))
 def follow_job(path: JobPath) -> Response:
     """Read the events after `Last-Event-ID`. The answer ends, so that no thread waits; the client asks again."""
     entries = read_since(_folder(path).journal, request.headers.get("Last-Event-ID", ""))
