@@ -115,7 +115,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'distkeras' has no attribute {name!r}")
     module = importlib.import_module(home)
-    # A public name may be a module that nobody has imported yet.
+    # A public name may be a module that is not imported yet.
     return getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
 
 

@@ -44,7 +44,7 @@ REFUSED = {
     "SwapEMAWeights": "the workers have the optimizers, and their averages",
     "TerminateOnNaN": "every commit is checked: `Trainer(max_skipped=0)`, the default",
 }
-#: Keras' own whose hooks of batches have nothing to do, as long as they are told so: argument, attribute, its value.
+#: Callbacks of Keras whose hooks for batches do nothing under one setting: argument, attribute, value.
 _OF_EPOCHS: dict[str, list[tuple[str, str, Any]]] = {
     "ModelCheckpoint": [("save_freq", "save_freq", "epoch")],
     "TensorBoard": [
@@ -114,13 +114,14 @@ class KerasCallbacks(Callback):
     def on_begin(self, setup: TrainingSetup) -> None:
         """Reads the rows."""
         self._epoch, self._clock, self._model = 0, -1, None
-        told = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
+        names = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
         for callback in self.keras_callbacks:
             monitor = getattr(callback, "monitor", None) if getattr(callback, "save_best_only", True) else None
-            if monitor is not None and monitor not in told:
+            if monitor is not None and monitor not in names:
                 more = "" if self._validation is not None else "; `KerasCallbacks(…, validation=df)` tells more"
                 raise ConfigurationError(
-                    f"`monitor` of {type(callback).__name__} must be one of {told}{more}. Received: monitor={monitor!r}"
+                    f"`monitor` of {type(callback).__name__} must be one of {names}{more}. "
+                    f"Received: monitor={monitor!r}"
                 )
         if self._validation is not None:
             self._batch = setup.read_rows(self._validation, self.max_rows)
@@ -191,13 +192,13 @@ def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None 
     Raises:
         ConfigurationError: one of Keras' that cannot work on the driver.
     """
-    found = list(callbacks)
-    if all(isinstance(callback, Callback) for callback in found):
-        return found
+    all_callbacks = list(callbacks)
+    if all(isinstance(callback, Callback) for callback in all_callbacks):
+        return all_callbacks
     import keras
 
-    theirs = [callback for callback in found if isinstance(callback, keras.callbacks.Callback)]
-    ours = [callback for callback in found if not isinstance(callback, keras.callbacks.Callback)]
+    theirs = [callback for callback in all_callbacks if isinstance(callback, keras.callbacks.Callback)]
+    ours = [callback for callback in all_callbacks if not isinstance(callback, keras.callbacks.Callback)]
     return [*ours, KerasCallbacks(theirs, validation)] if theirs else ours
 
 
@@ -224,9 +225,9 @@ def _usable(callback: Any) -> Any:
                 f"`callbacks` must be ones that can work on the driver: {REFUSED[kind.__name__]}. Received: {name}"
             )
         for argument, attribute, wanted in _OF_EPOCHS.get(kind.__name__, []):
-            if (found := getattr(callback, attribute, wanted)) != wanted:
+            if (value := getattr(callback, attribute, wanted)) != wanted:
                 raise ConfigurationError(
-                    f"`{argument}` of {name} must be {wanted!r}: batches are the workers'. Received: {found!r}"
+                    f"`{argument}` of {name} must be {wanted!r}: batches are the workers'. Received: {value!r}"
                 )
         if kind.__name__ in _OF_EPOCHS:
             base = kind  # whose own hooks of batches do nothing then

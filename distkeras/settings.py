@@ -269,7 +269,7 @@ class JobFacts:
 
 
 def _require_place(server: str, host: str | None) -> None:
-    """Whether the parameter server can run there."""
+    """Check that the parameter server can run there."""
     require_choice("server", server, ("driver", "cluster"))
     if host is not None:
         require_text("host", host, "a host name or address, or None")
@@ -278,7 +278,7 @@ def _require_place(server: str, host: str | None) -> None:
 
 
 def _require_profile(value: Any) -> None:
-    """Whether it is one of PySpark's."""
+    """Check that it is a profile of PySpark."""
     if value is None:
         return
     from pyspark.resource import ResourceProfile
@@ -298,10 +298,10 @@ def rule_of(rule: Rule | str) -> Rule:
     Raises:
         ConfigurationError: there is no such rule.
     """
-    made = make(rule) if isinstance(rule, str) else rule
-    if not isinstance(made, Rule):
+    rule_object = make(rule) if isinstance(rule, str) else rule
+    if not isinstance(rule_object, Rule):
         raise invalid("rule", rule, "a `Rule` or the name of one")
-    return made
+    return rule_object
 
 
 def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
@@ -347,15 +347,15 @@ def reported_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str
         settings: instances of the classes of settings; those that come later win.
         compilation: of the model, as `Recipe.identity` has it.
     """
-    told: dict[str, Any] = {"num_workers": None}
+    options: dict[str, Any] = {"num_workers": None}
     for one in settings:
         for field in dataclasses.fields(one):
             if field.name not in _OF_NO_MATTER:
-                told |= _flat(field.name, getattr(one, field.name))
-    told["num_workers"] = told.pop("workers", told["num_workers"])
+                options |= _flat(field.name, getattr(one, field.name))
+    options["num_workers"] = options.pop("workers", options["num_workers"])
     for name, value in compilation.items():
-        told |= _flat("worker_optimizer" if name == "optimizer" else name, value)
-    return told
+        options |= _flat("worker_optimizer" if name == "optimizer" else name, value)
+    return options
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def execute(path: Path, folder: Path, timeout: float) -> nbformat.NotebookNode:
         cell.metadata.pop("execution", None)  # when each began and ended
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
-    notebook.metadata["language_info"] = {"name": "python"}  # without the version of whoever ran it
+    notebook.metadata["language_info"] = {"name": "python"}  # without the version of this Python
     notebook.metadata[DIGEST] = digest_of(notebook)
     return notebook
 

@@ -107,8 +107,8 @@ def main(argv: list[str] | None = None) -> int:
     elif arguments.command == "key":
         sys.stdout.write(secrets.token_hex(KEY_BYTES) + "\n")
     elif arguments.command == "certificate":
-        made = make_certificate()
-        sys.stdout.write(made.private_key + made.certificate)
+        certificate = make_certificate()
+        sys.stdout.write(certificate.private_key + certificate.certificate)
     else:
         return _serve(arguments)
     return 0
@@ -144,7 +144,7 @@ def _request_of(link: DriverLink) -> StartRequest:
 def _until_over(link: DriverLink, server: ParameterServer) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle; it still needs the center
     link.wait_until_over(lambda: server.corrupt)
-    signal.alarm(_END_SECONDS)  # its default action ends the process: nobody may be left who would
+    signal.alarm(_END_SECONDS)  # its default action ends the process, even where no other process can
     return int(server.corrupt)
 
 

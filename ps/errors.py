@@ -17,8 +17,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-# ---- Tracebacks as text: which of their lines are the user's own, and what a library's error says.
-
 #: Set to "full", it has every error show all that is known of where it came from.
 VARIABLE = "DISTKERAS_TRACEBACK"
 
@@ -38,12 +36,12 @@ _DETAILS = re.compile(r"^(?:Detected at node|Traceback \(most|  File |    |\s*\[
 
 
 def shown_in_full() -> bool:
-    """Whether errors are to show everything."""
+    """Return whether errors are to show everything."""
     return os.environ.get(VARIABLE, "").lower() == "full"
 
 
 def is_library(path: str) -> bool:
-    """Whether a file of a traceback is no code of the user's."""
+    """Return whether a file of a traceback is no code of the user's."""
     return _LIBRARY.search(path) is not None
 
 
@@ -281,7 +279,7 @@ _NODE_ERRNOS = {
 }  # fmt: skip
 #: The backends' own errors for want of memory, which are not to be imported here.
 _NODE_NAMES = {"ResourceExhaustedError", "OutOfMemoryError"}
-#: Likewise, and a Python function's error that a backend has put into words.
+#: The same, and the error of a Python function that a backend has reworded.
 _NODE_TEXTS = re.compile(
     r"^RESOURCE_EXHAUSTED|can't allocate memory|can't start new thread|\bMemoryError:?"
     r"|\bOSError: \[Errno (?P<errno>\d+)\]"
@@ -320,9 +318,9 @@ def _node_error_text(error: BaseException) -> str | None:
     if isinstance(error, DistkerasError):
         return None
     text = str(error)
-    found = _NODE_TEXTS.search(text)
-    if found is not None and (found["errno"] is None or int(found["errno"]) in _NODE_ERRNOS):
-        start, end = text.rfind("\n", 0, found.end()) + 1, text.find("\n", found.end())
+    match = _NODE_TEXTS.search(text)
+    if match is not None and (match["errno"] is None or int(match["errno"]) in _NODE_ERRNOS):
+        start, end = text.rfind("\n", 0, match.end()) + 1, text.find("\n", match.end())
         return f"{type(error).__name__}: {text[start : end if end >= 0 else None].strip()}"
     named = {kind.__name__ for kind in type(error).__mro__}
     known = isinstance(error, (MemoryError, ConnectionError, TimeoutError)) or bool(named & _NODE_NAMES)

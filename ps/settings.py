@@ -127,7 +127,7 @@ class WorkerSettings:
 
 
 def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) -> None:
-    """Whether the server's learning rate is there for the rules that need one, and for no other.
+    """Check that the server's learning rate is set for the rules that need one, and for no other.
 
     Raises:
         ConfigurationError: it is not so.

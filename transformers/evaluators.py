@@ -132,7 +132,7 @@ def _not_null(source: NumericColumn, value: Column) -> Column:
 
 
 def _no_probability(value: Column) -> Column:
-    """Whether a number is no probability; a softmax in float32 may pass 1 by a few units in the last place."""
+    """Return whether a number is not a probability; a softmax in float32 may slightly exceed 1."""
     return null_or_nan(value) | (value < 0) | (value > 1 + 1e-5)
 
 

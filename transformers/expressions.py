@@ -107,7 +107,7 @@ def vector_of(values: Column) -> Column:
 
 
 def null_or_nan(value: Column) -> Column:
-    """Whether a number is null or NaN."""
+    """Return whether a number is null or NaN."""
     return value.isNull() | F.isnan(value.cast("double"))
 
 
@@ -153,16 +153,16 @@ def class_of_scores(scores: NumericColumn, threshold: float | None, default_inde
     broken = raise_in_job(BadValueError, name, "scores must be neither null nor NaN", column)
     empty = raise_in_job(ShapeError, name, "there must be a score at least", F.size(column))
     if default_index is None or threshold is None:
-        found = F.when(F.size(column) == 1, of_single(F.element_at(column, 1))).otherwise(largest)
+        index = F.when(F.size(column) == 1, of_single(F.element_at(column, 1))).otherwise(largest)
     else:
         first = F.array_position(F.transform(column, lambda score: score.cast("double") >= threshold), True) - 1
         above = F.when(F.array_max(column) > 0, largest).otherwise(float(default_index))
-        found = F.when(first >= 0, first.cast("double")).otherwise(above)
+        index = F.when(first >= 0, first.cast("double")).otherwise(above)
     return (
         F.when(column.isNull(), None)
         .when(F.size(column) == 0, empty)
         .when(F.exists(column, null_or_nan), broken)
-        .otherwise(found)
+        .otherwise(index)
     )
 
 

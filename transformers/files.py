@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ---- A ``.keras`` archive on the filesystem of a Spark session: rows of Parquet, beside Spark ML's metadata.
-
 #: Bytes of a row: well below what Parquet and a Connect message take.
 _CHUNK_BYTES = 8 << 20
 
@@ -34,9 +32,6 @@ def load_archive(spark: SparkSession, path: str) -> bytes:
     return b"".join(bytes(row["data"]) for row in rows)
 
 
-# ---- Stages on disk: as Spark ML has them, and written over under Spark Connect, too.
-
-
 class StageWriter(MLWriter):
     """Spark ML's writer, which cannot overwrite where there is no JVM to ask."""
 
@@ -44,7 +39,7 @@ class StageWriter(MLWriter):
     def save(self, path: str) -> None:
         """Saves below ``path``; in place of what is there, after `overwrite`."""
         if self.shouldOverwrite and context_of(self.sparkSession) is None:
-            # What Spark overwrites a folder with leaves nothing of it, on whatever filesystem that is.
+            # Spark's overwrite leaves nothing of the old folder, on every filesystem.
             self.sparkSession.createDataFrame([], "value string").write.mode("overwrite").text(path)
             self.saveImpl(path)
         else:

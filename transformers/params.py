@@ -56,10 +56,10 @@ def column_name(value: Any) -> str:
 
 def column_names(value: Any) -> list[str]:
     """A list of names; one name alone is a list of one."""
-    found = [value] if isinstance(value, str) else list(value)
-    if not found or len(set(found)) != len(found):
+    names = [value] if isinstance(value, str) else list(value)
+    if not names or len(set(names)) != len(names):
         raise ValueError
-    return [column_name(name) for name in found]
+    return [column_name(name) for name in names]
 
 
 def columns_by_name(value: Mapping[str, Any]) -> dict[str, str]:
@@ -170,10 +170,10 @@ def one_dataframe(dataset: DataFrame | None, dataframe: DataFrame | None) -> Dat
     """
     if dataset is not None and dataframe is not None:
         raise ConfigurationError("`dataset` must be given once. Received: dataset and dataframe")
-    found = dataset if dataframe is None else dataframe
-    require_dataframe("dataset", found)
-    assert found is not None
-    return found
+    frame = dataset if dataframe is None else dataframe
+    require_dataframe("dataset", frame)
+    assert frame is not None
+    return frame
 
 
 class HasInputCol(Params):

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     import keras
 
 
-# ---- A model's outputs as new columns of a DataFrame, and as a function of Spark's.
-
 #: Spark's functions over Arrow arrays, as PySpark has them from 4.1 on; None before.
 arrow_udf: Any
 try:
@@ -203,7 +201,7 @@ _INLINE_BYTES = 4 << 20
 
 #: What a parameter of columns takes.
 COLUMNS = "a name, distinct names, or a mapping: name of an input or output of the model to a distinct name"
-#: Of the inputs and outputs of a call of the model, unless told otherwise.
+#: Bytes of the inputs and outputs of one call of the model, by default.
 BATCH_BYTES = 64 << 20
 #: Of a number in a model's arrays, as good as always.
 _NUMBER_BYTES = 4
@@ -298,10 +296,10 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
             ConfigurationError: `decode` is neither a function for the only column nor a dictionary of them.
         """
         features = listed(names_of(self._required("features_col"), "features_col"))
-        found = decoders(self.getOrDefault("decode"), features)
-        if unknown := sorted(found.keys() - set(features)):
+        by_column = decoders(self.getOrDefault("decode"), features)
+        if unknown := sorted(by_column.keys() - set(features)):
             raise ConfigurationError(f"`decode` must be of the columns {list(features)}. Received: decode of {unknown}")
-        return found
+        return by_column
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
@@ -351,7 +349,7 @@ class PackedModel:
                 raise ConfigurationError(
                     f"`keras_model` must leave at most one extent of an input open. Received: shape={shape}"
                 )
-        # Two notebook classes of one name may differ, and bytes do not tell.
+        # Two notebook classes of one name may differ, which their bytes do not show.
         self.key = hashlib.sha256(self.data).hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
         self._sent: weakref.WeakKeyDictionary[SparkSession, serving.Archive] = weakref.WeakKeyDictionary()
 
@@ -447,5 +445,5 @@ class _Reader(MLReader[ModelPredictor]):
         predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         DefaultParamsReader.getAndSetParams(predictor, metadata)
         if functions := metadata.get("decode"):
-            predictor._set(decode={column: object_of(config, "decode") for column, config in functions.items()})  # noqa: SLF001 - likewise
+            predictor._set(decode={column: object_of(config, "decode") for column, config in functions.items()})  # noqa: SLF001 - the same
         return predictor

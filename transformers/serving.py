@@ -241,8 +241,8 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
         while pa.types.is_list(numbers.type):
             numbers = numbers.flatten()
         known = math.prod(extent for extent in shape if extent is not None)
-        found = max(1, len(numbers) // (known * len(values)))
-        shape = tuple(found if extent is None else extent for extent in shape)
+        rows = max(1, len(numbers) // (known * len(values)))
+        shape = tuple(rows if extent is None else extent for extent in shape)
     fixed = tuple(extent for extent in shape if extent is not None)
     return to_numpy(values, Column(column.name, fixed, column.dtype), worker=worker, first_row=first_row)
 

@@ -42,9 +42,6 @@ __all__ = [
 ]
 
 
-# ---- Tables of a run, from Spark, pandas or the simulator, as pandas has them.
-
-
 def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
     """A copy of ``frame`` in pandas.
 
@@ -75,8 +72,6 @@ def seconds_since_first(timestamps: pd.Series) -> pd.Series:
     times = pd.to_datetime(timestamps)
     return (times - times.min()).dt.total_seconds()
 
-
-# ---- Loss and metrics of a run's steps against time.
 
 #: Columns of a history that are not metrics.
 HISTORY_KEYS = ("worker", "epoch", "iteration", "timestamp", "samples")
@@ -126,8 +121,6 @@ def averaged(history: Any, every: float) -> pd.DataFrame:
     result.insert(0, "seconds", groups["seconds"].mean())
     return result.assign(samples=samples, steps=groups.size()).reset_index(drop=True)
 
-
-# ---- Staleness, gap, scale factors and the order of a run's commits.
 
 #: What `over_commits` and `values` take: columns of ``commits``, and one that only a simulation has.
 MEASURES = ("staleness", "gap", "normalized_gap", "scale")
@@ -255,8 +248,6 @@ def recorded_schedule(commits: Any) -> list[int]:
     schedule: list[int] = workers.tolist()
     return schedule
 
-
-# ---- The efficiencies of the thesis: how good a run is over time, over updates, and how long its epochs take.
 
 Mode = Literal["max", "min"]
 

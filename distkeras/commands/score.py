@@ -97,11 +97,11 @@ def parser() -> TomlArgumentParser:
 
 def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keywords of `KerasModel` that were given."""
-    found = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
-    found = {keyword: value for keyword, value in found.items() if value is not None}
-    found = {keyword: columns_of(value) if isinstance(value, list) else value for keyword, value in found.items()}
+    given = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
+    given = {keyword: value for keyword, value in given.items() if value is not None}
+    given = {keyword: columns_of(value) if isinstance(value, list) else value for keyword, value in given.items()}
     return {
-        keyword: value[0] if isinstance(value, list) and len(value) == 1 else value for keyword, value in found.items()
+        keyword: value[0] if isinstance(value, list) and len(value) == 1 else value for keyword, value in given.items()
     }
 
 
@@ -149,7 +149,7 @@ def bytes_of(uri: str) -> bytes:
 
 
 def require_options(arguments: argparse.Namespace) -> None:
-    """Whether the options go together.
+    """Raise an error unless the options go together.
 
     Raises:
         ConfigurationError: they do not.

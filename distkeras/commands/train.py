@@ -126,14 +126,14 @@ def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
     options = from_text(rule, arguments.set)
     if name in (SINGLE, ENSEMBLE):
         options = {"window": 10, **options}  # only how often it reports: no other worker commits between
-    made = make(rule, **options)
+    rule_object = make(rule, **options)
     if name == ENSEMBLE:
         count = given.pop("num_workers", 2)
         metrics = given.pop("metrics", None)
-        return EnsembleTrainer(model, metrics=metrics, num_ensembles=count, window=made.window, **given)
+        return EnsembleTrainer(model, metrics=metrics, num_ensembles=count, window=rule_object.window, **given)
     if name == SINGLE and given.setdefault("num_workers", 1) != 1:
         raise ConfigurationError(f"`--workers` must be 1 for --rule {SINGLE}. Received: {given['num_workers']}")
-    return Trainer(model, made, **given)
+    return Trainer(model, rule_object, **given)
 
 
 @contextmanager

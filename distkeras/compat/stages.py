@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import keras
 
 
-# ---- The base class of dist-keras' evaluators; its one evaluator is this project's own.
-
-
 class Evaluator:
     """The base of dist-keras' evaluators, whose subclasses override `evaluate`.
 
@@ -43,9 +40,6 @@ class Evaluator:
     def evaluate(self, dataframe: DataFrame) -> float:
         """Written by subclasses."""
         raise refusal(f"{type(self).__name__}.evaluate", "write it, or extend `pyspark.ml.evaluation.Evaluator`")
-
-
-# ---- dist-keras' predictor: it has `predict`, and gives dense vectors.
 
 
 class Predictor:
@@ -87,8 +81,6 @@ class ModelPredictor(new.ModelPredictor, Predictor):
         """`transform`."""
         return self.transform(dataframe)
 
-
-# ---- dist-keras' transformers that have another name, or another result, than this project's.
 
 _MOMENTS = "its means and deviations are `means` and `stddevs` of what `fit` returns"
 
@@ -160,9 +152,6 @@ class StandardTransformer(StandardScaleTransformer):
 
     clean_mean_keys = refused("clean_mean_keys", _MOMENTS)
     clean_stddev_keys = refused("clean_stddev_keys", _MOMENTS)
-
-
-# ---- dist-keras' job server and its client, which sent pickled trainers to each other: refused.
 
 
 class Punchcard(RefusedClass, instead=SUBMIT):

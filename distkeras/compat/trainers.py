@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# ---- What a name of dist-keras raises that has no equivalent here.
-
 #: Where a rule comes in place of dist-keras' worker and server classes.
 RULES = "an algorithm is one `Rule`, both halves: `distkeras.Trainer(model, rule)`, `python -m distkeras.ps rules`"
 #: What comes in place of a trainer that travels.
@@ -65,8 +63,6 @@ class RefusedClass:
     def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
         raise refusal(type(self).__name__, self.instead)
 
-
-# ---- dist-keras' histories: a list with a dictionary for each mini-batch, and what its functions made of that.
 
 #: Columns of a history table that are no metric.
 _FIXED = ("worker", "epoch", "iteration", "timestamp", "samples")
@@ -116,8 +112,6 @@ def averaged_history(history: Iterable[dict[str, Any]]) -> np.ndarray:
     return total / count
 
 
-# ---- What `help` says of dist-keras' trainers: their own words, then every argument that they take.
-
 #: What an entry of ``Args:`` begins with: one name, or several.
 _ENTRY = re.compile(r"^    (?=\w[\w, ]*: )", re.MULTILINE)
 _SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
@@ -145,8 +139,6 @@ def _arguments(kind: type) -> list[str]:
     return _ENTRY.split(section[1])[1:] if section else []
 
 
-# ---- What dist-keras' trainers were asked and told once they were made: getters, setters, histories, counts.
-
 _SERVER = "`train` starts and stops the server, which is a process of its own"
 _TIMES = "`train` takes the times: `get_training_time`, `timings`"
 
@@ -170,10 +162,10 @@ def only_table(df: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
     Raises:
         ConfigurationError: both are given, or none.
     """
-    found = df if dataframe is None else dataframe
-    if found is None or (df is not None and dataframe is not None):
+    table = df if dataframe is None else dataframe
+    if table is None or (df is not None and dataframe is not None):
         raise ConfigurationError(f"`dataframe` must be given, once. Received: df={df!r}, dataframe={dataframe!r}")
-    return found
+    return table
 
 
 class Histories(ABC):
@@ -318,8 +310,6 @@ class DistributedAccessors(TrainerAccessors):
         commits = self._require(self.outcome.records, "num_updates").commits_array
         return int((commits["skipped"] == 0).sum())
 
-    # ---- getters and setters of options, checked as by the constructor
-
     def get_minibatch_size(self) -> int:
         """`batch_size`."""
         return self.settings.batch_size
@@ -394,8 +384,6 @@ def _as_given(names: tuple[str, ...] | dict[str, str]) -> str | list[str] | dict
         return names
     return names[0] if len(names) == 1 else list(names)
 
-
-# ---- dist-keras' functions.
 
 _PICKLE = 'what is unpickled runs as code: keep a model with `model.save("name.keras")`'
 

@@ -79,7 +79,7 @@ class Dashboard(Callback):
 
     @property
     def closed(self) -> bool:
-        """Whether it is served no more."""
+        """Return whether it is served no more."""
         return self._listener.closed
 
     def save(self, path: str | PathLike[str]) -> Path:

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# ---- Server-sent events, of a journal's lines.
-
 STREAM_TYPE = "text/event-stream"
 
 
@@ -25,7 +23,7 @@ def as_events(entries: Sequence[Entry], retry_ms: int = 1000) -> bytes:
     return (f"retry: {retry_ms}\n\n" + "".join(parts)).encode()
 
 
-#: Bytes of what came since that a file has at least before it begins anew.
+#: Bytes of increments, at least, before a file is written again.
 _SINCE_MIN = 256 << 10
 _ID = re.compile(r"([0-9a-f]{16})-(\d{1,12})")
 
@@ -52,7 +50,7 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether another edition is due."""
+        """Return whether another edition is due."""
         return self._since >= self._most
 
     def begin(self, whole: Mapping[str, Any]) -> None:
@@ -96,10 +94,10 @@ def read_since(path: Path, last_id: str = "") -> list[Entry]:
         with path.open("rb") as file:
             head = file.readline()
             edition = _edition(head)
-            found = _ID.fullmatch(last_id)
+            match = _ID.fullmatch(last_id)
             offset = len(head)
-            if found is not None and found[1] == edition:
-                offset = max(offset, int(found[2]))
+            if match is not None and match[1] == edition:
+                offset = max(offset, int(match[2]))
             file.seek(offset)
             rest = file.read()
     except FileNotFoundError:

@@ -24,7 +24,7 @@ _CONNECTIONS = 64
 _PATIENCE = 30.0
 #: Seconds after which a stream without news shows that it lives; and after which it ends, to be asked for again.
 _SIGN, _STREAM = 10.0, 300.0
-#: Whoever may show the page in a frame: notebooks of this machine.
+#: The pages that may show this one in a frame: notebooks of this machine.
 _FRAMES = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:* vscode-webview:"
 
 
@@ -62,7 +62,7 @@ class PageListener:
 
     @property
     def closed(self) -> bool:
-        """Whether it serves no more."""
+        """Return whether it serves no more."""
         return self._over.is_set()
 
     def close(self) -> None:
@@ -119,9 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, or a job's stream."""
-        found = re.fullmatch(r"/([\w-]{1,64})/(|job\.html|jobs/\d{1,3})", self.path.partition("?")[0])
-        known = found is not None and hmac.compare_digest(found[1], self.token)
-        wanted = found[2] if found is not None and known else None
+        match = re.fullmatch(r"/([\w-]{1,64})/(|job\.html|jobs/\d{1,3})", self.path.partition("?")[0])
+        known = match is not None and hmac.compare_digest(match[1], self.token)
+        wanted = match[2] if match is not None and known else None
         if wanted == "":
             self._answer(HTTPStatus.OK, _HTML, self.page.html, self.page.policy)
         elif wanted == "job.html":

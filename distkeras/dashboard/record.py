@@ -17,8 +17,6 @@ from distkeras.ps.events import Event
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.settings import JobFacts
 
-# ---- Numbers as a page needs them: four digits of each, and JSON's null for what is not finite.
-
 _DIGITS = 4
 
 
@@ -30,10 +28,11 @@ def rounded(values: np.ndarray) -> Any:
         # Decimals below the point; whole numbers are kept as they are.
         decimals = np.clip(np.nan_to_num(_DIGITS - 1 - magnitude, nan=0.0, posinf=0.0, neginf=0.0), 0, 300)
         factor = 10.0**decimals
-        shown = np.where(decimals > 22, values, np.round(values * factor) / factor)  # beyond, powers are inexact
-    told = shown.astype(object)
-    told[~np.isfinite(shown)] = None
-    return told.tolist()
+        # Powers of ten above 22 are inexact.
+        rounded_values = np.where(decimals > 22, values, np.round(values * factor) / factor)
+    as_objects = rounded_values.astype(object)
+    as_objects[~np.isfinite(rounded_values)] = None
+    return as_objects.tolist()
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -44,11 +43,9 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 def number(value: float | None) -> float | None:
     """Return one number, rounded."""
-    found: float | None = None if value is None else rounded(np.asarray(value))
-    return found
+    finite: float | None = None if value is None else rounded(np.asarray(value))
+    return finite
 
-
-# ---- A row for each worker: what it has done, where its time went, and when it was last heard of.
 
 #: Where a worker is, by number.
 WAITING, TRAINING, FINISHED = range(3)
@@ -256,8 +253,6 @@ class JobRecord:
         """The last one of them, as an array of one; None before the first."""
         return self._sums.last_commit
 
-    # ---- what comes in
-
     def add_commits(self, commits: np.ndarray, steps: np.ndarray) -> None:
         """Takes the next rows of the commit log in.
 
@@ -331,29 +326,27 @@ class JobRecord:
         """Takes in who is there: rows of `messages.WorkerTable`."""
         self._told.workers.update(self.workers.set_table(table))
 
-    # ---- what goes out
-
     def whole(self) -> dict[str, Any]:
         """All of it, JSON-ready; `more` goes on from there."""
         self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
-        told = {"kind": "whole", "facts": asdict(self.facts), "metrics": list(self.metrics), "began": self.began}
-        told |= self._lines(0) | self._rest()
-        told["workers"] = self.workers.told(range(self.facts.workers), self._seconds)
-        told["events"] = list(self._events)
-        told["evaluations"] = list(self._evaluations)
+        entry = {"kind": "whole", "facts": asdict(self.facts), "metrics": list(self.metrics), "began": self.began}
+        entry |= self._lines(0) | self._rest()
+        entry["workers"] = self.workers.told(range(self.facts.workers), self._seconds)
+        entry["events"] = list(self._events)
+        entry["evaluations"] = list(self._evaluations)
         self._sums.buckets.settle()
-        return told
+        return entry
 
     def more(self) -> dict[str, Any] | None:
         """What has changed since `whole` or the last `more`; None: so much that `whole` must be sent."""
-        told, buckets = self._told, self._sums.buckets
-        if told.whole or buckets.folded:
+        sent, buckets = self._told, self._sums.buckets
+        if sent.whole or buckets.folded:
             return None
-        new = min(self._events_seen - told.events, len(self._events))
+        new = min(self._events_seen - sent.events, len(self._events))
         answer = {"kind": "more"} | self._lines(buckets.changed) | self._rest()
-        answer["workers"] = self.workers.told(sorted(told.workers), self._seconds)
+        answer["workers"] = self.workers.told(sorted(sent.workers), self._seconds)
         answer["events"] = list(self._events)[len(self._events) - new :]
-        answer["evaluations"] = self._evaluations[told.evaluations :]
+        answer["evaluations"] = self._evaluations[sent.evaluations :]
         self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
         buckets.settle()
         return answer
@@ -375,16 +368,14 @@ class JobRecord:
 
     def _rest(self) -> dict[str, Any]:
         now = self.now
-        told: dict[str, Any] = {"state": now.state, "why": now.why, "at": self._moment(now.timestamp)}
-        told |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
-        told |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left", "saved_seconds")}
-        told["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
-        told["samples"], told["commits"] = self.workers.totals()
+        entry: dict[str, Any] = {"state": now.state, "why": now.why, "at": self._moment(now.timestamp)}
+        entry |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
+        entry |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left", "saved_seconds")}
+        entry["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
+        entry["samples"], entry["commits"] = self.workers.totals()
         used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1
         histogram = {"width": self._sums.staleness.width, "counts": self._sums.staleness.counts[:used].tolist()}
-        return {"now": told, "staleness": histogram, "kinds": dict(self._kinds)}
-
-    # ---- time
+        return {"now": entry, "staleness": histogram, "kinds": dict(self._kinds)}
 
     def _moment(self, timestamp: float) -> float:
         return round(float(self._seconds(np.array([timestamp]))[0]), 2)

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds from one look at the job to the next; longer where a look takes more than a hundredth of it.
 _EVERY, _SHARE = 1.0, 0.01
-#: Commits that are asked for at a time: the server answers nobody else meanwhile.
+#: Commits that are read at a time: the server answers no other request meanwhile.
 _COMMITS, _PIECES = 1024, 8
-#: Seconds of which the rate is told.
+#: Seconds over which the rate is measured.
 _LATELY = 30.0
 
 
@@ -71,8 +71,6 @@ class JobWatch(Callback):
     def path(self) -> Path:
         """Of the journal."""
         return self._journal.path
-
-    # ---- while the job runs
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Begin the journal of another job."""
@@ -166,21 +164,21 @@ class JobWatch(Callback):
     def _take_status(self, record: JobRecord, context: CallbackContext) -> None:
         status, now = context.status, time.time()
         state = "training" if status.joined else "starting"
-        told = Now(state, "", now, status.epochs, status.joined, status.finished, status.loss)
-        told = replace(told, saved_clock=status.saved_clock, saved_seconds=status.saved_seconds)
+        status_now = Now(state, "", now, status.epochs, status.joined, status.finished, status.loss)
+        status_now = replace(status_now, saved_clock=status.saved_clock, saved_seconds=status.saved_seconds)
         self._rates.append((now, status.samples))
         while self._rates[-1][0] - self._rates[0][0] > _LATELY or self._rates[0][1] > status.samples:
             self._rates.popleft()
         since, samples = self._rates[0]
         seconds = now - since
         if seconds > 0:
-            told = replace(told, rate=(status.samples - samples) / seconds)
+            status_now = replace(status_now, rate=(status.samples - samples) / seconds)
         if status.batches and (self._first is None or self._first[1] > status.epochs):
             self._first = now, status.epochs
         if self._first is not None and status.epochs > self._first[1]:
             passed = (status.epochs - self._first[1]) / (now - self._first[0])
-            told = replace(told, left=max(0.0, record.facts.epochs - status.epochs) / passed)
-        record.now = told
+            status_now = replace(status_now, left=max(0.0, record.facts.epochs - status.epochs) / passed)
+        record.now = status_now
 
     def _take_evaluations(self, record: JobRecord) -> None:
         new = self._found[self._evaluations :]
@@ -190,8 +188,6 @@ class JobWatch(Callback):
     def _take_events(self, record: JobRecord) -> None:
         new, self._seen = self._events.since(self._seen)
         record.add_events(new)
-
-    # ---- when it is over
 
     def end(self, outcome: JobOutcome) -> None:
         """Write what became of the job, with the last of its records and evaluations."""

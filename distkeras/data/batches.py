@@ -11,8 +11,6 @@ import numpy as np
 
 from distkeras.data.columns import ColumnArrays
 
-# ---- Memory that a backend can take over as it is.
-
 #: Bytes: the strictest alignment that any build of TensorFlow asks for.
 ALIGNMENT = 64
 
@@ -26,7 +24,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def is_aligned(array: np.ndarray) -> bool:
-    """Whether TensorFlow can take ``array`` over."""
+    """Return whether TensorFlow can take ``array`` over."""
     return array.flags.c_contiguous and array.__array_interface__["data"][0] % ALIGNMENT == 0
 
 

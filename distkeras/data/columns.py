@@ -311,7 +311,7 @@ def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) ->
             fail(BadValueError, row, "values must not be null", "null")
         try:
             array = np.asarray(column.decode(value))
-        except Exception as error:  # noqa: BLE001 - whatever the caller's function raises has a row
+        except Exception as error:  # noqa: BLE001 - every error of the caller's function gets its row
             fail(BadValueError, row, "`decode` must make an array of every value", f"{type(error).__name__}: {error}")
         if array.dtype.kind not in "biuf":
             fail(BadValueError, row, "`decode` must make an array of numbers", f"dtype {array.dtype}")

@@ -59,8 +59,8 @@ def require_dataframe(name: str, value: Any) -> None:
     if not isinstance(value, DataFrame):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         way = next((way for start, way in _CONVERSIONS if kind.startswith(start)), None)
-        told = "" if way is None or value is None else f"; {way.format(name=name)}"
-        raise ConfigurationError(f"`{name}` must be a Spark DataFrame{told}. Received: {name} of type {kind}")
+        hint = "" if way is None or value is None else f"; {way.format(name=name)}"
+        raise ConfigurationError(f"`{name}` must be a Spark DataFrame{hint}. Received: {name} of type {kind}")
     if is_stopped(value.sparkSession):
         raise ConfigurationError(
             f"`{name}` must be of a Spark session that runs: create it again there. Received: {name} of a stopped one"
@@ -88,24 +88,24 @@ def field_of(fields: Sequence[StructField], name: str) -> StructField:
         MissingColumnError: there is none.
         ConfigurationError: there are several.
     """
-    found = [field for field in fields if field.name == name]
-    if len(found) > 1:
+    matches = [field for field in fields if field.name == name]
+    if len(matches) > 1:
         raise ConfigurationError(
-            f"column names must be unambiguous. Received: {len(found)} columns named {name!r}", column=name
+            f"column names must be unambiguous. Received: {len(matches)} columns named {name!r}", column=name
         )
-    if not found:
+    if not matches:
         names = [field.name for field in fields]
         near = [other for other in names if other.casefold() == name.casefold()]
         near = near or difflib.get_close_matches(name, names, 1)
-        told = f" (or is it {near[0]!r}?)" if near else ""
+        hint = f" (or is it {near[0]!r}?)" if near else ""
         raise MissingColumnError(
-            f"the DataFrame must have the column {name!r}{told}. Received: columns={names}", column=name
+            f"the DataFrame must have the column {name!r}{hint}. Received: columns={names}", column=name
         )
-    return found[0]
+    return matches[0]
 
 
 def is_vector(kind: DataType) -> bool:
-    """Whether a column holds ML vectors."""
+    """Return whether a column holds ML vectors."""
     # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
     return type(kind).__name__ == "VectorUDT"
 
@@ -117,14 +117,14 @@ def known_length(field: StructField) -> int | None:
 
 
 def is_scalar(kind: DataType) -> bool:
-    """Whether a column holds one number a row."""
+    """Return whether a column holds one number a row."""
     from pyspark.sql.types import BooleanType, NumericType
 
     return isinstance(kind, NumericType | BooleanType)
 
 
 def require_numbers(name: str, kind: DataType) -> None:
-    """Whether the column ``name`` of type ``kind`` holds numbers, arrays of them or ML vectors.
+    """Check that the column ``name`` of type ``kind`` holds numbers, arrays of them or ML vectors.
 
     Raises:
         ColumnTypeError: it holds something else; the text names the way to numbers.
@@ -140,8 +140,8 @@ def require_numbers(name: str, kind: DataType) -> None:
     way = next((way for start, way in _WAYS.items() if text.startswith(start)), None)
     if is_vector(element):
         way = "concatenate the vectors of a row with Spark ML's VectorAssembler"
-    told = "" if way is None else f"; {way}"
+    hint = "" if way is None else f"; {way}"
     raise ColumnTypeError(
-        f"a column must hold numbers, arrays of numbers or ML vectors{told}. Received: type={kind.simpleString()}",
+        f"a column must hold numbers, arrays of numbers or ML vectors{hint}. Received: type={kind.simpleString()}",
         column=name,
     )

@@ -65,7 +65,7 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
 
 
 def require_rows(df: DataFrame, expected: int) -> None:
-    """Whether the rows of ``df``, which has the column `ROW_HASH`, are those of an earlier job: one pass, in Spark.
+    """Check, in one pass in Spark, that the rows of ``df`` (with the column `ROW_HASH`) are those of an earlier job.
 
     Args:
         df: from `partitioned`, with any number of partitions.
@@ -78,9 +78,9 @@ def require_rows(df: DataFrame, expected: int) -> None:
 
     # Of more than four billion rows there is none.
     (row,) = df.select(F.try_sum(F.shiftrightunsigned(ROW_HASH, SUM_SHIFT)).alias("sum")).collect()
-    if row["sum"] is not None and (found := row["sum"] % (1 << SUM_BITS)) != expected:
+    if row["sum"] is not None and (checksum := row["sum"] % (1 << SUM_BITS)) != expected:
         raise LedgerError(
-            f"the input has not yielded the same rows again: checksum {found:#010x} of all rows, "
+            f"the input has not yielded the same rows again: checksum {checksum:#010x} of all rows, "
             f"and {expected:#010x} when the job began"
         )
 

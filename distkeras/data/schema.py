@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField
 
 
-# ---- The argument ``decode``: how values of encoded columns become arrays.
-
-
 def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:
     """The argument ``decode``, by column; none for None.
 
@@ -46,11 +43,8 @@ def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], A
     return dict(functions)
 
 
-# ---- Labels that do not go with their loss, found before a job where types, metadata or one row can tell.
-
-
 def require_length(field: StructField, column: Column, loss: str, classes: int | None) -> None:
-    """Whether vectors of a length that Spark knows, as of its own encoders, fill what the loss wants.
+    """Check that vectors whose length Spark knows, such as those of its encoders, have the length that the loss needs.
 
     Raises:
         ShapeError: they do not.
@@ -110,8 +104,6 @@ def _flat(column: SparkColumn, kind: DataType) -> SparkColumn:
     return column
 
 
-# ---- Class weights as sample weights.
-
 #: The column that `weighted` adds.
 CLASS_WEIGHT = "distkeras_class_weight"
 
@@ -135,7 +127,7 @@ def require_class_weight(value: Any) -> dict[int, float]:
 
 
 def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
-    """Whether the labels of ``spec`` are one class a row, and every weight is that of a class.
+    """Check that the labels of ``spec`` are one class a row, and that every weight belongs to a class.
 
     Raises:
         ConfigurationError: it is not so.
@@ -277,7 +269,7 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
 
 
 def require_decoded_columns(decode: Iterable[str], columns: Sequence[str]) -> None:
-    """Whether every column that is to be decoded is one that is read.
+    """Check that every column with a decoder is read.
 
     Raises:
         ConfigurationError: one is not.

@@ -41,8 +41,6 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.validate import require_integer
 
-# ---- An iterator that is worked off by a thread of its own, ahead of who consumes it.
-
 T = TypeVar("T")
 
 
@@ -91,7 +89,7 @@ class Prefetcher(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return self._closed
 
     def start(self) -> None:

@@ -44,7 +44,7 @@ class Spool:
 
     @property
     def on_disk(self) -> bool:
-        """Whether the budget was exceeded."""
+        """Return whether the budget was exceeded."""
         return self._files is not None
 
     def append(self, arrays: ColumnArrays) -> ColumnArrays:

@@ -371,7 +371,7 @@ def _bytes_of(model: keras.Model | str | PathLike[str]) -> bytes:
 
 
 def _require_json(description: Mapping[str, Any]) -> None:
-    """Whether a description can be sent; an optimizer or a loss that is an object of Keras' cannot."""
+    """Check that a description can be sent as JSON; an optimizer or a loss that is an object of Keras cannot."""
     for group, values in description.items():
         for name, value in (values if isinstance(values, dict) else {"": values}).items():
             try:

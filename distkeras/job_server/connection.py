@@ -145,8 +145,8 @@ def _error_of(status: int, body: bytes) -> JobServerError:
     """Return the error that the server describes; the status of an error that a proxy answers with."""
     kind = BY_STATUS.get(status, JobServerError)
     try:
-        told = json.loads(body)["error"]
-        message, field = str(told["message"]), str(told.get("field", ""))
+        error = json.loads(body)["error"]
+        message, field = str(error["message"]), str(error.get("field", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         return kind(f"the server must answer the request. Received: status {status}")
     return kind(message, field) if kind is DescriptionError else kind(message)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: What the server writes once it has written down which process this is.
 GO = b"go\n"
-#: What Spark is told unless the server's operator says otherwise: its page shows everything to everybody.
+#: Settings of Spark that the operator may override: Spark's own page has no access control.
 _CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
@@ -60,11 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         summary = run(folder, attempt)
     except KeyboardInterrupt:
-        return 128 + signal.SIGTERM  # whoever asked for it says what it means
-    except Exception as error:  # noqa: BLE001 - whatever it is, the job has failed, and this says why
+        return 128 + signal.SIGTERM  # the server knows why it asked
+    except Exception as error:  # noqa: BLE001 - any error fails the job, and its result holds the reason
         traceback.print_exc()
-        told = {"type": type(error).__name__, "error": headline(str(error))}
-        write_whole(folder.result(attempt), {"state": "failed"} | told)
+        failure = {"type": type(error).__name__, "error": headline(str(error))}
+        write_whole(folder.result(attempt), {"state": "failed"} | failure)
         return 1
     write_whole(folder.result(attempt), {"state": "done", "summary": summary})
     return 0

@@ -51,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.>]{0,199}")
 
 
 def require_archive(file: Path | BytesIO) -> None:
-    """Whether a file may be opened by Keras.
+    """Check that Keras may open a file.
 
     Raises:
         DescriptionError: it is not such an archive, may unpack to too much, or names what is no part of a model.
@@ -105,10 +105,10 @@ class _BoundedReader(io.BufferedReader):
         Raises:
             ValueError: it is more.
         """
-        found = super().read(self.bound + 1 if size is None or size < 0 else min(size, self.bound + 1))
-        if len(found) > self.bound:
+        data = super().read(self.bound + 1 if size is None or size < 0 else min(size, self.bound + 1))
+        if len(data) > self.bound:
             raise ValueError(f"a list of files that is too long: more than {self.bound} bytes")
-        return found
+        return data
 
 
 def _opened(file: Path | BytesIO) -> _BoundedReader:
@@ -130,7 +130,7 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _require_part(part: dict[str, Any]) -> None:
-    """Whether an object of the configuration is a part of a model."""
+    """Check that an object of the configuration is a part of a model."""
     files = [name for name in _FILES & set(part) if isinstance(part[name], str)]
     if files:
         raise _refused(f"a model that reads no file. Received: {files[0]}={str(part[files[0]])[:100]!r}")
@@ -152,7 +152,7 @@ def _require_part(part: dict[str, Any]) -> None:
 
 
 def _is_of_models(module: str, name: Any) -> bool:
-    """Whether what stands there may be in a model: a class, whose name begins with a capital, or a function."""
+    """Return whether what stands there may be in a model: a class, whose name begins with a capital, or a function."""
     parts = module.split(".")
     if parts[0] != "keras" or not isinstance(name, str):
         return False
@@ -165,7 +165,7 @@ def _is_of_models(module: str, name: Any) -> bool:
 
 
 def require_weights(data: bytes) -> None:
-    """Whether an archive's file of weights holds no more than it says, and nothing that lies elsewhere.
+    """Check that an archive's file of weights holds no more than it declares, and no links to other files.
 
     Args:
         data: of an archive that `require_archive` has let pass.
@@ -198,15 +198,15 @@ def _datasets(file: Any) -> Iterator[Any]:
         for name in group:
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 raise _refused(f"an archive whose weights lie in it. Received: {name[:100]!r}, a link to elsewhere")
-            found = group[name]
-            address = h5py.h5o.get_info(found.id).addr
+            member = group[name]
+            address = h5py.h5o.get_info(member.id).addr
             if address in seen:
                 continue
             seen.add(address)
-            if isinstance(found, h5py.Group):
-                pending.append(found)
-            elif isinstance(found, h5py.Dataset):
-                yield found
+            if isinstance(member, h5py.Group):
+                pending.append(member)
+            elif isinstance(member, h5py.Dataset):
+                yield member
 
 
 def _bytes_of(dataset: Any) -> int:

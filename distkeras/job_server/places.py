@@ -36,7 +36,7 @@ class Place:
 
 
 def require_no_links(uri: str) -> None:
-    """Whether a place is still what it was, and what lies in it lies nowhere else; as far as that is local.
+    """Check that a local place and its content have not become symbolic links to other places.
 
     Raises:
         DescriptionError: it has become a symbolic link, or holds one that leads out of it.
@@ -46,8 +46,8 @@ def require_no_links(uri: str) -> None:
     path = Path(uri.removeprefix(_LOCAL))
     links = [path] if path.resolve() != path else []
     for folder, folders, names in os.walk(path):
-        found = [Path(folder, name) for name in (*folders, *names)]
-        links += [one for one in found if one.is_symlink() and not one.resolve().is_relative_to(path)]
+        entries = [Path(folder, name) for name in (*folders, *names)]
+        links += [one for one in entries if one.is_symlink() and not one.resolve().is_relative_to(path)]
     if links:
         name = links[0].name[:_SHOWN]
         raise DescriptionError(f"what {uri} has must lie there. Received: {name!r}, a symbolic link to elsewhere")
@@ -73,8 +73,8 @@ def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Pl
     for root, below in allowed:
         if base == root and path.is_relative_to(below):
             return Place(f"{base}{path}", f"{root}{below}")
-    shown = ", ".join(roots) or "no place: its operator has allowed none"
-    raise DescriptionError(f"`{field}` must be where the server lets jobs be: {shown}. Received: {place!r}", field)
+    places = ", ".join(roots) or "no place: its operator has allowed none"
+    raise DescriptionError(f"`{field}` must be where the server lets jobs be: {places}. Received: {place!r}", field)
 
 
 def require_output(place: str, roots: Sequence[str], user: str) -> Place:
@@ -84,14 +84,14 @@ def require_output(place: str, roots: Sequence[str], user: str) -> Place:
         DescriptionError: it lies elsewhere, or may mean several things.
     """
     own = [f"{root.rstrip('/')}/{user}" for root in roots]
-    found = require_allowed(place, own, "output")
-    if found.uri == found.root:
-        raise DescriptionError(f"`output` must lie in {found.root}. Received: that itself", "output")
-    return found
+    location = require_allowed(place, own, "output")
+    if location.uri == location.root:
+        raise DescriptionError(f"`output` must lie in {location.root}. Received: that itself", "output")
+    return location
 
 
 def require_elsewhere(place: Place, folder: Path, field: str) -> None:
-    """Whether ``place`` lies outside of ``folder``, where the server has its own files, which are of others too.
+    """Check that ``place`` lies outside of ``folder``, which holds the server's own files.
 
     Raises:
         DescriptionError: it does not.

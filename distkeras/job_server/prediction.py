@@ -98,9 +98,9 @@ def predict(
 
 
 def _exists(spark: SparkSession, place: str) -> bool:
-    """Whether something is there, on any file system that Spark knows."""
+    """Return whether something is there, on any file system that Spark knows."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop's file systems
-    configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - likewise
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
     path = jvm.org.apache.hadoop.fs.Path(place)
     return bool(path.getFileSystem(configuration).exists(path))
 
@@ -110,7 +110,7 @@ def _tell_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event) -
     tracker, before = spark.sparkContext.statusTracker(), None
     while not stop.wait(_EVERY):
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        told = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage is not None]
-        if told and told[-1] != before:
-            before = told[-1]
+        progress = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage is not None]
+        if progress and progress[-1] != before:
+            before = progress[-1]
             append(folder.progress, {"kind": "tasks", "done": before[0], "of": before[1]})

@@ -174,10 +174,10 @@ def _private(folder: Path) -> Path:
 
 
 def _config(pairs: Sequence[str]) -> dict[str, str]:
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise ConfigurationError(f"`--conf` must be NAME=VALUE. Received: --conf {pair}")
-        found[name] = value
-    return found
+        config[name] = value
+    return config

@@ -108,12 +108,12 @@ def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, 
                 "`@keras.saving.register_keras_serializable()`, or name them in `custom_objects`"
             )
         unknown = re.search(r"Could not locate (class|function) '[^']+'", str(error))  # deep in what Keras says
-        told = headline(str(error)) if unknown is None else unknown[0]
-        raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {told}") from error
+        reason = headline(str(error)) if unknown is None else unknown[0]
+        raise ConfigurationError(f"{expected}. Received: {len(data)} bytes; Keras said: {reason}") from error
 
 
 def has_optimizer_state(model: keras.Model) -> bool:
-    """Whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
+    """Return whether the optimizer that a model is compiled with has taken steps, for the variables that train now."""
     from distkeras.keras_model.gradient_collector import inner_optimizer
 
     optimizer = model.optimizer if model.compiled else None
@@ -257,12 +257,12 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
     from keras.src.backend.common import global_state  # the scope's dictionary has no public name
 
     scope: dict[str, Any] = global_state.get_global_attribute("custom_objects_scope_dict", {})
-    found = {**keras.saving.get_custom_objects(), **scope}
+    registered = {**keras.saving.get_custom_objects(), **scope}
     if data is not None:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             named = set(_all_strings(json.loads(archive.read("config.json"))))
-        found = {name: value for name, value in found.items() if name in named}
-    return CustomObjects(found)
+        registered = {name: value for name, value in registered.items() if name in named}
+    return CustomObjects(registered)
 
 
 def require_objects(objects: Any) -> Mapping[str, Any]:

@@ -193,10 +193,10 @@ def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
             "`model` must not have stateful layers: the last mini-batch of an epoch may have fewer rows, and rows have "
             f"an order of their own in each epoch. Use stateful=False. Received: model={given.name!r} with {stateful}"
         )
-    found = lost_from_model(given, rebuilt)
-    if found is not None:
+    lost_properties = lost_from_model(given, rebuilt)
+    if lost_properties is not None:
         raise ConfigurationError(
             "`model` must be described by its configuration and its weights, from which workers rebuild it: "
             "set what follows by arguments of the layer, or in `get_config`. "
-            f"Received: model={given.name!r}, of which {found}"
+            f"Received: model={given.name!r}, of which {lost_properties}"
         )

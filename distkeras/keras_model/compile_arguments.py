@@ -78,11 +78,11 @@ def require_described(name: str, given: Any, packed: Any) -> None:
     except ConfigurationError:  # the classes may be known to the workers only; building the model says more
         return
     keyword = _KEYWORDS.get(name, name)
-    found = lost(given, rebuilt)
-    if found is not None:
+    lost_properties = lost(given, rebuilt)
+    if lost_properties is not None:
         raise ConfigurationError(
             f"`{keyword}` must be described by its `get_config`, from which workers rebuild it. "
-            f"Received: {given!r}, of which {found}"
+            f"Received: {given!r}, of which {lost_properties}"
         )
 
 
@@ -137,8 +137,8 @@ def _require_known(name: str, text: str) -> None:
     except _KERAS_ERRORS:
         known = {public.lower(): public for public in dir(kinds[name]) if not public.startswith("_")}
         near = difflib.get_close_matches(text.lower(), known, 1)
-        told = f" (or is it {known[near[0]]!r}?)" if near else ""
+        hint = f" (or is it {known[near[0]]!r}?)" if near else ""
         keyword = _KEYWORDS.get(name, name)
         raise ConfigurationError(
-            f"`{keyword}` must be a name that Keras knows, or a registered one{told}. Received: {text!r}"
+            f"`{keyword}` must be a name that Keras knows, or a registered one{hint}. Received: {text!r}"
         ) from None

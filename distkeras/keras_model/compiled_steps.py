@@ -31,9 +31,6 @@ _CompiledLoop = Callable[..., Any]
 ``(end - first, metrics)``."""
 
 
-# ---- Mini-batches as a Keras model takes them.
-
-
 def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
     """(x, y, sample weight) as ``train_step`` takes them.
 

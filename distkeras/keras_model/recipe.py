@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import keras
 
 
-# ---- The identity of a model, by which a job that goes on in another process knows it.
-
 #: Parts of a configuration that follow from others, or differ from one process to the next.
 _LEFT_OUT = {"build_config", "build_input_shape", "compile_config", "module", "seed", "shared_object_id"}
 #: Where a configuration refers to layers by their names.
@@ -186,17 +184,17 @@ def recipe_of(
             "`loss` must be given, or the model be compiled with one. Received: loss=None and "
             f"model={model.name!r}, compiled={model.compiled}"
         )
-    found = custom_objects(model_file)
+    classes = custom_objects(model_file)
     own = (kind for value in arguments.values() for kind in classes_in(value))
-    found.update((keras.saving.get_registered_name(kind), kind) for kind in own)
-    found.update(require_objects(objects))
+    classes.update((keras.saving.get_registered_name(kind), kind) for kind in own)
+    classes.update(require_objects(objects))
     packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
-    with keras.saving.custom_object_scope(found):
+    with keras.saving.custom_object_scope(classes):
         for name, value in packed.items():
             require_described(name, arguments[name], value)
     packed.update(_flags(model, own_optimizer=optimizer is None))
     settings = {name: getattr(keras.config, name)() for name in _SETTINGS}
-    return Recipe(running_backend(), found, packed, optimizer is None and has_optimizer_state(model), settings)
+    return Recipe(running_backend(), classes, packed, optimizer is None and has_optimizer_state(model), settings)
 
 
 def compiled_recipe(model: keras.Model, model_file: bytes, objects: Mapping[str, Any] | None = None) -> Recipe:

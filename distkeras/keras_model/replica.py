@@ -53,7 +53,7 @@ class KerasReplica:
         self._moving_statistics = VariableVector(moving_statistics(model))
         #: Where each trainable variable lies in the vector.
         self.layout = self._weights.layout
-        #: Likewise for the moving statistics.
+        #: The same for the moving statistics.
         self.moving_statistics = self._moving_statistics.layout
         self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
         self._training_steps = CompiledSteps(model)
@@ -120,7 +120,7 @@ class KerasReplica:
         vectors = [name for name, value in logs.items() if np.ndim(value) != 0]
         if vectors:
             raise ConfigurationError(f"`metrics` must be scalars. Received: {vectors} with one value a class")
-        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 tells it last
+        self._metric_names = tuple(sorted(logs, key=lambda name: name != "loss"))  # Keras 3.11 has it last
         self._prepared_for = _kind(batch)
 
     def load(self, vector: np.ndarray) -> None:
@@ -203,8 +203,8 @@ class KerasReplica:
     @property
     def nbytes(self) -> int:
         """Bytes of all variables: the model's and the optimizer's."""
-        found = [*self.model.variables, *self.model.optimizer.variables]
-        return sum(math.prod(variable.shape) * np.dtype(_plain(variable.dtype)).itemsize for variable in found)
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        return sum(math.prod(variable.shape) * np.dtype(_plain(variable.dtype)).itemsize for variable in variables)
 
     def begin_again(self, model: keras.Model) -> bool:
         """Take over the state of ``model``, newly built and compiled as this one was; what is traced stays.

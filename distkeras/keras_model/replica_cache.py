@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import keras
 
 
-# ---- What two models must share for one's traced loop to serve the other: everything, except numbers in layers' names.
-
 #: Where a configuration names the layers that a tensor comes from.
 _REFERENCES = {"keras_history", "input_layers", "output_layers"}
 #: Attributes of a variable by which code can distinguish layers.
@@ -90,15 +88,15 @@ class _Renaming:
         if not isinstance(config, dict):
             return config
         layer = _is_layer(config.get("config"))
-        found = {}
+        parts = {}
         for key, value in config.items():
             if key == "shared_object_id":
-                found[key] = self._number("object", value)
+                parts[key] = self._number("object", value)
             elif self._layers and (key in _REFERENCES or (key == "name" and (layer or _is_layer(config)))):
-                found[key] = self._renamed(value)
+                parts[key] = self._renamed(value)
             else:
-                found[key] = self.of(value)
-        return found
+                parts[key] = self.of(value)
+        return parts
 
     def _renamed(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -189,13 +187,13 @@ def _keras_settings() -> dict[str, str]:
     """Return what ``keras.config`` says in this process: functions without arguments that change nothing."""
     import keras
 
-    found = {}
+    settings = {}
     for name, function in sorted(vars(keras.config).items()):
         changes = name.startswith(("enable_", "disable_", "set_"))
         if inspect.isfunction(function) and not changes and not inspect.signature(function).parameters:
             value = function()
-            found[name] = value if isinstance(value, str) else repr(getattr(value, "name", value))
-    return found
+            settings[name] = value if isinstance(value, str) else repr(getattr(value, "name", value))
+    return settings
 
 
 def _config_of(value: Any) -> Any:

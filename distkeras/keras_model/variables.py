@@ -113,14 +113,14 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """
     import keras
 
-    found: dict[int, keras.Variable] = {}
+    by_id: dict[int, keras.Variable] = {}
     for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
         if layer.trainable and not getattr(layer, "stateful", False):
             if isinstance(layer, keras.layers.Normalization):
                 continue
             own = layer._non_trainable_variables  # noqa: SLF001 - the public list holds frozen weights as well
-            found.update((id(v), v) for v in own if _is_float(v))
-    return list(found.values())
+            by_id.update((id(v), v) for v in own if _is_float(v))
+    return list(by_id.values())
 
 
 def layer_states(model: keras.Model) -> list[keras.Variable]:
@@ -133,8 +133,8 @@ def layer_states(model: keras.Model) -> list[keras.Variable]:
     layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
     frozen = {id(v) for layer in layers for v in layer._trainable_variables}  # noqa: SLF001 - the public list leaves them out
     recurrent = [layer.states for layer in layers if getattr(layer, "stateful", False) and hasattr(layer, "states")]
-    found = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not count its states
-    return [variable for variable in found if isinstance(variable, keras.Variable) and id(variable) not in frozen]
+    states = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not count its states
+    return [variable for variable in states if isinstance(variable, keras.Variable) and id(variable) not in frozen]
 
 
 def _float32_handle(variable: keras.Variable) -> Any:

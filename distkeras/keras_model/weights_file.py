@@ -46,21 +46,21 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
         for path, dataset in _large(weights).items():
             if path.split("/")[0] != _OPTIMIZER:
                 wanted.setdefault(_kind(dataset), []).append((path, _digest(dataset[()])))
-        found: dict[str, dict[str, str]] = {}
+        removed: dict[str, dict[str, str]] = {}
         with _opened(uri) as file:
             for place, dataset in _large(file).items():
                 if _kind(dataset) in wanted:
                     digest = _digest(dataset[()])
                     same = [path for path, known in wanted[_kind(dataset)] if known == digest]
-                    found.update({path: {"at": place, "digest": digest} for path in same})
-        if not found:
+                    removed.update({path: {"at": place, "digest": digest} for path in same})
+        if not removed:
             raise ConfigurationError(
                 f"`frozen_weights` must be a file with weights of the model, in the model's own precision: arrays of "
                 f"{LEAST_BYTES >> 10} KiB or more that are equal to the bit. Received: frozen_weights={uri!r} with "
                 f"none of the {sum(map(len, wanted.values()))} that the model has"
             )
-        left = _rewritten(weights, found)
-    return _archive(data, left, {ELSEWHERE: json.dumps({"uri": uri, "arrays": found}).encode()})
+        left = _rewritten(weights, removed)
+    return _archive(data, left, {ELSEWHERE: json.dumps({"uri": uri, "arrays": removed}).encode()})
 
 
 def with_all_weights(data: bytes) -> bytes:
@@ -83,13 +83,13 @@ def _read(file: h5py.File, uri: str, arrays: Mapping[str, Mapping[str, str]]) ->
     Raises:
         ConfigurationError: one is another by now.
     """
-    for path, told in arrays.items():
-        dataset = file.get(told["at"])
+    for path, declared in arrays.items():
+        dataset = file.get(declared["at"])
         value = dataset[()] if hasattr(dataset, "dtype") else None
-        if value is None or _digest(value) != told["digest"]:
+        if value is None or _digest(value) != declared["digest"]:
             raise ConfigurationError(
                 "`frozen_weights` must be the same file for driver and executors. "
-                f"Received: {uri!r}, which has another array at {told['at']!r} here than on the driver"
+                f"Received: {uri!r}, which has another array at {declared['at']!r} here than on the driver"
             )
         yield path, value, dataset.attrs
 
@@ -129,14 +129,14 @@ def _weights_of(file: IO[bytes]) -> Iterator[h5py.File]:
 
 
 def _large(file: h5py.File) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    large: dict[str, Any] = {}
 
     def visit(path: str, node: Any) -> None:
         if getattr(node, "dtype", None) is not None and node.dtype.kind != "O" and node.nbytes >= LEAST_BYTES:
-            found[path] = node
+            large[path] = node
 
     file.visititems(visit)
-    return found
+    return large
 
 
 def _kind(dataset: Any) -> tuple[Any, ...]:

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# ---- Which rows are there to train on, and which to validate on.
-
-
 def split(
     df: DataFrame, columns: Iterable[str], indicator: str | None, share: float, seed: int
 ) -> tuple[DataFrame, DataFrame | None]:
@@ -69,8 +66,6 @@ def split(
     return df.where(~chosen), df.where(chosen)
 
 
-# ---- The checkpoints of an estimator that is fitted several times, as a search does: no two fits share a folder.
-
 _LOCK = threading.Lock()
 #: Of this process: uid of an estimator and its checkpoint's place to the numbers of the fits that have a folder, each
 #: with whether it runs.
@@ -91,23 +86,23 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
     Raises:
         ConfigurationError: they cannot work, or a fit is to be resumed while another one has the folder.
     """
-    told = checkpoint_of(checkpoint, resume)
-    if told is None:
+    place = checkpoint_of(checkpoint, resume)
+    if place is None:
         yield None
         return
-    key = uid, told.uri
+    key = uid, place.uri
     with _LOCK:
         taken = _TAKEN.setdefault(key, {})
         if resume and taken.get(1):
             raise ConfigurationError(
                 "`resume` must be of one fit at a time, and not of those of a search. "
-                f"Received: checkpoint={told.uri!r}, which another fit of this estimator has now"
+                f"Received: checkpoint={place.uri!r}, which another fit of this estimator has now"
             )
         number = 1 if resume else next(number for number in range(1, len(taken) + 2) if number not in taken)
         taken[number] = True
     ended = False
     try:
-        yield told if number == 1 else dataclasses.replace(told, uri=f"{told.uri.rstrip('/')}-{number}")
+        yield place if number == 1 else dataclasses.replace(place, uri=f"{place.uri.rstrip('/')}-{number}")
         ended = True
     finally:
         with _LOCK:

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from distkeras.trainer import Trainer
 
 
-# ---- Several scalar columns as the one input of a model.
-
 #: Types whose numbers all others but booleans hold.
 _SMALL = {"boolean", "byte", "short"}
 #: The column that scalar columns become.
@@ -87,8 +85,6 @@ def _common(kinds: set[str]) -> str:
     return "float" if kinds <= {*_SMALL, "float"} else "double"
 
 
-# ---- What the outputs of a compiled model mean, as its losses tell: classes, or numbers.
-
 _CLASSES = {
     "sparse_categorical_crossentropy",
     "categorical_crossentropy",
@@ -117,22 +113,20 @@ class Head:
 def heads_of(model: keras.Model) -> list[Head]:
     """One for each output of a model; without a loss, an output is numbers."""
     losses = losses_of(model) if model.compiled else [None] * len(model.outputs)
-    found = []
+    heads = []
     for output, loss in zip(model.outputs, losses, strict=True):
         shape = tuple(output.shape[1:])
         size = -1 if None in shape else math.prod(shape)
         name = "" if loss is None else re.sub(r"(?<!^)(?=[A-Z])", "_", loss_name(loss)).lower()
         # Several binary outputs in one are labels that may hold at once, none of which is the class.
         classes = name in _CLASSES and len(shape) <= 1 and not (name in _BINARY and size != 1)
-        found.append(Head(classes, _from_logits(loss), size))
-    return found
+        heads.append(Head(classes, _from_logits(loss), size))
+    return heads
 
 
 def _from_logits(loss: Any) -> bool:
     return bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
 
-
-# ---- Loss and metrics of a model over a DataFrame, in one pass of the executors: as `keras.Model.evaluate` has them.
 
 #: What a partition sends: the states of all metrics, one after the other.
 _SCHEMA = "states array<double>"
@@ -313,7 +307,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @property
     def hasSummary(self) -> bool:
-        """Whether it comes from a `fit` of this process."""
+        """Return whether it comes from a `fit` of this process."""
         return self._summary is not None
 
     @property
@@ -428,10 +422,10 @@ class KerasModel(Model, PredictionParams, Saveable):
         return [name] if len(outputs) == 1 else [f"{name}_{output}" for output in outputs]
 
     def _prediction_names(self) -> list[str]:
-        found, outputs = self.value("prediction_col"), self._output_names
-        if isinstance(found, str):
-            return self._with_output_names(found)
-        return list(Parts("outputs", tuple(outputs), self._outputs_named).bound(found, "prediction_col"))
+        names, outputs = self.value("prediction_col"), self._output_names
+        if isinstance(names, str):
+            return self._with_output_names(names)
+        return list(Parts("outputs", tuple(outputs), self._outputs_named).bound(names, "prediction_col"))
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""

@@ -125,7 +125,7 @@ class KeywordParams(Params):
         return super().getParam(SPARK_NAMES.get(paramName, paramName))
 
     def hasParam(self, paramName: str) -> bool:
-        """Whether there is one of that name: Spark's, or the constructor's keyword."""
+        """Return whether there is one of that name: Spark's, or the constructor's keyword."""
         return super().hasParam(SPARK_NAMES.get(paramName, paramName))
 
     def setParams(self, **keywords: Any) -> Any:
@@ -149,8 +149,8 @@ class KeywordParams(Params):
 
     def value(self, keyword: str) -> Any:
         """What is set for a keyword, or its default; None where there is neither."""
-        found = self.getParam(keyword)
-        return self.getOrDefault(found) if self.isDefined(found) else None
+        param = self.getParam(keyword)
+        return self.getOrDefault(param) if self.isDefined(param) else None
 
 
 class PredictionParams(

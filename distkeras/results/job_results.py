@@ -117,5 +117,5 @@ class JobResults:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         assert self.outcome.df is not None
-        # With its schema, which Spark Connect cannot tell from a table without rows.
+        # With its schema, which Spark Connect cannot infer from a table without rows.
         return self.outcome.df.sparkSession.createDataFrame(table, from_arrow_schema(table.schema))

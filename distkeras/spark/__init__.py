@@ -40,7 +40,7 @@ _ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", "TF_CPP_MIN_LOG_LEVEL")
 
 #: What a session imports when it starts, some of it as Keras does.
 _SPARKS_OWN = ("pandas", "pyarrow", "google.protobuf", "pyspark.sql.classic.dataframe", "pyspark.sql.pandas.map_ops")
-#: For the import of Keras to end once Spark is up; whoever needs it after that waits for it.
+#: Seconds for the import of Keras to end once Spark is up; later users of Keras wait for it themselves.
 _IMPORT_SECONDS = 120.0
 
 
@@ -117,7 +117,7 @@ def _import_keras() -> None:
 
     try:
         import_keras_whole()
-    except Exception as error:  # noqa: BLE001 - a driver may do without; whoever imports it is told
+    except Exception as error:  # noqa: BLE001 - a driver may do without it; an import of it raises again
         log.warning("Keras could not be imported: %s", error)
 
 
@@ -130,6 +130,6 @@ def _warm_up(spark: SparkSession) -> None:
     slots = spark.sparkContext.defaultParallelism
     try:
         spark.range(slots, numPartitions=slots).mapInArrow(through, "id long").collect()
-    except Exception as error:  # noqa: BLE001 - whoever needs the workers finds out, and is told; this job needs nothing
+    except Exception as error:  # noqa: BLE001 - the next job raises the same error; this one only warms the workers
         if not is_stopped(spark):
             log.warning("the session could not be warmed up: %s", error)

@@ -41,11 +41,11 @@ class SparkAction:
         try:
             with tagged(self._session, self._tag):
                 self._rows = self._collect()
-        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the rows
+        except Exception as error:  # noqa: BLE001 - raised again by `rows`
             self._error = error
 
     def ended(self, timeout: float = 0.0) -> bool:
-        """Whether it has ended, or does so within ``timeout`` seconds."""
+        """Return whether it has ended, or does so within ``timeout`` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -66,7 +66,7 @@ class SparkAction:
         """Ends it, and waits for that, for so many seconds at most."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
-            with contextlib.suppress(Exception):  # whatever a session that has ended says
+            with contextlib.suppress(Exception):  # a session that has ended raises
                 cancel_tagged(self._session, self._tag)
             self.ended(_AGAIN_SECONDS)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
-#: What PySpark runs tasks on where nobody says.
+#: The interpreter that PySpark runs tasks on by default.
 _DEFAULT_PYTHON = "python3"
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
@@ -45,7 +45,7 @@ def context_of(session: SparkSession) -> SparkContext | None:
 
 
 def is_stopped(session: SparkSession) -> bool:
-    """Whether a session has ended, and its DataFrames with it."""
+    """Return whether a session has ended, and its DataFrames with it."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -53,7 +53,7 @@ def is_stopped(session: SparkSession) -> bool:
     if context is None:
         return bool(getattr(session, "is_stopped", False))
     try:
-        return context.defaultParallelism < 1  # whatever a stopped context refuses to tell
+        return context.defaultParallelism < 1  # a stopped context raises, or returns 0
     except (AttributeError, OSError, Py4JError, PySparkException):
         return True
 
@@ -89,7 +89,7 @@ class SparkFacts:
 
     @property
     def local(self) -> bool:
-        """Whether tasks run within the driver's own process."""
+        """Return whether tasks run within the driver's own process."""
         return _LOCAL.fullmatch(self.master) is not None
 
     def default_workers(self) -> int:
@@ -155,7 +155,7 @@ class SparkFacts:
 
 
 def has_console_bar(session: SparkSession) -> bool:
-    """Whether Spark shows its own progress on the console: so it does in shells, and where plain Python starts it."""
+    """Return whether Spark shows its own progress on the console, as it does in shells."""
     return str(session.conf.get("spark.ui.showConsoleProgress", "false")) == "true"
 
 

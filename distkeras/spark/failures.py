@@ -48,13 +48,13 @@ def named_error(failure: BaseException) -> DistkerasError | None:
 
     A task's error comes through Spark so, and so does one that a JVM expression raises.
     """
-    told = str(failure)
-    named = _TYPED.search(told)
+    text = str(failure)
+    named = _TYPED.search(text)
     if named is None:
         return None
     kind = next(kind for kind in ERRORS if kind.__qualname__ == named[1])
     worker, step = (None if number is None else int(number) for number in (named[3], named[5]))
-    return kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=told)
+    return kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=text)
 
 
 def typed_error(failure: BaseException, python: str) -> DistkerasError:
@@ -69,16 +69,16 @@ def typed_error(failure: BaseException, python: str) -> DistkerasError:
         if isinstance(named, NodeError):  # no reason to end the job before that
             named.message += ", after the last attempt that Spark makes"
         return named
-    told = str(failure)
-    lacking = _PYTHON.search(told)
+    text = str(failure)
+    lacking = _PYTHON.search(text)
     if lacking is not None:
         return ConfigurationError(
             "the executors' Python must start, and have distkeras, Keras and what the model's own code imports: set "
             "PYSPARK_PYTHON before the session starts, or ship an environment with --archives. "
             f"Received: {lacking[0]}, with {python}",
-            remote_traceback=told,
+            remote_traceback=text,
         )
-    return WorkerError(f"Spark ended the job's tasks: {_innermost(failure)}", remote_traceback=told)
+    return WorkerError(f"Spark ended the job's tasks: {_innermost(failure)}", remote_traceback=text)
 
 
 def _innermost(failure: BaseException) -> str:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# ---- How many rows Spark hands a worker at a time.
-
 #: Spark's setting, which it reads when it plans a job, and again where it plans the rest of one after a shuffle.
 ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: The approximate size of one record batch that passes fastest from the JVM to Python.
@@ -44,7 +42,7 @@ def in_sized_batches(df: DataFrame, row_bytes: int) -> DataFrame:
     context = context_of(df.sparkSession)
     if context is None:
         return df
-    session: Any = df.sparkSession._jsparkSession  # noqa: SLF001 - PySpark tells the value of a setting, not whether it was set
+    session: Any = df.sparkSession._jsparkSession  # noqa: SLF001 - PySpark returns a setting's value, not whether it was set
     if session.sessionState().conf().contains(ROWS_SETTING):
         return df
     from pyspark.sql import DataFrame, SparkSession
@@ -103,8 +101,8 @@ def connection_to_spark() -> BinaryIO:
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to a caller's variables
     while frame is not None:
-        if frame.f_code.co_name == "main" and hasattr(found := frame.f_locals.get("infile"), "peek"):
-            return cast(BinaryIO, found)
+        if frame.f_code.co_name == "main" and hasattr(stream := frame.f_locals.get("infile"), "peek"):
+            return cast(BinaryIO, stream)
         frame = frame.f_back
     import pyspark
 

@@ -49,13 +49,13 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
     """
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
-    found = with_keras_callbacks(callbacks)
-    for callback in found:
+    all_callbacks = with_keras_callbacks(callbacks)
+    for callback in all_callbacks:
         if not isinstance(callback, Callback):
-            made = ", made ones: not the class itself" if isinstance(callback, type) else ", or of Keras'"
-            raise ConfigurationError(f"`callbacks` must be of `distkeras.Callback`s{made}. Received: {callback!r}")
+            expected = ", made ones: not the class itself" if isinstance(callback, type) else ", or of Keras'"
+            raise ConfigurationError(f"`callbacks` must be of `distkeras.Callback`s{expected}. Received: {callback!r}")
         callback.settle()
-    return found
+    return all_callbacks
 
 
 def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:

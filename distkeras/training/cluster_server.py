@@ -97,12 +97,10 @@ class ClusterServer:
                     self._driver.goodbye()
                     self._server.ended(_END_SAVING)
             if self._server.ended():
-                with contextlib.suppress(Exception):  # whoever needed the server was told
+                with contextlib.suppress(Exception):  # the callers of the server have their errors already
                     self._take_in(self._server)
         finally:
             self._cancel()
-
-    # ---- its start
 
     def _start(self) -> StartReport:
         """Has the server run; what it reports.
@@ -113,17 +111,17 @@ class ClusterServer:
         self._run_task()
         # One task alone: several could take the very slot that the server needs, and wait for it.
         patience = self._patience_at_start
-        found = self._search_for(patience)
+        search_action = self._search_for(patience)
         try:
-            if not self._either_ends(found):
+            if not self._either_ends(search_action):
                 raise DeadlineError(
                     f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, and a task that finds it"
                 )
             if self._server.ended():
                 return self._require_served(self._take_in(self._server))
-            row = found.rows()[0]
+            row = search_action.rows()[0]
         finally:
-            found.cancel(_CANCEL)
+            search_action.cancel(_CANCEL)
         if row["error"]:
             raise DeadlineError(
                 f"waited {patience:g} s for the parameter server, which needs a slot of its own in addition to "
@@ -155,34 +153,34 @@ class ClusterServer:
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         return report
 
-    def _either_ends(self, found: SparkAction) -> bool:
+    def _either_ends(self, action: SparkAction) -> bool:
         deadline = time.monotonic() + self._deadlines.rows
         while time.monotonic() < deadline:
-            if found.ended(_LOOK) or self._server.ended():
+            if action.ended(_LOOK) or self._server.ended():
                 return True
         return False
 
     def _require_reached(self) -> None:
-        """Whether executors find the server, wherever they are; as many as there are workers are asked.
+        """Check with as many tasks as there are workers that executors reach the server.
 
         Raises:
             ConfigurationError: one does not.
         """
         asked = min(self._task.request.settings.workers, _ASKED_MAX)
-        found = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
+        result = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
         try:
-            if not found.ended(self._deadlines.rows):
+            if not result.ended(self._deadlines.rows):
                 raise DeadlineError(
                     f"waited {self._deadlines.rows:g} s for Spark to run tasks that look for the server"
                 )
-            for row in found.rows():
+            for row in result.rows():
                 if row["error"]:
                     raise ConfigurationError(
                         "every executor must reach the parameter server, and `checkpoint`, where it says its address "
                         f"(a folder of one machine will not do). Received: on host {row['host']}, {row['error']}"
                     )
         finally:
-            found.cancel(_CANCEL)
+            result.cancel(_CANCEL)
 
     def _take_in(self, action: SparkAction) -> StartReport | None:
         """What the server's task has put out: its report, where it has not served, or not itself; else None.
@@ -211,8 +209,6 @@ class ClusterServer:
                 return report
         return None
 
-    # ---- what a job needs of it
-
     @property
     def _server(self) -> SparkAction:
         assert self._action is not None, "the server must have been started"
@@ -223,7 +219,7 @@ class ClusterServer:
         return RelayClient(self._session, self.address, self._deadlines)
 
     def alive(self) -> bool:
-        """Whether its task runs, or is to be run again."""
+        """Return whether its task runs, or is to be run again."""
         return not self._server.ended()
 
     def record_activity(self) -> None:
@@ -291,8 +287,6 @@ class ClusterServer:
             if not self._driver.lost(error):
                 raise
 
-    # ---- a server that stands still
-
     def _look_while_asking(self) -> None:
         """Look after the server while a request is under way; end the request where its slot may be needed for that.
 
@@ -326,9 +320,9 @@ class ClusterServer:
             return
         if not self._search.ended():
             return
-        found, self._search = self._search, None
+        search_action, self._search = self._search, None
         try:
-            (row,) = found.rows()
+            (row,) = search_action.rows()
         except Exception as error:  # noqa: BLE001 - Spark's: nothing is known of the server
             log.warning("a task that looks for the parameter server has failed: %s", headline(str(error)))
             return

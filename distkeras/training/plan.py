@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distkeras.training.spark_job import SparkJob
 
 
-#: Bytes for the names of a model's arrays, beside the model.
+#: Bytes for the names of a model's arrays, in addition to the model.
 _FRAME_ROOM = 1 << 20
 
 
@@ -202,22 +202,22 @@ def require_fit(replica: KerasReplica, spec: DataSpec) -> None:
 
 
 def require_size(server: ServerSettings, replica: KerasReplica, sent_file: bytes) -> None:
-    """Whether a server takes the model as it is sent, before it is started.
+    """Check that a server accepts a model of this size, before it is started.
 
     Raises:
         ConfigurationError: it does not.
     """
-    found = len(sent_file) + 4 * (replica.size + replica.moving_statistics.size)
+    nbytes = len(sent_file) + 4 * (replica.size + replica.moving_statistics.size)
     most = server.max_body - _FRAME_ROOM
-    if found > most:
+    if nbytes > most:
         raise ConfigurationError(
             f"`model` must have at most {most >> 20} MiB, what trains counted twice: executors can read "
-            f"weights that are frozen for themselves, by `frozen_weights`. Received: {-(-found >> 20)} MiB"
+            f"weights that are frozen for themselves, by `frozen_weights`. Received: {-(-nbytes >> 20)} MiB"
         )
 
 
 def require_finite(replica: KerasReplica) -> None:
-    """Whether the model's weights are finite, before a worker is blamed for what it computes with them.
+    """Check that the model's weights are finite, so that no worker is blamed for them later.
 
     An infinity in a weight that is not trained may be meant, such as a mask's.
 
@@ -241,7 +241,7 @@ def require_finite(replica: KerasReplica) -> None:
 
 
 def require_optimizer(rule: Rule, optimizer: Any) -> None:
-    """Whether the rule can work with the workers' optimizer, of Keras.
+    """Check that the rule works with the workers' optimizer.
 
     Raises:
         ConfigurationError: it cannot.
@@ -256,7 +256,7 @@ def require_optimizer(rule: Rule, optimizer: Any) -> None:
 
 
 def require_shared(checkpoint: Checkpoint | None) -> None:
-    """Whether a server in the cluster has where to say its address, as far as the text tells.
+    """Check that a server in the cluster has a shared place for its address, as far as the path shows.
 
     Raises:
         ConfigurationError: it has not.
@@ -272,7 +272,7 @@ def require_shared(checkpoint: Checkpoint | None) -> None:
 def require_slots(
     server: ServerSettings, facts: SparkFacts, resources: ResourceProfile | None = None, *, apart: bool = False
 ) -> None:
-    """Whether Spark can run all workers at once where the rule or the bound needs them, as far as that is known.
+    """Check that Spark can run all workers at once where the rule or the bound needs it, as far as that is known.
 
     Args:
         server: its settings.

@@ -16,8 +16,6 @@ from tqdm.std import tqdm
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
 
-# ---- Who has been silent for too long: reported once for each silence, and nothing else follows from it.
-
 log = logging.getLogger(__name__)
 
 

@@ -128,8 +128,8 @@ class Search:
         _read_to_end(records)
         incarnation, place, error = 0, "", ""
         try:
-            incarnation, found = _patiently(self._once, self.timeout)
-            place = json.dumps(found)
+            incarnation, reply = _patiently(self._once, self.timeout)
+            place = json.dumps(reply)
         except _UNREACHED as failure:
             error = failure.message
             with contextlib.suppress(SnapshotError):

@@ -25,11 +25,11 @@ from distkeras.ps.server.start import StartReport, StartRequest
 #: The task's output: what was logged (a line of JSON), or a `StartReport`.
 OUTPUT = "kind string, text string"
 LOGGED, REPORT = "logged", "report"
-#: Attempts at the server's task of which Spark's numbers are told apart, for each start by the driver.
+#: The number of attempts at the server's task, for each start by the driver, whose numbers stay distinct.
 ATTEMPTS_OF_A_START = 64
 #: Lines of the log that are kept.
 _LINES_MAX = 10_000
-#: An address that nobody has, for documentation: the way there leads over the interface that others are reached by.
+#: An address reserved for documentation: the route to it shows the interface that reaches other hosts.
 _ANYWHERE = ("192.0.2.1", 9)
 
 
@@ -60,9 +60,9 @@ class ServerTask:
             pass
         context = TaskContext.get()
         with _logged_lines() as lines:
-            told = self.serve(0 if context is None else context.attemptNumber())
+            outcome = self.serve(0 if context is None else context.attemptNumber())
         rows = [(LOGGED, line) for line in lines]
-        rows += [] if told is None else [(REPORT, told.to_json())]
+        rows += [] if outcome is None else [(REPORT, outcome.to_json())]
         columns = [pa.array([row[column] for row in rows], pa.string()) for column in range(2)]
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 
@@ -106,9 +106,9 @@ def _logged_lines() -> Iterator[deque[str]]:
 
 def own_address() -> str:
     """Return this machine's address as others reach it: Spark's, where one is set; else that of its name."""
-    told = os.environ.get("SPARK_LOCAL_IP")
-    if told and told not in ("0.0.0.0", "::"):
-        return told
+    configured = os.environ.get("SPARK_LOCAL_IP")
+    if configured and configured not in ("0.0.0.0", "::"):
+        return configured
     with contextlib.suppress(OSError):
         for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             if not str(address[0]).startswith(("127.", "::1", "fe80")):

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds that Spark may take to end a cancelled job.
 _CANCEL_SECONDS = 60.0
-#: Seconds after which a thread that has nothing to tell looks around.
+#: Seconds after which an idle thread checks whether the job is over.
 _POLL_SECONDS = 1.0
 #: Seconds from one status of the server to the next, at least: enough for the eye, and no load on the server.
 _STATUS_SECONDS = 0.1
@@ -177,15 +177,13 @@ class SparkJob:
         except BaseException:
             self.callbacks.stop_calling()
             self._cancel(spark)
-            with contextlib.suppress(DeadlineError):  # the first error is the one to tell
+            with contextlib.suppress(DeadlineError):  # the first error is the one to report
                 self.callbacks.close()
             raise
         finally:
             self._over.set()
             self._observer.close()
             watch.join(_CANCEL_SECONDS)
-
-    # ---- the thread that decides
 
     def _wait_for_tasks(self) -> list[Row]:
         while True:
@@ -241,11 +239,9 @@ class SparkJob:
     def _cancel(self, spark: threading.Thread) -> None:
         deadline = time.monotonic() + _CANCEL_SECONDS
         while spark.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 cancel_tagged(self._session, self._tag)
             spark.join(_POLL_SECONDS)  # Spark may not have known the job yet
-
-    # ---- the threads that signal
 
     def _run_tasks(self) -> None:
         # Bound to a local name: Spark pickles the function, and must not meet this object's threads and queues.
@@ -266,7 +262,7 @@ class SparkJob:
 
     def _watch_server(self) -> None:
         clock, checked = -1, time.monotonic()
-        told: tuple[int, int, int] | None = None
+        reported: tuple[int, int, int] | None = None
         while not self._over.is_set():
             try:
                 status = self._observer.observe(clock, _POLL_SECONDS)
@@ -284,8 +280,8 @@ class SparkJob:
                 return
             self._supervisor.record_activity()
             news = (status.clock, status.joined, status.finished)
-            if status.clock >= clock and news != told:
-                clock, told = status.clock, news
+            if status.clock >= clock and news != reported:
+                clock, reported = status.clock, news
                 self._signals.put(_StatusArrived(status))
                 self._over.wait(_STATUS_SECONDS)
             self._over.wait(self._supervisor.news_seconds)

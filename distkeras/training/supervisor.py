@@ -15,8 +15,6 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
 
-# ---- What a job needs of its server, wherever that runs: beside the driver (`Supervisor`) or in the cluster.
-
 _R = TypeVar("_R")
 
 
@@ -39,7 +37,7 @@ class ServerHandle(Protocol):
         """Another connection of the driver's."""
 
     def alive(self) -> bool:
-        """Whether the server runs, or is brought back."""
+        """Return whether the server runs, or is brought back."""
 
     def record_activity(self) -> None:
         """Note that the server has answered, over any connection of the driver; from any thread."""
@@ -150,7 +148,7 @@ class Supervisor:
         return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._process.alive()
 
     def record_activity(self) -> None:
@@ -171,7 +169,7 @@ class Supervisor:
         self.restart()
 
     def _answers(self) -> bool:
-        """Whether it does now, over a new connection: it may be this process that stood still."""
+        """Return whether it does now, over a new connection: it may be this process that stood still."""
         self._driver.close()
         try:
             self._driver.ping()
@@ -182,7 +180,7 @@ class Supervisor:
         return True
 
     def _lost(self, error: DistkerasError) -> bool:
-        """Whether ``error`` is not the server's answer; at the port of a dead one, anybody may have given it."""
+        """Return whether ``error`` is not the server's answer; at the port of a dead one, anybody may have given it."""
         return self._driver.lost(error) or not self._process.alive()
 
     def _end_silent(self, error: DistkerasError) -> None:

@@ -95,7 +95,7 @@ class Task:
         _prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
         try:
             summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
-        except DistkerasError as error:  # the driver has been told all of it; Spark logs what it gets, several times
+        except DistkerasError as error:  # the driver has all of it already; Spark logs this text several times
             raise shortened(error) from error.__cause__
         yield summary
 
@@ -146,23 +146,23 @@ class _TaskAttempt:
         except Exception as error:
             if self._records.broken and not isinstance(error, DistkerasError):
                 raise
-            told = self._report_error(error)
-            if told is error:
+            error_text = self._report_error(error)
+            if error_text is error:
                 raise
-            raise told from error
+            raise error_text from error
         finally:
             self._client.close()
         return self._summary(rows, batches)
 
     def _report_error(self, error: Exception) -> DistkerasError:
         """Report ``error`` to the server where it concerns the job; return it as it is to be raised."""
-        told = sorted_error(error)
-        if told.origin in (Origin.USER, Origin.NODE):
-            told.worker = self._client.worker if told.worker is None else told.worker
-            told.step = self._position.step if told.step is None else told.step
-            told.remote_traceback = traceback.format_exc()
-            self._client.report(told)
-        return told
+        typed = sorted_error(error)
+        if typed.origin in (Origin.USER, Origin.NODE):
+            typed.worker = self._client.worker if typed.worker is None else typed.worker
+            typed.step = self._position.step if typed.step is None else typed.step
+            typed.remote_traceback = traceback.format_exc()
+            self._client.report(typed)
+        return typed
 
     def _train(self) -> tuple[int, int]:
         """Returns the partition's rows, and its batches an epoch (-1 where the job ended early)."""
@@ -182,7 +182,7 @@ class _TaskAttempt:
             return self._source.rows, self._source.batches_per_epoch
 
     def _require_same_rows(self, welcome: Welcome) -> int:
-        """Whether the rows of a partition that has ended are those that were trained on; returns their number.
+        """Check that the rows of a finished partition are those that were trained on, and return their number.
 
         Raises:
             LedgerError: they are not.
@@ -191,11 +191,11 @@ class _TaskAttempt:
         for record in self._records:
             rows += record.num_rows
             checksum.update(record)
-        found, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
-        if whole and welcome.checksum not in (-1, found):
+        checksum_now, whole = checksum.before(rows), welcome.epoch >= self._task.spec.epochs
+        if whole and welcome.checksum not in (-1, checksum_now):
             raise LedgerError(
-                f"the input has not yielded the same rows again: checksum {found:#018x} of {rows} rows of a partition "
-                f"that has ended with {welcome.checksum:#018x}",
+                f"the input has not yielded the same rows again: checksum {checksum_now:#018x} of {rows} rows of a "
+                f"partition that has ended with {welcome.checksum:#018x}",
                 worker=self._client.worker,
             )
         return rows

@@ -71,9 +71,6 @@ class Pool:
         return Buffer(array, self)
 
 
-# ---- Vectors in stretches that stay in a core's cache: what a rule's kernel is called on.
-
-
 class Chunks:
     """Cuts vectors of one size into consecutive stretches, with scratch memory for each.
 

@@ -30,8 +30,6 @@ from distkeras.ps.protocol.messages import NO_FLOATS, Commit
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 
-# ---- What fails within a commit leaves it applied in part, which is noted here.
-
 
 class CheckedArithmetic:
     """Raises within ``with`` where numpy's flags tell of an overflow or an invalid operation; for one thread at a time.
@@ -74,9 +72,6 @@ class CheckedArithmetic:
                 worker=worker,
                 step=step,
             ) from error
-
-
-# ---- A synchronous rule's round: what its workers have contributed since the one before it ended.
 
 
 @dataclass
@@ -122,9 +117,6 @@ class Round:
         """The next round begins at ``clock``, with nothing contributed."""
         self.total = None
         self.previous_began, self.began = self.began, clock
-
-
-# ---- The view that a commit's reply will be, made with the commit while its blocks are in the cache.
 
 
 class ViewAhead:
@@ -219,9 +211,9 @@ class Center:
         self.clock = 0
         #: Clock and epoch that these partitions began with: a job with another number of workers had others before.
         self.began = (0, 0)
-        #: Names of the history's columns, as `messages.Records` has them; empty before a worker has told them.
+        #: Names of the history's columns, as `messages.Records` has them; empty before a worker has sent them.
         self.metrics = ""
-        #: Why the job ends early, if it does; then everybody who asks is told to leave.
+        #: Why the job ends early, if it does; then each answer asks the worker to leave.
         self.stopping: str | None = None
         self.counters: dict[str, int] = {}
         self.log = CommitLog()
@@ -248,7 +240,7 @@ class Center:
 
     @property
     def corrupt(self) -> bool:
-        """Whether a commit has failed within its arithmetic: it may be applied in part, and nothing is to be saved."""
+        """Return whether a commit failed within its arithmetic: it may be applied in part, and no snapshot is taken."""
         return self._arithmetic.failed
 
     def _make_worker_vectors(self) -> tuple[Vector, ...]:
@@ -389,7 +381,7 @@ class Center:
         return lease
 
     def require_incarnation(self, worker: int, incarnation: int) -> None:
-        """Whether ``worker`` speaks to this very server, and to none before its restart.
+        """Check that ``worker`` speaks to this incarnation of the server, and not to one before a restart.
 
         Raises:
             RemoteProtocolError: it does not.
@@ -437,7 +429,7 @@ class Center:
             if share is not None:
                 scale = share if scale is None else scale + share
             if ahead is not None:
-                chunk.out = chunk.payload[0]  # a view reads no payload, and nobody else needs it any more
+                chunk.out = chunk.payload[0]  # the last reader of the payload: its memory is free for the result
                 self.rule.view(chunk, ahead[1])
         if ahead is not None:
             self._view_ahead.put(ahead[0], self.clock + 1, parts[0])
@@ -484,7 +476,7 @@ class Center:
         )
 
     def ready(self, worker: int) -> bool:
-        """Whether ``worker`` may be sent the center now."""
+        """Return whether ``worker`` may be sent the center now."""
         return self.scheduler.ready(worker)
 
     def release(self, worker: int, attempt: int) -> Released:

@@ -18,7 +18,7 @@ from distkeras.ps.protocol.messages import FIXED_HISTORY, Commit, Hello
 
 
 def check_hello(center: Center, message: Hello) -> None:
-    """Whether the worker's model is the center's, and its wire format one that the rule goes with.
+    """Check that the worker's model is the center's, and that the rule supports its wire format.
 
     Raises:
         ShapeError, RemoteProtocolError, ConfigurationError: it is not.
@@ -38,7 +38,7 @@ def check_hello(center: Center, message: Hello) -> None:
 
 
 def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
-    """Whether payload, statistics and history have the sizes that they must have.
+    """Check the sizes of payload, statistics and history.
 
     Args:
         center: what the commit is for.
@@ -70,7 +70,7 @@ def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> 
 
 
 def _history_fits(commit: Commit, log_columns: int) -> bool:
-    """Whether there is a row for each step, with the columns of all other commits' rows, or no row."""
+    """Return whether there is a row for each step, with the columns of all other commits' rows, or no row."""
     rows, columns = commit.history.shape
     if commit.steps < 1 or rows not in (0, commit.steps):
         return False

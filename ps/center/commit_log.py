@@ -21,8 +21,6 @@ import numpy as np
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import FIXED_HISTORY, NO_ROWS, Commit
 
-# ---- Commits and their history on disk: the part of a commit log that need not be in memory.
-
 #: Commits of one block of the file, at most: what is read to get at one of them.
 BLOCK_COMMITS = 4096
 
@@ -289,7 +287,7 @@ class CommitLog:
         self.batches += int(rows.commits["steps"].sum())
         for block in rows.blocks():
             if not self._commits:
-                with suppress(OSError):  # which `_spill` tells
+                with suppress(OSError):  # which `_spill` reports
                     self._file.append(block)
                     continue
             self._commits.extend(block.commits.tolist())

@@ -59,7 +59,7 @@ class PartitionLease:
     steps: int = 0
     #: Whether its last commit was left out for its NaN or infinity.
     skipped: bool = False
-    #: The share of ``epoch`` that it has passed, as far as its worker can tell.
+    #: The share of ``epoch`` that it has passed, as far as its worker knows.
     passed: float = 0.0
     #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
     active_at: float = 0.0
@@ -70,12 +70,12 @@ class PartitionLease:
 
     @property
     def connected(self) -> bool:
-        """Whether its attempt is connected."""
+        """Return whether its attempt is connected."""
         return self.state is LeaseState.HELD
 
     @property
     def finished(self) -> bool:
-        """Whether the partition's data has ended."""
+        """Return whether the partition's data has ended."""
         return self.state is LeaseState.FINISHED
 
     def move(self, state: LeaseState) -> None:
@@ -89,7 +89,7 @@ class PartitionLease:
         self.state = state
 
     def require_next(self, commit: Commit) -> None:
-        """Whether ``commit`` continues where the partition stands.
+        """Check that ``commit`` continues where the partition stands.
 
         Raises:
             RemoteProtocolError: a gap in the sequence.

@@ -49,7 +49,7 @@ class Scheduler:
         return not self.gather or len(self._seen) == self.workers
 
     def ready(self, worker: int) -> bool:
-        """Whether ``worker`` may be sent the center now."""
+        """Return whether ``worker`` may be sent the center now."""
         return self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
@@ -94,7 +94,7 @@ class Synchronous(Scheduler):
         self.arrived.add(worker)
 
     def round_complete(self) -> bool:
-        """Whether there are contributions and no active worker is missing."""
+        """Return whether there are contributions and no active worker is missing."""
         return bool(self.arrived) and self.active <= self.arrived
 
     def next_round(self) -> None:
@@ -102,7 +102,7 @@ class Synchronous(Scheduler):
         self.arrived.clear()
 
     def ready(self, worker: int) -> bool:
-        """Whether the round that ``worker`` arrived in has ended."""
+        """Return whether the round that ``worker`` arrived in has ended."""
         return worker not in self.arrived and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
@@ -158,7 +158,7 @@ class BoundedStaleness(Scheduler):
         self._slowest = min((self.iterations[other] for other in self.active), default=max(everyone))
 
     def ready(self, worker: int) -> bool:
-        """Whether ``worker`` is not too far ahead."""
+        """Return whether ``worker`` is not too far ahead."""
         return self.iterations[worker] - self._slowest <= self.bound and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:

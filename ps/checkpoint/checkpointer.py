@@ -130,8 +130,8 @@ class Checkpointer:
         self._directory = directory
         self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
-        #: For each worker, the number of its last commit that a snapshot covers: one of this server's own, for nobody
-        #: knows whether the one that it goes on from counts.
+        #: For each worker, the number of its last commit that a snapshot covers: one that this server took, for the one
+        #: that it started from may be lost again.
         self.durable: dict[int, int] = {}
         #: Why the last try failed; None when it did not.
         self.failure: Exception | None = None
@@ -153,7 +153,7 @@ class Checkpointer:
             self._wake.set()
 
     def covers(self, mark: int) -> bool:
-        """Whether a snapshot covers everything up to ``mark``; if not, one is taken as soon as can be."""
+        """Return whether a snapshot covers everything up to ``mark``; if not, one is taken as soon as can be."""
         if self._covered >= mark:
             return True
         self._wanted = max(self._wanted, mark)
@@ -239,7 +239,7 @@ class Checkpointer:
             self._directory.require_owned()
         except OwnershipLostError:
             raise
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - the same
             return False
         return True
 

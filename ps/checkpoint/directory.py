@@ -23,14 +23,12 @@ from distkeras.ps.events import report
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
-# ---- What a job is known by, and in what two differ.
-
 #: Differences that an error names, and characters of each value.
 _NAMED, _LONGEST_TEXT = 3, 120
 
 
 def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Whether what ``own`` tells of a job is what ``saved`` tells.
+    """Check that ``own`` and ``saved`` describe the same job.
 
     Args:
         own, saved: JSON-ready; what only ``saved`` has does not count.
@@ -39,12 +37,12 @@ def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: st
     Raises:
         DifferentJobError: it is another job; the error names what differs.
     """
-    found = list(differences(own, {name: saved.get(name) for name in own}))
-    if found:
-        path, ours, theirs = found[0]
-        others = [f"`{path}`" for path, _, _ in found[1:_NAMED]]
-        if len(found) > _NAMED:
-            others.append(f"{len(found) - _NAMED} more")
+    differing = list(differences(own, {name: saved.get(name) for name in own}))
+    if differing:
+        path, ours, theirs = differing[0]
+        others = [f"`{path}`" for path, _, _ in differing[1:_NAMED]]
+        if len(differing) > _NAMED:
+            others.append(f"{len(differing) - _NAMED} more")
         also = f"; also different: {', '.join(others)}" if others else ""
         raise DifferentJobError(
             f"`{path}` must be {_short(theirs)}, as in the job that {where!r} holds. Received: {_short(ours)}{also}"
@@ -67,8 +65,6 @@ def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
-
-# ---- How much of a commit log is in which files, and which of them are to become one.
 
 #: Files that become one, and bytes of the largest one.
 _MERGED, _LARGEST = 8, 64 << 20
@@ -140,9 +136,9 @@ log = logging.getLogger(__name__)
 
 #: How long a read or a claim that fails is tried again, in seconds: the first and the longest pause, and in all.
 _FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
-#: Likewise for the claim of a driver that may go on with a job; and of a server that is started again within one.
+#: The same for the claim of a driver that may resume a job, and of a server that is started again within one.
 _PATIENCE_TO_RESUME, _PATIENCE_WITHIN_JOB = 60.0, 600.0
-#: The job of whoever only reads.
+#: The job of a process that only reads.
 _NOBODY = "0" * 8
 _T = TypeVar("_T")
 
@@ -228,8 +224,6 @@ class SnapshotDirectory:
         #: The log files that a snapshot needs, where that is known.
         self._needs: dict[Name, frozenset[str]] = {}
 
-    # ---- what a server goes on from
-
     def latest(self) -> Saved | None:
         """The latest snapshot; None where there is none. One that is damaged is passed over for the one before it.
 
@@ -263,20 +257,20 @@ class SnapshotDirectory:
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE if fresh else _PATIENCE_TO_RESUME
         names = self._patiently(self._names, patience)
-        found = self._eligible(names, fresh, epoch)
+        snapshots = self._eligible(names, fresh, epoch)
         if epoch:
             self._ownership.require_own(names, epoch)
             if not names:
                 report(log, "snapshot", "the files of %r are gone: the job begins again", self._store.uri)
-        newest = self._newest(found)  # if this server cannot resume from it, the present owner keeps the directory
+        newest = self._newest(snapshots)  # if this server cannot resume from it, the present owner keeps the directory
         self._patiently(lambda: self._ownership.write(names, epoch, after, attempt, place), patience)
         try:
             names = self._patiently(self.require_owned, patience)
         except DistkerasError:
-            self._ownership.withdraw()  # nobody serves under it: it must not stand in another one's way
+            self._ownership.withdraw()  # no server uses it, and it must not block another one
             raise
         eligible = self._eligible(names, fresh, epoch)
-        if eligible != found:
+        if eligible != snapshots:
             newest = self._newest(eligible)
         return self._with_log(newest)
 
@@ -291,7 +285,7 @@ class SnapshotDirectory:
 
     @property
     def lost_to_own_job(self) -> bool:
-        """Whether the owner now is a server that was started for the same job, in place of this one."""
+        """Return whether the owner now is a server that was started for the same job, in place of this one."""
         return self._ownership.lost_to_own_job
 
     def claim_status(self) -> ClaimStatus:
@@ -398,8 +392,6 @@ class SnapshotDirectory:
                     raise
                 self._record_activity()
 
-    # ---- what a server leaves behind
-
     def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
         """Writes some commits down; they are part of the log once a snapshot names their file.
 
@@ -442,7 +434,7 @@ class SnapshotDirectory:
         self._needs[_name_of(name)] = frozenset(files.names)
 
     def require_owned(self) -> list[Name]:
-        """Whether what was written so far counts; returns all files there.
+        """Check that this process still owns the directory, so that its writes count; return all files there.
 
         Raises:
             OwnershipLostError: it does not: another server owns the directory.
@@ -470,7 +462,7 @@ class SnapshotDirectory:
         kept, doomed = snapshots[-keep:], snapshots[:-keep]
         doomed += [name for name in own if name.kind in ("owner", "server") and name.claim < self._ownership.claim]
         self._needs = {name: needed for name, needed in self._needs.items() if name in kept}
-        if len(self._needs) == len(kept):  # else there is one of which nobody has read what it needs
+        if len(self._needs) == len(kept):  # else the needs of one are not read yet
             needed = frozenset(files.names).union(*self._needs.values())
             doomed += [name for name in own if name.kind == "log" and str(name) not in needed]
         self._store.delete(map(str, doomed))
@@ -481,13 +473,13 @@ class SnapshotDirectory:
 
     def _names(self) -> list[Name]:
         """Return all files there except foreign ones, which are reported once."""
-        found = {text: parsed(text) for text in self._store.names()}
-        strays = {text for text, name in found.items() if name is None} - self._strays
+        parsed_names = {text: parsed(text) for text in self._store.names()}
+        strays = {text for text, name in parsed_names.items() if name is None} - self._strays
         if strays:
             self._strays |= strays
             text = "%s in %r is no file of a checkpoint, and left alone"
             report(log, "snapshot", text, ", ".join(sorted(strays)), self._store.uri)
-        return [name for name in found.values() if name is not None]
+        return [name for name in parsed_names.values() if name is not None]
 
 
 def _snapshots(names: list[Name]) -> list[Name]:

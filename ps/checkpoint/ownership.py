@@ -30,8 +30,6 @@ from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import LocalProtocolError, OwnershipLostError, SnapshotError
 from distkeras.ps.world.world import REAL, World
 
-# ---- What the files of a checkpoint directory are called; whatever else lies there is not the project's.
-
 _NAME = re.compile(
     r"(owner|server|snapshot|log)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?"
 )
@@ -183,10 +181,10 @@ class Ownership:
 
     def claim_status(self, names: Iterable[Name]) -> ClaimStatus:
         """What this job has in the directory, of which ``names`` are all files."""
-        found = list(names)
-        own = [name for name in found if self.is_own(name)]
+        present = list(names)
+        own = [name for name in present if self.is_own(name)]
         epoch = max((name.claim.epoch for name in own), default=0)
-        return ClaimStatus(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(found))
+        return ClaimStatus(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(present))
 
     def is_own(self, name: Name) -> bool:
         """Return whether a file was written in this job, by this server or another one of it."""
@@ -197,7 +195,7 @@ class Ownership:
         self._store.delete([str(Name("owner", self.claim))])
 
     def require_own(self, names: Iterable[Name], epoch: int) -> None:
-        """Whether no other job has claimed the directory since this one did, with ``epoch``.
+        """Check that no other job has claimed the directory since this one did, with ``epoch``.
 
         Raises:
             OwnershipLostError: one has.
@@ -206,7 +204,7 @@ class Ownership:
         self._require_highest(Claim(epoch, self._token), others)
 
     def require(self, names: Iterable[Name]) -> None:
-        """Whether this claim is still the highest.
+        """Check that this claim is still the highest.
 
         Args:
             names: all files there, listed after everything that is to count was written.

@@ -18,8 +18,6 @@ from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState, PartitionLease
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
 
-# ---- A checksum of rows of which a part does not depend on how they are spread over partitions.
-
 #: Bits of the sum, and how far a hash is shifted to the right for it.
 SUM_BITS, SUM_SHIFT = 31, 33
 _CRC_BITS = 32
@@ -37,7 +35,7 @@ def sum_of(checksums: Iterable[int]) -> int:
 
 #: What of a `PartitionLease` is kept as it is.
 _KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped")
-#: Likewise, of a `Round`.
+#: The same, of a `Round`.
 _KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 

@@ -76,11 +76,11 @@ class Store:
 
     def _names_ending_in(self, suffix: str) -> list[str]:
         try:
-            found = self._files.names()
+            all_names = self._files.names()
         except OSError as error:
             raise SnapshotError(f"the directory {self.uri!r} cannot be read: {error}") from error
         self._record_activity()
-        return sorted(name[: -len(suffix)] for name in found if name.endswith(suffix))
+        return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
         """Writes one file, in place of one of the same name.
@@ -131,22 +131,22 @@ class Store:
         if hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
             raise DamagedError(f"{name} in {self.uri!r} is damaged: its {len(content)} bytes have another checksum")
         if body[: len(_MAGIC)] != _MAGIC:
-            found = bytes(body[: len(_MAGIC)])
-            raise DamagedError(f"{name} in {self.uri!r} must be of the format {_MAGIC!r}. Received: {found!r}")
+            magic = bytes(body[: len(_MAGIC)])
+            raise DamagedError(f"{name} in {self.uri!r} must be of the format {_MAGIC!r}. Received: {magic!r}")
         return self._decoded(name, body)
 
     def _decoded(self, name: str, body: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         start = len(_MAGIC) + _LENGTH.size
         (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
-        told = json.loads(bytes(body[start : start + length]))
+        header = json.loads(bytes(body[start : start + length]))
         arrays, at = {}, start + length
-        for key, dtype, shape in told["arrays"]:
+        for key, dtype, shape in header["arrays"]:
             if dtype not in _DTYPES:
                 raise DamagedError(f"{name} in {self.uri!r} must hold arrays of {_DTYPES}. Received: {dtype!r}")
             count = int(np.prod(shape, dtype=np.int64))
             arrays[key] = np.frombuffer(body, dtype, count, at).reshape(shape)
             at += arrays[key].nbytes
-        return told["header"], arrays
+        return header["header"], arrays
 
     def delete(self, names: Iterable[str]) -> None:
         """Removes files; one that is not there is no error."""

@@ -214,7 +214,7 @@ def codec_of(wire_format: str, size: int) -> Codec | None:
 
 
 def require_format(wire_format: str, rule: Rule) -> None:
-    """Whether ``rule`` goes with a wire format.
+    """Check that ``rule`` supports a wire format.
 
     Raises:
         ConfigurationError: it does not, or there is no such format.

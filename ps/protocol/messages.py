@@ -15,8 +15,6 @@ import numpy as np
 
 from distkeras.ps.errors import ERRORS, DistkerasError, RemoteProtocolError
 
-# ---- What a worker says of a commit, and the arrays that it says it with.
-
 #: Arrays of any length. One of another dtype is refused by both ends.
 Bytes = Annotated[np.ndarray, np.dtype("u1")]
 Floats = Annotated[np.ndarray, np.dtype("<f4")]
@@ -69,9 +67,6 @@ class Message:
     """Base of all messages."""
 
 
-# ---- handshake: the only messages read before the peer has proved that it holds the job's key
-
-
 @dataclass(frozen=True, eq=False)
 class Challenge(Message):
     """Server → client: prove the key over this nonce (32 bytes).
@@ -96,9 +91,6 @@ class Proof(Message):
     """Server → client: this server holds the key too."""
 
     proof: Bytes
-
-
-# ---- worker → server
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +182,6 @@ class Leave(Message):
     incarnation: int
 
 
-# ---- server → worker
-
-
 @dataclass(frozen=True, eq=False)
 class Welcome(Message):
     """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
@@ -260,12 +249,9 @@ class Ack(Message):
 
 @dataclass(frozen=True, eq=False)
 class Occupancy(Message):
-    """Whether the server holds commits of others that it has received and not yet applied."""
+    """Return whether the server holds commits of others that it has received and not yet applied."""
 
     occupied: bool
-
-
-# ---- driver ↔ server
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,9 +371,6 @@ class WorkerTable(Message):
     rows: Rows
 
 
-# ---- either way
-
-
 @dataclass(frozen=True, eq=False)
 class Fault(Message):
     """An error, as its position in `errors.ERRORS`. From a worker it ends the job; -1 stands for "none" in a number."""
@@ -432,8 +415,6 @@ MESSAGES: tuple[type[Message], ...] = (
     Goodbye,
 )
 
-
-# ---- Errors as they travel: a `Fault` message names one by its position in `errors.ERRORS`.
 
 #: A traceback longer than this is cut in the middle, to stay below a frame's bound.
 _LONGEST_TRACEBACK = 32 * 1024

@@ -66,7 +66,7 @@ class Seal:
         return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
 
     def check(self, tag: Octets, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> None:
-        """Whether ``tag`` is that of the next frame; the rest as for `tag`.
+        """Check that ``tag`` is that of the next frame; the arguments are those of `tag`.
 
         Raises:
             RemoteProtocolError: it is another one.

@@ -102,8 +102,6 @@ class ADAG(Rule):
         divisor = learning_rate if self.form in ("4.1", "4.1norm") else self.gamma
         return divisor, math.sqrt(divisor)
 
-    # ---- worker half ------------------------------------------------------------------------------------------
-
     def _delta(self, replica: Replica, state: WorkerState) -> Vector:
         delta = state.payload[0]
         replica.moved(state.sent, delta)
@@ -132,8 +130,6 @@ class ADAG(Rule):
                 total += float(scale.sum(dtype=np.float64))
             state.scale = total / max(1, moved.size)
         self.receive(replica, state, center)
-
-    # ---- server half ------------------------------------------------------------------------------------------
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         return self.divisor(context.learning_rate)

@@ -254,8 +254,6 @@ class Rule(ABC):
             raise LocalProtocolError(f"a worker's rule must have a window in steps. Received: window={self.window!r}")
         return self.window
 
-    # ---- worker half ------------------------------------------------------------------------------------------
-
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         """Begins from the first pull."""
         replica.load(sent)
@@ -272,7 +270,7 @@ class Rule(ABC):
         return replica.train(batches)
 
     def due(self, state: WorkerState) -> bool:
-        """Whether to exchange now; the end of an epoch makes an exchange due in any case."""
+        """Return whether to exchange now; the end of an epoch makes an exchange due in any case."""
         return state.due_early or (self.window is not None and state.steps >= self._steps)
 
     def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
@@ -300,8 +298,6 @@ class Rule(ABC):
         np.add(sent, state.payload[0], out=begun)
         replica.load(begun)
         state.sent = begun
-
-    # ---- server half ------------------------------------------------------------------------------------------
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         """Called once per commit, in clock order. ``counters`` is the rule's integer state."""
@@ -336,8 +332,6 @@ class Rule(ABC):
         """A worker has left for good: takes its vectors out of the model's, where they are part of them."""
         return
 
-    # ---- configuration ----------------------------------------------------------------------------------------
-
     def config(self) -> dict[str, Any]:
         """Hyper-parameters by name, JSON-ready."""
         return dataclasses.asdict(self)
@@ -353,8 +347,6 @@ def sum_of_squares(vector: Vector) -> float:
         total += float(np.square(vector[start : start + BLOCK], dtype=np.float64).sum())
     return total
 
-
-# ---- BibTeX entries of the papers that several rules come from.
 
 THESIS = """\
 @mastersthesis{hermans2017,

@@ -19,15 +19,15 @@ from distkeras.ps.rules.base import Rule, Traits
 def all_rules() -> Mapping[str, type[Rule]]:
     """Every rule by its name, in alphabetical order: each subclass of `Rule` that a file of this folder defines."""
     assert __package__
-    found: dict[str, type[Rule]] = {}
+    rules: dict[str, type[Rule]] = {}
     for module_info in pkgutil.iter_modules(importlib.import_module(__package__).__path__):
         module = importlib.import_module(f"{__package__}.{module_info.name}")
-        found |= {kind.name: kind for kind in vars(module).values() if _is_rule(kind, module.__name__)}
-    return dict(sorted(found.items()))
+        rules |= {kind.name: kind for kind in vars(module).values() if _is_rule(kind, module.__name__)}
+    return dict(sorted(rules.items()))
 
 
 def _is_rule(value: Any, module: str) -> bool:
-    """Whether ``value`` is a rule that ``module`` defines."""
+    """Return whether ``value`` is a rule that ``module`` defines."""
     own = inspect.isclass(value) and value.__module__ == module
     return own and issubclass(value, Rule) and value is not Rule
 
@@ -70,8 +70,6 @@ def json_or_text(text: str) -> Any:
     except ValueError:
         return text
 
-
-# ---- The table of rules for documentation, made of what each rule says of itself.
 
 HEADER = (
     "rule",

@@ -52,7 +52,7 @@ _AGAIN = 1.0
 _STARTS = 3
 #: Seconds that an owner may take from the driver's goodbye to its end: it takes a last snapshot.
 _END_SAVING = 120.0
-#: Seconds for which a server that has lost its job to another one tells that to those who are connected.
+#: Seconds for which a server that lost its job to another one still answers its peers with that error.
 _TOLD = 10.0
 #: Seconds after which a server to which nothing happens looks at the clock.
 _LOOK = 1.0
@@ -237,7 +237,7 @@ def serve_announced(
         try:
             if _serve(built, came_up, request, publication, world):
                 return None
-        except OwnershipLostError as error:  # nobody finds this server any more: its task's end tells the driver
+        except OwnershipLostError as error:  # no client finds this server any more; the driver sees its task end
             return StartReport(error=str(error), code=ERRORS.index(type(error)))
         again = True  # it has lost the checkpoint to another attempt, and waits for the end of that one
     return StartReport(ended=True)

@@ -65,8 +65,6 @@ from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.world.world import REAL, World
 
-# ---- What the server answers, made from the center's state; the caller holds its lock.
-
 
 def _ack(center: Center | None, sequence: int, durable: int, *, skipped: bool = False) -> Ack:
     """Commit ``sequence`` is applied, or something without a number noted."""
@@ -143,9 +141,6 @@ def _worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int]
     return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
 
 
-# ---- Which connection speaks for each partition: an attempt may have several, of which only the newest is heard.
-
-
 class Peer(Protocol):
     """A session, as far as its answers need it."""
 
@@ -160,7 +155,7 @@ class Peer(Protocol):
         """Of its requests and their replies."""
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end."""
+        """Return whether the peer has closed its end."""
 
 
 class LeaseConnections(dict[int, Peer]):
@@ -182,7 +177,7 @@ class LeaseConnections(dict[int, Peer]):
         self.require_newest(hello)
 
     def require_newest(self, hello: Hello) -> None:
-        """Whether the attempt has not asked over a newer connection since.
+        """Check that the attempt has not opened a newer connection since.
 
         Raises:
             LeaseLostError: it has.
@@ -196,7 +191,7 @@ class LeaseConnections(dict[int, Peer]):
             )
 
     def require(self, peer: Peer, worker: int) -> None:
-        """Whether ``peer`` is the connection that the partition's lease was given over.
+        """Check that ``peer`` is the connection that holds the partition's lease.
 
         Raises:
             LeaseLostError: it is not: the same attempt may have come back over another one.
@@ -216,7 +211,7 @@ log = logging.getLogger(__name__)
 
 #: Room in a commit for its history: a row a step, far below this.
 _HISTORY_BYTES = 16 * 1024 * 1024
-#: How long one answer to somebody who waits for a lease may take, in seconds; then it asks again.
+#: Seconds that one request for a lease waits at most; then the worker asks again.
 _PARKED = 10.0
 
 
@@ -243,7 +238,7 @@ class Dispatcher:
         self._settings = settings
         self._deadlines = settings.deadlines
         self._world = world
-        #: The lock, the news that somebody may wait for, and whether the job goes on.
+        #: The lock, its condition, and the state of the server.
         self.changed = JobCondition(world)
         self._host = PublishedCenter(
             settings, self.changed, incarnation=incarnation, snapshots=snapshots, restored=restored
@@ -255,7 +250,7 @@ class Dispatcher:
         #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
         self._committing: set[Peer] = set()
         self._model = np.empty(0, np.uint8)
-        #: What the vectors consist of, center and moving statistics, where the driver told.
+        #: The arrays in the vectors, center and moving statistics, where the driver published their names.
         self._layouts: list[Layout] = []
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
@@ -329,8 +324,6 @@ class Dispatcher:
         if handler is None:
             raise RemoteProtocolError(f"a server must be asked. Received: {type(message).__name__}")
         return handler(peer, message)
-
-    # ---- workers: one method a message type, called from the sessions' threads
 
     def _on_hello(self, peer: Peer, message: Hello) -> Message:
         self._wait_for_publish(peer)
@@ -424,7 +417,7 @@ class Dispatcher:
 
     def _on_probe(self, peer: Peer, message: Probe) -> Message:
         self.changed.require_running()
-        # A session asks one thing at a time: whoever is in the set is another one.
+        # A session sends one request at a time, so all in the set are other sessions.
         return Occupancy(bool(self._committing))
 
     def _on_heartbeat(self, peer: Peer, message: Heartbeat) -> Message:
@@ -454,8 +447,6 @@ class Dispatcher:
             worker, attempt = peer.lease or (message.worker, None)
             report(log, "node", "an attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self._acknowledge()
-
-    # ---- the driver, likewise
 
     def _on_publish(self, peer: Peer, message: Publish) -> Message:
         digest = digest_of(message)
@@ -507,8 +498,6 @@ class Dispatcher:
     def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
         return self._acknowledge()
 
-    # ---- what the answers share; the lock is held unless said otherwise
-
     def _seconds_silent(self, worker: int) -> float:
         """Seconds since the holder of a partition gave a sign of life; none while it is owed an answer."""
         holder = self.connections.get(worker)
@@ -557,7 +546,7 @@ class Dispatcher:
         return center.release(worker, attempt)
 
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
-        """Whether ``attempt`` holds the lease, and was given it over the very connection of ``peer``."""
+        """Check that ``attempt`` holds the lease over the connection of ``peer``."""
         center.leases.held(worker, attempt)
         self.connections.require(peer, worker)
 

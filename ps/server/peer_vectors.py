@@ -58,7 +58,7 @@ class PeerVectors:
         return parts
 
     def known_finite(self, commit: Commit) -> bool:
-        """Whether the vectors of ``commit`` need no look at each number."""
+        """Return whether the vectors of ``commit`` need no look at each number."""
         codec = self._format.codec
         return codec is not None and all(map(codec.known_finite, commit.packed))
 

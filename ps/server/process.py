@@ -30,8 +30,6 @@ from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.world.processes import LOOK, PIECE, Child
 from distkeras.ps.world.world import REAL, Thread, World
 
-# ---- How a server's process learns of its driver's end; how the driver learns of the server's is in `world.processes`.
-
 #: What the driver sends when the server is to end.
 GOODBYE = b"goodbye\n"
 
@@ -71,7 +69,7 @@ class DriverLink:
         return None if line + b"\n" == GOODBYE else line.decode()
 
     def require_driver(self) -> None:
-        """Whether the driver's process lives; reads nothing.
+        """Check that the driver's process lives, without reading from its pipe.
 
         Raises:
             ServerLostError: it does not.
@@ -218,7 +216,7 @@ class ServerProcess:
                 self._launch(self._request.again(self._epoch, self._incarnation, self._port))
                 return
             except _PortTakenError:
-                # The system may have lent the port to somebody's call for a moment.
+                # The system may have used the port for an outgoing connection for a moment.
                 if self._world.monotonic() + _AGAIN > deadline:
                     raise
                 self._world.sleep(_AGAIN)
@@ -243,7 +241,7 @@ class ServerProcess:
         return self._started_child.pid
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._started_child.exit_code is None
 
     @property
@@ -252,7 +250,7 @@ class ServerProcess:
         return self._started_child.exit_code
 
     def exited(self, timeout: float) -> bool:
-        """Whether the process has ended, or does so within ``timeout`` seconds."""
+        """Return whether the process has ended, or does so within ``timeout`` seconds."""
         return self._started_child.wait(timeout)
 
     @property
@@ -305,7 +303,7 @@ def _environment() -> dict[str, str]:
     home = str(Path(distkeras.__file__).resolve().parents[1])
     # An empty entry would mean the current directory as well.
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    # One BLAS thread: the finite check must not take a core from the workers beside it.
+    # One BLAS thread: the finite check must not take a core from workers on the same host.
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

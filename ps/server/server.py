@@ -93,17 +93,17 @@ class ParameterServer:
 
     @property
     def corrupt(self) -> bool:
-        """Whether it is of no more use, and to be started again from its latest snapshot."""
+        """Return whether it is of no more use, and to be started again from its latest snapshot."""
         return self.dispatcher.changed.corruption is not None
 
     @property
     def superseded(self) -> bool:
-        """Whether another server of the same job owns the checkpoint now."""
+        """Return whether another server of the same job owns the checkpoint now."""
         return self._snapshots is not None and self._snapshots.lost_to_own_job
 
     @property
     def over(self) -> bool:
-        """Whether the driver has said goodbye."""
+        """Return whether the driver has said goodbye."""
         return self.dispatcher.changed.over
 
     @property

@@ -81,7 +81,7 @@ class Session:
             self._end(error)
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end."""
+        """Return whether the peer has closed its end."""
         return self.channel.hung_up()
 
     def _run(self) -> None:
@@ -160,9 +160,9 @@ class Session:
             corrupt = center is not None and center.corrupt
             if isinstance(error, (OSError, MemoryError)) and not corrupt:
                 raise  # the connection ends, and the peer sends again what was not applied
-            told = sorted_error(error)
-            if isinstance(told, NodeError):
-                raise self._dispatcher.corrupted(told) from error
+            typed = sorted_error(error)
+            if isinstance(typed, NodeError):
+                raise self._dispatcher.corrupted(typed) from error
             # A rule's mistake, or ours. Unanswered, the worker would only see a lost connection, and try again.
             raise LocalProtocolError(
                 f"a {type(message).__name__} must be answered. Received: {type(error).__name__}: {error}",

@@ -234,15 +234,15 @@ def serve(
     Returns:
         The process' exit status: 2, or what ``until_done`` returned.
     """
-    told, starting = world.monotonic(), True
+    reported_at, starting = world.monotonic(), True
 
     def record_activity() -> None:
-        nonlocal told
+        nonlocal reported_at
         if not starting:
             return
         require_driver()
-        if world.monotonic() - told >= _LOADING_SECONDS:
-            told = world.monotonic()
+        if world.monotonic() - reported_at >= _LOADING_SECONDS:
+            reported_at = world.monotonic()
             tell(StartReport(loading=True))
 
     try:

@@ -69,12 +69,12 @@ class JobCondition:
 
     @property
     def closing(self) -> bool:
-        """Whether the server closes: no thread is kept waiting."""
+        """Return whether the server closes: no thread is kept waiting."""
         return self.state in (ServerState.CLOSING, ServerState.CLOSED)
 
     @property
     def over(self) -> bool:
-        """Whether the driver has said goodbye."""
+        """Return whether the driver has said goodbye."""
         return self.state in (ServerState.RELEASED, ServerState.CLOSED)
 
     def move(self, state: ServerState) -> None:
@@ -138,7 +138,7 @@ class JobCondition:
                 self.move(ServerState.CLOSED if self.over else ServerState.CLOSING)
 
     def require_running(self) -> None:
-        """Whether the job goes on.
+        """Check that the job goes on.
 
         Raises:
             JobStoppedError: it does not.

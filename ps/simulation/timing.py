@@ -11,7 +11,7 @@ import numpy as np
 
 from distkeras.ps.validate import check_field, invalid, require_choice, require_number
 
-#: ``draw(worker, steps)``: seconds that ``worker`` takes for ``steps`` local steps, each drawn anew.
+#: ``draw(worker, steps)``: seconds that ``worker`` takes for ``steps`` local steps, each drawn independently.
 Draw = Callable[[int, int], float]
 
 

@@ -44,7 +44,7 @@ class _ServerQueue:
         return self._free
 
     def occupied(self, at: float) -> bool:
-        """Whether an exchange that has arrived is not processed; ``at`` never goes back."""
+        """Return whether an exchange that has arrived is not processed; ``at`` never goes back."""
         while self._exchanges and self._exchanges[0][1] <= at:
             self._exchanges.popleft()
         return bool(self._exchanges) and self._exchanges[0][0] <= at

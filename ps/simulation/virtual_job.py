@@ -19,8 +19,6 @@ from distkeras.ps.simulation.function_replica import FunctionReplica, Gradient, 
 from distkeras.ps.validate import require_number
 from distkeras.ps.worker.loop import work
 
-# ---- What happened in a simulation.
-
 
 @dataclass(frozen=True)
 class Trace:

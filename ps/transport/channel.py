@@ -71,7 +71,7 @@ class Channel:
             try:
                 _, answer = self.connection.received(count)
             except AuthenticationError:
-                # Said aloud, or the client could not tell it from a server that hung up for want of room.
+                # Sent as an answer: a bare hang-up would also mean that the server has no room.
                 with contextlib.suppress(OSError):
                     self._send(self.connection.refusal(), deadline, "the handshake")
                 raise
@@ -130,7 +130,7 @@ class Channel:
                 begun, deadline = True, self._now() + self.frame
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end, found without reading anything away."""
+        """Return whether the peer has closed its end, found without reading anything away."""
         return self.stream.gone()
 
     def hang_up(self) -> None:

@@ -47,7 +47,7 @@ class Address:
 
     @property
     def moves(self) -> bool:
-        """Whether a server that is lost may come back somewhere else."""
+        """Return whether a server that is lost may come back somewhere else."""
         return False
 
     def locate(self, world: World = REAL) -> tuple[str, int]:
@@ -145,7 +145,7 @@ class Client:
         except (LocalProtocolError, DeadlineError):
             self.close()  # what comes next in this stream answers another question
             raise
-        except (RemoteProtocolError, OSError) as error:  # the former is no server's: somebody has changed the stream
+        except (RemoteProtocolError, OSError) as error:  # no server sends the former: the stream was changed on the way
             self.close()
             raise ServerLostError(f"the server has not answered {type(message).__name__}: {error}") from error
         if isinstance(answer, EndOfStream):
@@ -154,12 +154,12 @@ class Client:
         return answer
 
     def lost(self, error: Exception) -> bool:
-        """Whether ``error``, of the latest request, is not an answer of the server: there was none."""
+        """Return whether ``error``, of the latest request, is not an answer of the server: there was none."""
         # After a deadline of ours the connection is closed; the server's own comes over one that is open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
     def stands_still(self, error: Exception) -> bool:
-        """Whether ``error`` came of a handshake without an answer: hosts take connections for stopped processes."""
+        """Return whether a handshake had no answer: the host accepts connections also for a stopped process."""
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 
     def close(self) -> None:

@@ -53,9 +53,6 @@ class Deadlines:
             check_field(self, field.name, require_number)
 
 
-# ---- Growing pauses between the attempts at something that fails for a while.
-
-
 class Backoff:
     """Pauses that double from ``first`` to ``longest``, until a deadline that begins to run now.
 

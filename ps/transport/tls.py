@@ -72,7 +72,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # a client that comes back proves everything anew
+    context.num_tickets = 0  # a client that connects again proves everything again
     with tempfile.TemporaryDirectory() as folder:  # readable by this user only
         path = Path(folder, "server.pem")
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

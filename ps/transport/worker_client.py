@@ -41,8 +41,6 @@ from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world.world import REAL, Lock, World
 
-# ---- Signs of life of a worker that computes: a lease lasts as long as its holder lives, whatever a window takes.
-
 #: How many heartbeats a lease lasts: some may be late.
 BEATS_A_LEASE = 4
 
@@ -97,8 +95,6 @@ class Heartbeats:
             return False
 
 
-# ---- A call in a thread of its own, whose outcome is asked for later: a commit, while the next window is computed.
-
 _T = TypeVar("_T")
 
 #: Seconds after which a thread that has nothing to do looks around.
@@ -130,7 +126,7 @@ class Posting(Generic[_T]):
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Whether the call has ended, or does so within ``timeout`` seconds."""
+        """Return whether the call has ended, or does so within ``timeout`` seconds."""
         deadline = self._now() + timeout
         with self._changed:
             while not self._outcome:
@@ -266,7 +262,7 @@ class WorkerClient(Client):
         self._sender: Posting[Reply] | None = None
         self._posted = False
         self._waited = 0.0
-        #: The share of its epoch that the partition has passed, for commits to tell.
+        #: The share of its epoch that the partition has passed, which commits report.
         self.passed = 0.0
         self._skipped = False
         self._heartbeats: Heartbeats | None = None
@@ -288,8 +284,6 @@ class WorkerClient(Client):
     def payload(self, parts: int) -> tuple[Vector, ...]:
         """Buffers for the next commit: other ones than those of a commit that is under way."""
         return self._payloads.spare(lambda: tuple(np.empty(self.size, np.float32) for _ in range(parts)))
-
-    # ---- the lease --------------------------------------------------------------------------------------------
 
     def join(self) -> Welcome:
         """Asks for the partition's lease, and waits while another attempt has it and is alive.
@@ -349,8 +343,6 @@ class WorkerClient(Client):
     def leave(self) -> None:
         """Tells the server that the partition's data has ended."""
         self._reconnecting(lambda: self.request(Leave(self.worker, self.attempt, self.incarnation), Ack))
-
-    # ---- exchanges --------------------------------------------------------------------------------------------
 
     def pull(self) -> Reply:
         """The center."""
@@ -449,10 +441,8 @@ class WorkerClient(Client):
         self._waited = self.world.monotonic() - began
         return result
 
-    # ---- everything else --------------------------------------------------------------------------------------
-
     def occupied(self) -> bool:
-        """Whether the server is incorporating commits of others now."""
+        """Return whether the server is incorporating commits of others now."""
         return self._reconnecting(lambda: self.request(Probe(), Occupancy)).occupied
 
     def fetch_model(self) -> bytes:
@@ -460,7 +450,7 @@ class WorkerClient(Client):
         leased, timeout = self.channel, self.deadlines.publish + self.deadlines.frame
         answer = self._reconnecting(lambda: self.request(FetchModel(), ModelFile, timeout), rejoin=False)
         if self.channel is not leased:
-            self.close()  # nobody holds a lease over the new connection
+            self.close()  # no lease is held over the new connection
         return answer.model.tobytes()
 
     def report(self, error: DistkerasError) -> None:

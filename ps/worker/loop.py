@@ -40,7 +40,7 @@ class BatchLike(Protocol):
 
     @property
     def last(self) -> bool:
-        """Whether it is the epoch's last one."""
+        """Return whether it is the epoch's last one."""
 
     @property
     def size(self) -> int:
@@ -155,7 +155,7 @@ class _Worker:
         return self.rule.steps_until_due(self.state)
 
     def due(self) -> bool:
-        """Whether the rule wants to exchange now."""
+        """Return whether the rule wants to exchange now."""
         return self.rule.due(self.state)
 
     def compute(self, group: Sequence[BatchLike]) -> None:

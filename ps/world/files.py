@@ -134,8 +134,8 @@ class ArrowFiles:
         from pyarrow import fs
 
         with self._arrows_too():
-            found = self._fs.get_file_info(fs.FileSelector(self._root))
-        return [info.base_name for info in found if info.type != fs.FileType.Directory]
+            entries = self._fs.get_file_info(fs.FileSelector(self._root))
+        return [info.base_name for info in entries if info.type != fs.FileType.Directory]
 
     def read(self, name: str) -> Iterator[bytes]:
         """All of a file, in pieces."""

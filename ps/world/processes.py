@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-#: Seconds from one look at the other process to the next, where nothing tells of its end.
+#: Seconds between two checks of the other process, where the system does not report its end.
 LOOK = 0.5
 PIECE = 65536
 
@@ -48,7 +48,7 @@ class Child(Protocol):
         """Writes the last line to its standard input, if it lives, and ends that."""
 
     def wait(self, timeout: float) -> bool:
-        """Whether it has ended, or does so within ``timeout`` seconds."""
+        """Return whether it has ended, or does so within ``timeout`` seconds."""
 
     def kill(self) -> None:
         """Kills it."""
@@ -122,7 +122,7 @@ class ChildProcess:
         if self._process.poll() is not None:
             return True
         descriptor = _process_descriptor(self._process.pid)
-        if descriptor is not None:  # which tells at once; `subprocess` looks every now and then
+        if descriptor is not None:  # which reports at once; `subprocess` polls
             try:
                 end = select.poll()
                 end.register(descriptor, select.POLLIN)

@@ -23,7 +23,7 @@ _TCP_CLOSE = 7
 
 _LONGEST_CALL = 60.0  # seconds that one system call waits
 _TIMEVAL = struct.Struct("@ll")  # the kernel's
-# Only Linux tells of half a connection's end; the other half's is always told.
+# Only Linux reports that the peer shut down one half; the end of both is always reported.
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
@@ -59,7 +59,7 @@ class Stream(Protocol):
         """The peer is known: gives the connection room for vectors."""
 
     def gone(self) -> bool:
-        """Whether the peer has closed its end, found without reading anything away."""
+        """Return whether the peer has closed its end, found without reading anything away."""
 
     def shutdown(self) -> None:
         """Ends the connection, from any thread: a blocked call of another one returns."""
@@ -122,7 +122,7 @@ class TcpStream:
         try:
             poller = select.poll()
             poller.register(self.sock, _PEER_CLOSED)
-            if poller.poll(0):  # finds it behind bytes that nobody has read yet, which a peek does not
+            if poller.poll(0):  # sees it behind unread bytes, which a peek does not
                 return True
             if isinstance(self.sock, ssl.SSLSocket):
                 self.sock.settimeout(0)
@@ -184,7 +184,7 @@ def connect(address: tuple[str, int], timeout: float) -> Stream:
     """
     sock = socket.create_connection(address, timeout=timeout)
     if sock.getsockname() == sock.getpeername():
-        # Where nobody listens on this very host, the system may give a socket its own target as its port.
+        # Without a listener on this host, the system may give a socket its own target as its port.
         sock.close()
         raise ConnectionRefusedError("this client's own call")
     return TcpStream(sock)
@@ -246,7 +246,7 @@ class _Encrypted:
         try:
             self._sock.settimeout(timeout)
             count = self._sock.recv_into(spaces[0])
-            # Python takes whatever breaks a connection for the end of the stream, after which a socket is still open.
+            # Python reads every broken connection as the end of the stream, and the socket stays open.
             if not count and _closed(self._sock):
                 raise ConnectionResetError(f"it was reset, or {_silent()}")
             return count
@@ -277,7 +277,7 @@ def _silent() -> str:
 
 
 def _closed(sock: socket.socket) -> bool:
-    """Whether the kernel has given a connection up, as far as it tells."""
+    """Return whether the kernel has given a connection up, as far as it tells."""
     return hasattr(socket, "TCP_INFO") and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
 

@@ -56,7 +56,7 @@ class Flag(Protocol):
     """As `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Whether it was set."""
+        """Return whether it was set."""
 
     def set(self) -> None:
         """Wakes all who wait."""
@@ -86,7 +86,7 @@ class Thread(Protocol):
         """Waits for its end, for ``timeout`` seconds."""
 
     def is_alive(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Return whether it was started and has not ended."""
 
 
 class World:
@@ -96,7 +96,7 @@ class World:
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
     #: A random number between two others, of the system: the user's seeds are the user's, and a forked process draws
-    #: others; and so many random bytes that nobody can guess.
+    #: others; and so many random bytes that they cannot be guessed.
     uniform = staticmethod(random.SystemRandom().uniform)
     token = staticmethod(secrets.token_bytes)
 

@@ -1,9 +1,11 @@
-"""Docs, docstrings and messages are in plain words: `WORDS` lists those that are not used."""
+"""Docs, docstrings, comments and messages are in plain words: `WORDS` lists those that are not used."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +35,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
-#: Packages whose docstrings and messages are searched.
+#: Packages whose docstrings, comments and messages are searched.
 PACKAGES: tuple[str, ...] = ("distkeras", "docs/docsite", "notebooks", "ps", "transformers")
 
 _PATTERN = re.compile(
@@ -56,13 +58,16 @@ def unused_words(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line and the text of every docstring and message of a module.
+    """Yield the first line and the text of every docstring, message and comment of a module.
 
     A string without white space is a key or a name, and is skipped. A formatted string is searched piece by piece.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
             yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def report(path: Path, first_line: int, text: str) -> list[str]:
@@ -84,7 +89,7 @@ def test_a_page_is_in_plain_words(path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_docstrings_and_messages_are_in_plain_words(package: str) -> None:
+def test_docstrings_comments_and_messages_are_in_plain_words(package: str) -> None:
     paths = modules(package)
     assert paths, f"{package} has no Python file"
     found = [
@@ -110,11 +115,12 @@ def test_the_search_finds_them(text: str, words: list[tuple[int, str]]) -> None:
     assert [(line, " ".join(word.split())) for line, word, _ in unused_words(text)] == words
 
 
-def test_docstrings_and_messages_are_searched() -> None:
+def test_docstrings_comments_and_messages_are_searched() -> None:
     source = '"""A module."""\nkey = "told"\nraise ValueError(f"worker {key} was told {key} told")\n# told\n'
     assert [(line, text.strip()) for line, text in prose(source)] == [
         (1, "A module."),
         (3, "worker"),
         (3, "was told"),
         (3, "told"),
+        (4, "# told"),
     ]

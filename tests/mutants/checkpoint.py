@@ -104,7 +104,7 @@ CHECKPOINT = (
     Mutant(
         "snapshots that come while a directory is claimed are overlooked",
         DIRECTORY,
-        "        if eligible != found:\n",
+        "        if eligible != snapshots:\n",
         "        if False:\n",
         "what the server before acknowledged last is lost",
         _OWNERSHIP,
@@ -112,8 +112,8 @@ CHECKPOINT = (
     Mutant(
         "another job's snapshots",
         "ps/checkpoint/directory.py",
-        "    if found:\n        path",
-        "    if len(found) > 99:\n        path",
+        "    if differing:\n        path",
+        "    if len(differing) > 99:\n        path",
         "a job goes on from another model's weights",
         _TESTS,
     ),

@@ -91,8 +91,8 @@ RESUME = (
     Mutant(
         "steps of the latest commits are not saved",
         SNAPSHOT,
-        '"checksum", "steps", "skipped")\n#: Likewise',
-        '"checksum", "skipped")\n#: Likewise',
+        '"checksum", "steps", "skipped")\n#: The same',
+        '"checksum", "skipped")\n#: The same',
         "after a restart the first worker's moving statistics are everybody's",
         _OF_SNAPSHOT,
     ),
@@ -132,7 +132,7 @@ RESUME = (
     Mutant(
         "a claim that is not served under stays",
         DIRECTORY,
-        "            self._ownership.withdraw()  # nobody serves under it: it must not stand in another one's way\n",
+        "            self._ownership.withdraw()  # no server uses it, and it must not block another one\n",
         "",
         "two drivers that begin together both give up",
         _OWNERSHIP,

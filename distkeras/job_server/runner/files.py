@@ -15,7 +15,7 @@ from typing import Any
 
 #: Bytes of progress that one answer has at most.
 PIECE_MAX = 1 << 20
-#: Seconds after which what belongs to no job is nobody's any more.
+#: Seconds after which a folder without a job is removed.
 _STRAY = 86400.0
 
 
@@ -85,10 +85,10 @@ class JobFolder:
     def read_result(self, attempt: int) -> dict[str, Any] | None:
         """Return the result of an attempt; None where its driver has not written one."""
         try:
-            found = json.loads(self.result(attempt).read_text(encoding="utf-8"))
+            result = json.loads(self.result(attempt).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return result if isinstance(result, dict) else None
 
     def cut_log(self, most: int) -> None:
         """Leaves of a log with more bytes than ``most`` its latest half of so many; drivers go on at its end."""

@@ -48,14 +48,14 @@ class ProcessId:
     @classmethod
     def parse(cls, text: str | None) -> ProcessId | None:
         """From what `str` gave; None for what it did not give."""
-        found = _TEXT.fullmatch(text or "")
-        return None if found is None else cls(int(found[1]), float(found[2]))
+        match = _TEXT.fullmatch(text or "")
+        return None if match is None else cls(int(match[1]), float(match[2]))
 
     def __str__(self) -> str:
         return f"{self.pid}:{self.started:.2f}"
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         try:
             process = psutil.Process(self.pid)
             return self._is(process) and process.status() != psutil.STATUS_ZOMBIE
@@ -75,10 +75,10 @@ class ProcessId:
 
     def kill_session(self) -> bool:
         """Kills what is there of its session; whether nothing was left to kill."""
-        found = self.session()
-        for pid in found:
+        processes = self.session()
+        for pid in processes:
             _send(pid, signal.SIGKILL, partial(self._has, pid))
-        return not found
+        return not processes
 
     def _has(self, pid: int) -> bool:
         return _session_of(pid) == self.pid

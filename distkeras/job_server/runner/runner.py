@@ -94,7 +94,7 @@ class JobRunner:
     def __init__(self, store: JobStore, files: JobFiles, settings: RunnerSettings) -> None:
         self._store, self._files, self._settings = store, files, settings
         self._host = socket.gethostname()[:100]
-        #: The process that answers for a job; what follows tells two runners of one process apart.
+        #: The process that answers for a job; the rest distinguishes two runners of one process.
         self.name = f"{self._host}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
@@ -122,8 +122,6 @@ class JobRunner:
             running += self._launch(claimed)
         self._sweep()
 
-    # ---- whose jobs
-
     def _adopt(self, job: StoredJob) -> bool:
         """Take a job over from a server that has died on this host: no other host can see the driver."""
         host, _, process = (job.server or "").partition("/")
@@ -132,8 +130,6 @@ class JobRunner:
             return False
         log.info("job %s is looked after again, after the death of its server", job.id)
         return True
-
-    # ---- one job
 
     def _launch(self, job: StoredJob) -> bool:
         """Starts a job's driver; whether it is there."""
@@ -191,7 +187,7 @@ class JobRunner:
         return True
 
     def _overdue(self, job: StoredJob) -> bool:
-        """Whether its driver has run for longer than one may."""
+        """Return whether its driver has run for longer than one may."""
         most, started = self._settings.run_max, job.started
         return most is not None and started is not None and time.time() - started > most
 
@@ -210,7 +206,10 @@ class JobRunner:
         child = self._children.pop(job.id, None)
         self._asked.pop(job.id, None)
         status = None if child is None else child.poll()
-        told, result = "" if status is None else f", with exit status {status}", folder.read_result(job.attempt) or {}
+        exit_text, result = (
+            "" if status is None else f", with exit status {status}",
+            folder.read_result(job.attempt) or {},
+        )
         size = folder.size()
         if result.get("state") == JobState.DONE:
             self._store.move(job, JobState.DONE, size=size)
@@ -222,13 +221,11 @@ class JobRunner:
             text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
             self._store.move(job, JobState.FAILED, text, size)
         elif job.attempt < self._settings.attempts_max:
-            log.warning("job %s: driver %d died%s; another one goes on", job.id, job.attempt, told)
+            log.warning("job %s: driver %d died%s; another one goes on", job.id, job.attempt, exit_text)
             self._store.move(job, JobState.QUEUED)
         else:
-            text = f"its drivers died {job.attempt} times without a word, the last one{told}; see the log"
+            text = f"its drivers died {job.attempt} times without a word, the last one{exit_text}; see the log"
             self._store.move(job, JobState.LOST, text, size)
-
-    # ---- what is too old
 
     def _sweep(self) -> None:
         """Removes what is kept no longer, now and then."""
@@ -241,7 +238,7 @@ class JobRunner:
                 try:
                     self._store.remove(job)
                 except StateError:
-                    continue  # somebody has removed it meanwhile
+                    continue  # its user has removed it meanwhile
                 log.info("job %s of %s is kept no longer", job.id, job.user)
         for folder in self._files.strays():
             try:
@@ -251,7 +248,7 @@ class JobRunner:
 
 
 def _works(folder: JobFolder, job: StoredJob) -> bool:
-    """Whether a driver has said that it trains, or predicts: each attempt goes on with the file."""
+    """Return whether a driver has said that it trains, or predicts: each attempt goes on with the file."""
     mark = re.compile(rf'"kind": "{AT_WORK[job.kind]}", "attempt": {job.attempt}[,}}]'.encode())
     try:
         with folder.progress.open("rb") as file:

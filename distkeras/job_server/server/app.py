@@ -92,8 +92,8 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
 
 def bearer(header: str | None) -> str:
     """Return the token in a header "Authorization"; an empty text where there is none."""
-    found = re.fullmatch(r"Bearer +(\S{1,200}) *", header or "", re.IGNORECASE)
-    return found[1] if found else ""
+    match = re.fullmatch(r"Bearer +(\S{1,200}) *", header or "", re.IGNORECASE)
+    return match[1] if match else ""
 
 
 def description_page(description: dict[str, Any]) -> str:
@@ -168,17 +168,20 @@ def _with_headers(response: Response) -> Response:
 def _answer_error(error: Exception) -> Response:
     """Return an error as JSON; of an unexpected one, the log has the traceback and the caller its kind."""
     if isinstance(error, JobServerError):
-        status, told = error.status, {"type": type(error).__name__, "message": error.message}
+        status, detail = error.status, {"type": type(error).__name__, "message": error.message}
         if isinstance(error, DescriptionError) and error.field:
-            told["field"] = error.field
+            detail["field"] = error.field
     elif isinstance(error, ConfigurationError):
-        status, told = 422, {"type": "DescriptionError", "message": error.message}
+        status, detail = 422, {"type": "DescriptionError", "message": error.message}
     elif isinstance(error, HTTPException):
-        status, told = error.code or 500, {"type": error.name, "message": error.description or error.name}
+        status, detail = error.code or 500, {"type": error.name, "message": error.description or error.name}
     else:
         log.error("%s %r failed", request.method, request.path, exc_info=error)
-        status, told = 500, {"type": "JobServerError", "message": "The request failed; the server's log has the error."}
-    response = jsonify({"error": told})
+        status, detail = (
+            500,
+            {"type": "JobServerError", "message": "The request failed; the server's log has the error."},
+        )
+    response = jsonify({"error": detail})
     response.status_code = status
     if isinstance(error, UnauthorizedError):
         response.headers["WWW-Authenticate"] = "Bearer"

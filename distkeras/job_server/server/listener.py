@@ -34,7 +34,7 @@ class _Unauthorized(Error):  # type: ignore[misc]  # waitress has no types
     code, reason = 401, "Unauthorized"
 
 
-class _NoRoom(Error):  # type: ignore[misc]  # likewise
+class _NoRoom(Error):  # type: ignore[misc]  # waitress has no types
     """Likewise."""
 
     code, reason = 507, "Insufficient Storage"
@@ -108,7 +108,7 @@ class HttpListener:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine reaches it."""
     return host in _LOOPBACK or host.startswith("127.")
 
 
@@ -128,7 +128,7 @@ def _channel_class(accounts: Accounts, room: Callable[[], int] | None) -> type[H
                     self.error = _NoRoom("the disk is nearly full")
                     self.completed = True
 
-    class AdmittedChannel(HTTPChannel):  # type: ignore[misc]  # likewise
+    class AdmittedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         parser_class = AdmittedRequest
 
     return AdmittedChannel

@@ -47,8 +47,8 @@ class Services:
 
 def services() -> Services:
     """Return what the application of the current request works with."""
-    found: Services = current_app.extensions["distkeras"]
-    return found
+    current: Services = current_app.extensions["distkeras"]
+    return current
 
 
 def audit(action: str, subject: str = "") -> None:

@@ -48,11 +48,11 @@ class Account:
 
     @property
     def is_admin(self) -> bool:
-        """Whether everybody's jobs are theirs to see and to cancel."""
+        """Return whether everybody's jobs are theirs to see and to cancel."""
         return self.role == ADMIN
 
     def require_admin(self) -> None:
-        """Whether they may manage users.
+        """Check that the account may manage users.
 
         Raises:
             ForbiddenError: they may not.
@@ -115,8 +115,6 @@ class Accounts:
             return None  # another server was first
         return self.add_token(ADMIN, "first token")
 
-    # ---- users
-
     def add_user(self, name: str, role: str = USER) -> UserInfo:
         """A new user, without a token.
 
@@ -159,8 +157,6 @@ class Accounts:
             if not connection.execute(admins).scalar_one():
                 raise StateError(f"an administrator must stay. Received: the removal of {name}")
 
-    # ---- tokens
-
     def add_token(self, user: str, note: str = "", expires: float | None = None) -> str:
         """Return a new token, which is shown only here.
 
@@ -173,9 +169,9 @@ class Accounts:
             NotThereError: there is no such user, or they were removed.
         """
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        found = select(USERS.c.id).where(USERS.c.name == user, USERS.c.active)
+        user_ids = select(USERS.c.id).where(USERS.c.name == user, USERS.c.active)
         with self._engine.begin() as connection:
-            user_id = connection.execute(found).scalar()
+            user_id = connection.execute(user_ids).scalar()
             if user_id is None:
                 raise NotThereError(f"there must be such a user. Received: {user}")
             values = {"id": token_id, "user_id": user_id, "digest": _digest(secret), "note": note[:200]}
@@ -224,8 +220,6 @@ class Accounts:
         query = select(TOKENS, USERS.c.name, USERS.c.role, USERS.c.active).join_from(TOKENS, USERS)
         with self._engine.connect() as connection:
             return connection.execute(query.where(TOKENS.c.id == token_id)).first()
-
-    # ---- the audit log
 
     def record(self, user: str, address: str, action: str, subject: str = "") -> None:
         """Writes down who did what."""

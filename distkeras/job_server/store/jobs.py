@@ -16,7 +16,7 @@ from distkeras.job_server.states import ACTIVE, FINAL, TRAIN, JobState, before
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.tables import JOBS, USERS
 
-#: Beside a description, what its driver is told and nobody else.
+#: The part of a stored description that only the driver sees.
 ORDER = "order"
 #: Users whose next job is looked at, before a claim gives up until the next time.
 _CANDIDATES = 16
@@ -62,14 +62,14 @@ class StoredJob:
 
     @property
     def cancelled(self) -> bool:
-        """Whether a user asked for its end."""
+        """Return whether a user asked for its end."""
         return self.cancel is not None
 
     @property
     def order(self) -> Mapping[str, Any]:
         """What only the driver gets: its job's kind, and where it reads and writes."""
-        found: Mapping[str, Any] = self.description.get(ORDER, {})
-        return found
+        driver_order: Mapping[str, Any] = self.description.get(ORDER, {})
+        return driver_order
 
     @property
     def submitted(self) -> dict[str, Any]:
@@ -107,8 +107,6 @@ class JobStore:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
         self._clock = clock
-
-    # ---- what users do
 
     def add(
         self, account: Account, name: str, description: Mapping[str, Any], size: int, quota: Quota, job_id: str = ""
@@ -203,8 +201,6 @@ class JobStore:
         with self._engine.begin() as connection:
             if not connection.execute(delete(JOBS).where(JOBS.c.id == job.id, JOBS.c.state.in_(FINAL))).rowcount:
                 raise StateError(f"a job must have ended to be removed. Received: {job.id}, which is {job.state}")
-
-    # ---- what servers do
 
     def claim(self, server: str) -> StoredJob | None:
         """Takes the next job that waits, for ``server``: of the user with the fewest that run; None if there is none.

@@ -108,26 +108,28 @@ def open_database(url: str) -> Engine:
     """
     try:
         parsed = make_url(url)
-        shown = parsed.render_as_string(hide_password=True)
+        url_shown = parsed.render_as_string(hide_password=True)
     except ArgumentError:
         raise ConfigurationError("`database` must be a URL of SQLAlchemy. Received: something else") from None
     try:
         if parsed.get_backend_name() == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
-                raise ConfigurationError(f"`database` must be a file: threads share it. Received: {shown}")
+                raise ConfigurationError(f"`database` must be a file: threads share it. Received: {url_shown}")
             # Others must not read it: it says who trains what.
             os.close(os.open(Path(parsed.database), os.O_CREAT | os.O_RDWR, 0o600))
             engine = create_engine(parsed, connect_args={"timeout": _BUSY})
             event.listen(engine, "connect", _prepare_sqlite)
         else:
             engine = create_engine(parsed, pool_pre_ping=True)
-        found = _create_tables(engine)
+        version = _create_tables(engine)
     except (OSError, SQLAlchemyError, ImportError) as error:
         text = str(error).partition("\n")[0]
-        raise ConfigurationError(f"`database` must be one that opens. Received: {shown}: {text}") from error
-    if found != VERSION:
+        raise ConfigurationError(f"`database` must be one that opens. Received: {url_shown}: {text}") from error
+    if version != VERSION:
         engine.dispose()
-        raise ConfigurationError(f"`database` must have tables of version {VERSION}. Received: {found}, in {shown}")
+        raise ConfigurationError(
+            f"`database` must have tables of version {VERSION}. Received: {version}, in {url_shown}"
+        )
     return engine
 
 
