@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.binding import listed
 from distkeras.data.columns import Column
-from distkeras.data.dataframe import require_batch
 from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
-from distkeras.data.schema import CLASS_WEIGHT, data_spec, require_class_numbers, require_classes, weighted
+from distkeras.data.schema import (
+    CLASS_WEIGHT,
+    data_spec,
+    require_batch,
+    require_class_numbers,
+    require_classes,
+    weighted,
+)
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive
 from distkeras.keras_model.carried import require_carried

@@ -27,8 +27,7 @@ from distkeras.compat.trainers import (
     refusal,
 )
 from distkeras.data.binding import listed
-from distkeras.data.columns import quoted
-from distkeras.data.dataframe import field_of, require_batch
+from distkeras.data.schema import field_of, quoted, require_batch
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import AUTO

@@ -17,8 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from distkeras.data.columns import quoted
-from distkeras.data.dataframe import field_of, is_vector, require_numbers
+from distkeras.data.schema import field_of, is_vector, quoted, require_numbers
 from distkeras.ps.errors import (
     BadValueError,
     ConfigurationError,

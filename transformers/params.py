@@ -17,7 +17,7 @@ from pyspark.ml.evaluation import Evaluator
 from pyspark.ml.param import Param, Params
 from pyspark.sql import DataFrame
 
-from distkeras.data.dataframe import require_dataframe
+from distkeras.data.schema import require_dataframe
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import invalid, require_boolean, require_integer, require_number, require_text
 from distkeras.spark.failures import short_errors

@@ -19,9 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
-from distkeras.data.columns import arrow_ready, map_in_arrow, quoted
-from distkeras.data.dataframe import is_vector
-from distkeras.data.schema import decoders
+from distkeras.data.schema import arrow_ready, decoders, is_vector, map_in_arrow, quoted
 from distkeras.keras_model import archive
 from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.errors import ConfigurationError

@@ -9,9 +9,8 @@ import numpy as np
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns
-from distkeras.data.dataframe import require_dataframe
 from distkeras.data.local import collect
-from distkeras.data.schema import data_spec
+from distkeras.data.schema import data_spec, require_dataframe
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import distkeras.transformers.predictor as new
 from distkeras.compat.trainers import SUBMIT, RefusedClass, refusal, refused
-from distkeras.data.columns import quoted
+from distkeras.data.schema import quoted
 from distkeras.ps.errors import MissingColumnError
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.expressions import check_new_columns, vector_of

@@ -1,30 +1,23 @@
-"""DataFrame columns to numpy arrays, in two halves.
+"""Columns as executors see them: `to_numpy` turns Arrow's arrays into numpy arrays.
 
-`arrow_ready` runs on the driver and only builds JVM expressions: what leaves Spark is numbers, or
-arrays of numbers. `to_numpy` runs on an executor, takes what Arrow brought, and refuses values that
-cannot be trained on; it touches whole buffers and never a row at a time. Importing the module loads
-neither pyspark nor Keras, for executors import it too.
+It refuses values that cannot be trained on, and touches whole buffers, never a row at a time. Importing the module
+loads neither pyspark nor Keras. `distkeras.data.schema` prepares the columns on the driver.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.dataframe import field_of, is_vector, require_numbers
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
-from distkeras.spark.cluster import drivers_python
 
 if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
-    from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructType
+    pass
 
 
 @dataclass(frozen=True)
@@ -76,88 +69,6 @@ class Column:
 
 ColumnArrays = tuple[np.ndarray, ...]
 """One array per column, all of the same length."""
-
-
-def quoted(name: str) -> str:
-    """The column name ``name`` as Spark parses it: dots, spaces and backticks belong to the name."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def map_in_arrow(
-    df: DataFrame,
-    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: StructType | str,
-    profile: ResourceProfile | None = None,
-) -> DataFrame:
-    """``df.mapInArrow(function, schema)`` for columns of any name, on the driver's Python where that is there.
-
-    PySpark itself names columns to the JVM unquoted.
-    """
-    names = df.columns
-    if not any("." in name or "`" in name for name in names):
-        with drivers_python(df):
-            return df.mapInArrow(function, schema, profile=profile)
-
-    def with_names(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
-
-    with drivers_python(df):
-        return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(
-            with_names, schema, profile=profile
-        )
-
-
-def arrow_ready(
-    df: DataFrame, names: Iterable[str], encoded: Container[str] = (), exact: Container[str] = ()
-) -> DataFrame:
-    """Return the named columns of `df`, as numbers or (nested) arrays of numbers; `encoded` ones as they are.
-
-    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, decimals become doubles, booleans
-    bytes; nulls stay null. A name given twice, as by an autoencoder, is selected once. Only expressions
-    that the JVM evaluates are added, so this works under Spark Connect as well.
-
-    Args:
-        df: any DataFrame.
-        names: columns to keep, in this order.
-        encoded: those among them that executors decode.
-        exact: those whose vectors become arrays of float64, since float32 does not hold every integer.
-
-    Raises:
-        MissingColumnError: `df` has no such column.
-        ColumnTypeError: its type holds no numbers.
-        ConfigurationError: `df` has several columns of that name.
-    """
-    fields = df.schema.fields
-    kinds = {name: field_of(fields, name).dataType for name in names}
-    ready = (_ready(name, kind, name in encoded, name in exact).alias(name) for name, kind in kinds.items())
-    return df.select(*ready)
-
-
-def _ready(name: str, kind: DataType, encoded: bool, exact: bool) -> SparkColumn:
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-
-    column = F.col(quoted(name))
-    if encoded:
-        return column
-    require_numbers(name, kind)
-    if is_vector(kind):
-        # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
-        return F.when(column.isNotNull(), vector_to_array(column, "float64" if exact else "float32"))
-    target = _number_type(kind)
-    return column if target == kind else column.cast(target)
-
-
-def _number_type(kind: DataType) -> DataType:
-    """The type to cast numbers to: `kind` itself if Arrow brings it as such."""
-    from pyspark.sql import types as T
-
-    if isinstance(kind, T.ArrayType):
-        element = _number_type(kind.elementType)
-        return kind if element == kind.elementType else T.ArrayType(element, kind.containsNull)
-    if isinstance(kind, T.BooleanType):
-        return T.ByteType()
-    return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
 
 
 def to_numpy(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.columns import arrow_ready, quoted
+from distkeras.data.schema import arrow_ready, quoted
 from distkeras.data.spec import DataSpec
 from distkeras.ps.checkpoint.snapshot import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError

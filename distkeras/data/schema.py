@@ -1,29 +1,248 @@
-"""Which DataFrame column feeds which input and target of a model, settled on the driver before any job."""
+"""DataFrames on the driver: their columns, checked by type before any work, and bound to a model's inputs and outputs.
+
+Only JVM expressions are built here: what leaves Spark is numbers, or arrays of numbers. Importing this module loads
+neither pyspark nor Keras.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, inputs_of, outputs_of
-from distkeras.data.columns import Column, quoted
-from distkeras.data.dataframe import field_of, is_scalar, is_vector, known_length, require_numbers
+from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
-from distkeras.ps.errors import ConfigurationError, ShapeError
+from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
-from distkeras.spark.cluster import tasks_python
+from distkeras.spark.cluster import drivers_python, is_stopped, tasks_python
 from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
     import keras
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField
+    from pyspark.sql.types import DataType, StructField, StructType
+
+#: What to do with a type that holds no numbers; by the beginning of its name.
+_WAYS = {
+    "string": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
+    "varchar": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
+    "char": "index classes with Spark ML's StringIndexer, cast digits, turn text into arrays of token ids",
+    "binary": "decode it to an array of numbers, with `decode`",
+    "struct": "select its fields, each a column, or make one array of them",
+    "map": "make an array of its values",
+    "timestamp": "make a number of it, for example with unix_timestamp",
+    "date": "make a number of it, for example with datediff",
+    "variant": "extract its numbers with variant_get",
+}
+
+#: How what is no Spark DataFrame becomes one; by the beginning of its class's full name.
+_CONVERSIONS = (
+    ("pyspark.pandas.", "`{name}.to_spark()` makes one"),
+    ("pandas.", "`spark.createDataFrame({name})` makes one"),
+    ("polars.", "`spark.createDataFrame({name}.to_pandas())` makes one"),
+    ("pyarrow.", "`spark.createDataFrame({name}.to_pandas())` makes one"),
+    ("numpy.", "`spark.createDataFrame(list(zip(x.tolist(), y.tolist())), ['features', 'label'])` makes one of arrays"),
+    ("pyspark.core.rdd.", "`spark.createDataFrame({name}, schema)` makes one of an RDD of rows"),
+    ("pyspark.rdd.", "`spark.createDataFrame({name}, schema)` makes one of an RDD of rows"),
+    ("tensorflow.", "write it as Parquet and read that with `spark.read.parquet`"),
+    ("builtins.str", "`spark.read.parquet({name})` reads one"),
+    ("pathlib.", "`spark.read.parquet(str({name}))` reads one"),
+    ("builtins.", "`spark.createDataFrame(rows, ['features', 'label'])` makes one of rows"),
+)
+
+
+def require_dataframe(name: str, value: Any) -> None:
+    """A Spark DataFrame, of the classic kind or of Spark Connect, whose session runs.
+
+    Args:
+        name: of the argument.
+        value: what came.
+
+    Raises:
+        ConfigurationError: it is something else, whose way to a DataFrame the text names; or its session has ended.
+    """
+    from pyspark.sql import DataFrame
+
+    if not isinstance(value, DataFrame):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        way = next((way for start, way in _CONVERSIONS if kind.startswith(start)), None)
+        hint = "" if way is None or value is None else f"; {way.format(name=name)}"
+        raise ConfigurationError(f"`{name}` must be a Spark DataFrame{hint}. Received: {name} of type {kind}")
+    if is_stopped(value.sparkSession):
+        raise ConfigurationError(
+            f"`{name}` must be of a Spark session that runs: create it again there. Received: {name} of a stopped one"
+        )
+
+
+def require_batch(name: str, value: Any) -> None:
+    """A Spark DataFrame, as `require_dataframe` wants it, that is read as a whole.
+
+    Raises:
+        ConfigurationError: it is something else, or a stream.
+    """
+    require_dataframe(name, value)
+    if value.isStreaming:
+        raise ConfigurationError(
+            f"`{name}` must be no stream: call `train` on each micro-batch, in `writeStream.foreachBatch`, or on what "
+            f"the stream has written. Received: a streaming DataFrame with columns={value.columns}"
+        )
+
+
+def field_of(fields: Sequence[StructField], name: str) -> StructField:
+    """The field of the column ``name``, spelled exactly so.
+
+    Raises:
+        MissingColumnError: there is none.
+        ConfigurationError: there are several.
+    """
+    matches = [field for field in fields if field.name == name]
+    if len(matches) > 1:
+        raise ConfigurationError(
+            f"column names must be unambiguous. Received: {len(matches)} columns named {name!r}", column=name
+        )
+    if not matches:
+        names = [field.name for field in fields]
+        near = [other for other in names if other.casefold() == name.casefold()]
+        near = near or difflib.get_close_matches(name, names, 1)
+        hint = f" (or is it {near[0]!r}?)" if near else ""
+        raise MissingColumnError(
+            f"the DataFrame must have the column {name!r}{hint}. Received: columns={names}", column=name
+        )
+    return matches[0]
+
+
+def is_vector(kind: DataType) -> bool:
+    """Return whether a column holds ML vectors."""
+    # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
+    return type(kind).__name__ == "VectorUDT"
+
+
+def known_length(field: StructField) -> int | None:
+    """Return the length of a column's vectors, as Spark ML's own stages note it; None where none has."""
+    length = field.metadata.get("ml_attr", {}).get("num_attrs") if is_vector(field.dataType) else None
+    return None if length is None else int(length)
+
+
+def is_scalar(kind: DataType) -> bool:
+    """Return whether a column holds one number a row."""
+    from pyspark.sql.types import BooleanType, NumericType
+
+    return isinstance(kind, NumericType | BooleanType)
+
+
+def require_numbers(name: str, kind: DataType) -> None:
+    """Check that the column ``name`` of type ``kind`` holds numbers, arrays of them or ML vectors.
+
+    Raises:
+        ColumnTypeError: it holds something else; the text names the way to numbers.
+    """
+    from pyspark.sql.types import ArrayType
+
+    element = kind
+    while isinstance(element, ArrayType):
+        element = element.elementType
+    if is_scalar(element) or (is_vector(kind) and element is kind):
+        return
+    text = element.simpleString()
+    way = next((way for start, way in _WAYS.items() if text.startswith(start)), None)
+    if is_vector(element):
+        way = "concatenate the vectors of a row with Spark ML's VectorAssembler"
+    hint = "" if way is None else f"; {way}"
+    raise ColumnTypeError(
+        f"a column must hold numbers, arrays of numbers or ML vectors{hint}. Received: type={kind.simpleString()}",
+        column=name,
+    )
+
+
+def quoted(name: str) -> str:
+    """The column name ``name`` as Spark parses it: dots, spaces and backticks belong to the name."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def map_in_arrow(
+    df: DataFrame,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType | str,
+    profile: ResourceProfile | None = None,
+) -> DataFrame:
+    """``df.mapInArrow(function, schema)`` for columns of any name, on the driver's Python where that is there.
+
+    PySpark itself names columns to the JVM unquoted.
+    """
+    names = df.columns
+    if not any("." in name or "`" in name for name in names):
+        with drivers_python(df):
+            return df.mapInArrow(function, schema, profile=profile)
+
+    def with_names(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
+
+    with drivers_python(df):
+        return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(
+            with_names, schema, profile=profile
+        )
+
+
+def arrow_ready(
+    df: DataFrame, names: Iterable[str], encoded: Container[str] = (), exact: Container[str] = ()
+) -> DataFrame:
+    """Return the named columns of `df`, as numbers or (nested) arrays of numbers; `encoded` ones as they are.
+
+    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, decimals become doubles, booleans
+    bytes; nulls stay null. A name given twice, as by an autoencoder, is selected once. Only expressions
+    that the JVM evaluates are added, so this works under Spark Connect as well.
+
+    Args:
+        df: any DataFrame.
+        names: columns to keep, in this order.
+        encoded: those among them that executors decode.
+        exact: those whose vectors become arrays of float64, since float32 does not hold every integer.
+
+    Raises:
+        MissingColumnError: `df` has no such column.
+        ColumnTypeError: its type holds no numbers.
+        ConfigurationError: `df` has several columns of that name.
+    """
+    fields = df.schema.fields
+    kinds = {name: field_of(fields, name).dataType for name in names}
+    ready = (_ready(name, kind, name in encoded, name in exact).alias(name) for name, kind in kinds.items())
+    return df.select(*ready)
+
+
+def _ready(name: str, kind: DataType, encoded: bool, exact: bool) -> SparkColumn:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    column = F.col(quoted(name))
+    if encoded:
+        return column
+    require_numbers(name, kind)
+    if is_vector(kind):
+        # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
+        return F.when(column.isNotNull(), vector_to_array(column, "float64" if exact else "float32"))
+    target = _number_type(kind)
+    return column if target == kind else column.cast(target)
+
+
+def _number_type(kind: DataType) -> DataType:
+    """The type to cast numbers to: `kind` itself if Arrow brings it as such."""
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.ArrayType):
+        element = _number_type(kind.elementType)
+        return kind if element == kind.elementType else T.ArrayType(element, kind.containsNull)
+    if isinstance(kind, T.BooleanType):
+        return T.ByteType()
+    return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
 
 
 def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:

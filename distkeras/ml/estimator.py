@@ -14,7 +14,7 @@ from pyspark.ml import Estimator
 
 from distkeras.callbacks import EarlyStopping
 from distkeras.data.binding import listed, names_of
-from distkeras.data.columns import quoted
+from distkeras.data.schema import quoted
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.ml.model import KerasModel, TrainingSummary, assembled

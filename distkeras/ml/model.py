@@ -15,8 +15,7 @@ from pyspark.ml import Model
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, Parts, listed, names_of, outputs_of
-from distkeras.data.columns import arrow_ready, map_in_arrow, quoted
-from distkeras.data.schema import data_spec, decoders, example, loss_name, losses_of
+from distkeras.data.schema import arrow_ready, data_spec, decoders, example, loss_name, losses_of, map_in_arrow, quoted
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
 from distkeras.callbacks import Callback
-from distkeras.data.columns import map_in_arrow
+from distkeras.data.schema import map_in_arrow
 from distkeras.ps.errors import DeadlineError, DistkerasError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status

@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from distkeras.data.columns import Column, arrow_ready, quoted, to_numpy
+from distkeras.data.columns import Column, to_numpy
 from distkeras.data.ordering import ROW_HASH, partitioned
+from distkeras.data.schema import arrow_ready, quoted
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from distkeras.data.columns import map_in_arrow
+from distkeras.data.schema import map_in_arrow
 from distkeras.spark import cluster as sessions
 from distkeras.spark.cluster import SparkFacts
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from support.present import present
 
-from distkeras.data.columns import quoted
+from distkeras.data.schema import quoted
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, DistkerasError, MissingColumnError
 from distkeras.transformers import LabelIndexTransformer, ModelPredictor, files, predictor
 
