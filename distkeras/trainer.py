@@ -49,17 +49,19 @@ from distkeras.settings import (
 )
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
-from distkeras.spark.kept_layout import Arrangement
 from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
-from distkeras.training.plan import (
+from distkeras.training.run import (
     JobPlan,
+    arrangement_of,
+    finish_job,
     require_finite,
     require_fit,
     require_optimizer,
     require_shared,
     require_slots,
+    run_job,
+    server_ahead,
 )
-from distkeras.training.run import finish_job, run_job, server_ahead
 
 if TYPE_CHECKING:
     import keras
@@ -283,12 +285,13 @@ class Trainer(JobResults):
         facts = SparkFacts.of(df.sparkSession)
         workers = settings.num_workers or facts.default_workers()
         host = facts.server_host() if in_cluster else settings.host or facts.driver_host()
+        slots = facts.slots(settings.resources)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
-        require_slots(server, facts, settings.resources, apart=in_cluster)
+        require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
-            arrangement=_arrangement(df, spec, settings, workers),
+            arrangement=arrangement_of(df, spec, settings, workers),
             spec=spec,
             training=settings,
             model_file=self.model_file,
@@ -334,15 +337,3 @@ class Trainer(JobResults):
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size
         return f"{type(self).__name__}(rule={self.rule}, num_workers={workers}, batch_size={batch_size})"
-
-
-def _arrangement(df: DataFrame, spec: DataSpec, settings: TrainSettings, workers: int) -> Arrangement | None:
-    """Return what decides how the rows of ``df`` are laid out; None where Spark does not move them."""
-    if settings.partitioned_already:
-        return None
-    weights = settings.class_weight or {}
-    names = [column.name for column in spec.columns if not (weights and column.name == CLASS_WEIGHT)]
-    if weights:
-        names += [listed(settings.label_col)[0], *filter(None, [settings.sample_weight_col])]
-    made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.sample_weight_col)
-    return Arrangement(df, tuple(dict.fromkeys(names)), made_by)
