@@ -23,16 +23,14 @@ from bench.workload import CLASSES, INPUTS, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.compression import FORMATS, codec_of
-from distkeras.ps.protocol.messages import CommitRecord
-from distkeras.ps.protocol.requests import Loop, PullRequest, Reply
+from distkeras.ps.protocol.messages import CommitRecord, Loop, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.driver import run_worker
-from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.loop import run_worker, work
 
 SECTION = "link"
 WINDOW = 10

@@ -4,18 +4,171 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distkeras.callbacks import Evaluation
-from distkeras.dashboard.buckets import Buckets, Histogram
-from distkeras.dashboard.time_split import TimeSplit, TimeSplitter
 from distkeras.ps.events import Event
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.settings import JobFacts
+
+#: Seconds of the narrowest bucket.
+_NARROWEST = 1.0
+#: Most bins of a histogram.
+_BINS = 64
+
+
+class Buckets:
+    """Sums of several quantities, each with some rows, in buckets of time of one width.
+
+    There are at most ``most`` buckets; when time goes beyond the last one, neighbors become one and the width doubles.
+
+    Args:
+        rows: of each quantity, by its name.
+        most: buckets; even.
+
+    Attributes:
+        width: seconds of a bucket.
+        used: buckets up to the latest that has something.
+        changed: the first bucket that has changed since `settle`; ``used`` where none has.
+        folded: the width has changed since `settle`.
+    """
+
+    def __init__(self, rows: Mapping[str, int], most: int) -> None:
+        self._sums = {name: np.zeros((count, most)) for name, count in rows.items()}
+        self._most = most
+        self.width = _NARROWEST
+        self.used = self.changed = 0
+        self.folded = False
+
+    def place(self, seconds: np.ndarray) -> np.ndarray:
+        """The bucket of each of some times, float64 seconds of at least 0; makes room for the latest one."""
+        if not len(seconds):
+            return np.zeros(0, np.int64)
+        while seconds.max() >= self.width * self._most:
+            self._fold()
+        places = (seconds / self.width).astype(np.int64)
+        self.used = max(self.used, int(places.max()) + 1)
+        self.changed = min(self.changed, int(places.min()))
+        return places
+
+    def add(self, name: str, rows: np.ndarray | int, places: np.ndarray, values: np.ndarray | float) -> None:
+        """Adds to the buckets that `place` has given."""
+        cells: Any = (rows, places)
+        np.add.at(self._sums[name], cells, values)
+
+    def sums(self, name: str, first: int = 0) -> np.ndarray:
+        """Those of a quantity, float64 ``(rows, used - first)``."""
+        return self._sums[name][:, first : self.used]
+
+    def settle(self) -> None:
+        """Mark all that there is as sent."""
+        self.changed, self.folded = self.used, False
+
+    def _fold(self) -> None:
+        half = self._most // 2
+        for sums in self._sums.values():
+            sums[:, :half] = sums.reshape(len(sums), half, 2).sum(axis=2)
+            sums[:, half:] = 0.0
+        self.width *= 2.0
+        self.used, self.changed, self.folded = (self.used + 1) // 2, 0, True
+
+
+class Histogram:
+    """How often each whole number from 0 on has come, in at most 64 bins, whose width doubles.
+
+    Attributes:
+        width: numbers in a bin.
+        counts: int64, one a bin.
+    """
+
+    def __init__(self) -> None:
+        self.width = 1
+        self.counts = np.zeros(_BINS, np.int64)
+
+    def add(self, values: np.ndarray) -> None:
+        """Counts some numbers, of int64."""
+        if not len(values):
+            return
+        while values.max() >= self.width * _BINS:
+            self.counts[: _BINS // 2] = self.counts.reshape(-1, 2).sum(axis=1)
+            self.counts[_BINS // 2 :] = 0
+            self.width *= 2
+        self.counts += np.bincount(np.maximum(values, 0) // self.width, minlength=_BINS)
+
+
+class TimeSplit(NamedTuple):
+    """Seconds of a worker from its commit before to each of some commits, float64 ``(commits,)``; 0 where not known.
+
+    Args:
+        compute: steps, and reading the data.
+        wait: for other workers, in rounds; under a bound of staleness, `wire` has it.
+        wire: the rest of the exchange: the way there and back, and the server's own work.
+    """
+
+    compute: np.ndarray
+    wait: np.ndarray
+    wire: np.ndarray
+
+
+class TimeSplitter:
+    """Splits the time between the commits of each worker.
+
+    The column ``wait`` of a commit is how long its worker had waited for the reply to the exchange before it. In
+    rounds, a reply is held until the round's last commit has come, and that is in the log as well.
+
+    Args:
+        workers: of the job.
+        rounds: the rule has rounds.
+    """
+
+    def __init__(self, workers: int, *, rounds: bool) -> None:
+        self._rounds = rounds
+        self._time = np.full(workers, np.nan)
+        self._attempt = np.full(workers, -1, np.int64)
+        self._round = np.full(workers, -1, np.int64)
+        #: When the latest rounds ended, by the clock that they began at.
+        self._ends: dict[int, float] = {}
+
+    def split(self, commits: np.ndarray) -> TimeSplit:
+        """Of the next rows of the commit log, in its order."""
+        workers, times = commits["worker"], commits["timestamp"]
+        # What is fenced off, or comes from before a restart, is no neighbor of what follows it.
+        attempts = commits["attempt"] * (1 << 32) + commits["incarnation"]
+        rounds = commits["clock"] - commits["staleness"]
+        order = np.argsort(workers, kind="stable")
+        before = np.full(len(commits), -1)
+        same = workers[order][1:] == workers[order][:-1]
+        before[order[1:][same]] = order[:-1][same]
+        first = before < 0
+        began = np.where(first, self._time[workers], times[before])
+        known = np.where(first, self._attempt[workers], attempts[before]) == attempts
+        period = np.where(known, np.maximum(times - began, 0.0), 0.0)
+        period = np.nan_to_num(period)
+        exchange = np.minimum(np.nan_to_num(commits["wait"]), period)
+        wait = np.minimum(self._held(rounds, times, first, before, workers) - began, exchange)
+        wait = np.maximum(np.nan_to_num(wait), 0.0)
+        last = order[np.append(~same, True)] if len(commits) else order
+        self._time[workers[last]] = times[last]
+        self._attempt[workers[last]], self._round[workers[last]] = attempts[last], rounds[last]
+        return TimeSplit(period - exchange, wait, exchange - wait)
+
+    def _held(
+        self, rounds: np.ndarray, times: np.ndarray, first: np.ndarray, before: np.ndarray, workers: np.ndarray
+    ) -> np.ndarray:
+        """When the round ended that each commit's neighbor belonged to; NaN where it had none."""
+        if not self._rounds:
+            return np.full(len(rounds), np.nan)
+        self._ends |= zip(rounds.tolist(), times.tolist(), strict=True)  # of those of one round, the last one stays
+        of_neighbor = np.where(first, self._round[workers], rounds[before])
+        held = np.array([self._ends.get(each, np.nan) for each in of_neighbor.tolist()])
+        latest = sorted(self._ends)[-4:]
+        self._ends = {each: self._ends[each] for each in latest}
+        return held
+
 
 _DIGITS = 4
 

@@ -25,8 +25,7 @@ from distkeras.job_server.description import JobDescription
 from distkeras.job_server.model_file import require_archive, require_weights
 from distkeras.job_server.places import require_no_links
 from distkeras.job_server.prediction import PredictionDescription, predict
-from distkeras.job_server.runner.files import JobFolder, write_whole
-from distkeras.job_server.runner.progress import EventLines, ProgressLines
+from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, write_whole
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint

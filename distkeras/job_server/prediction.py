@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from distkeras.job_server.description import Description, JobId, Place, model_of_options
-from distkeras.job_server.runner.files import JobFolder
-from distkeras.job_server.runner.progress import append
+from distkeras.job_server.runner.files import JobFolder, append
 from distkeras.options import options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers.predictor import ModelPredictor, PackedModel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import map_in_arrow
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress
 from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, DistkerasError, ServerLostError, headline
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.server.start import ResumePoint, StartReport

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from distkeras.data.schema import map_in_arrow
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find, owner_of
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress, find, owner_of
 from distkeras.ps.errors import (
     AuthenticationError,
     DeadlineError,

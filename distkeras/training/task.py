@@ -25,15 +25,12 @@ from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LeaseLostError, LedgerError, Origin, sorted_error
-from distkeras.ps.protocol.messages import Welcome
-from distkeras.ps.protocol.requests import Loop
+from distkeras.ps.protocol.messages import Loop, Welcome
 from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.auto_window import AutoWindow
-from distkeras.ps.worker.driver import run_worker
-from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark

@@ -19,9 +19,11 @@ Rules:
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,8 +31,64 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.messages import MESSAGES, Message
-from distkeras.ps.protocol.sealing import TAG_BYTES, Seal
+from distkeras.ps.protocol.messages import MESSAGES, CenterReply, Commit, Message
+
+TAG_BYTES = 16
+#: Bytes of an array above which it counts as long.
+LONG = 4096
+
+Octets = bytes | bytearray
+
+_NUMBER = struct.Struct(">Q")
+_BULKY = (Commit, CenterReply)
+_FLOAT64 = np.dtype("<f8")
+
+
+class Seal:
+    """The tags of one direction of one connection, frame by frame.
+
+    Args:
+        key: of this direction, 32 bytes.
+        whole: whether the long vectors of commits and of the center are covered as well.
+    """
+
+    def __init__(self, key: bytes, *, whole: bool) -> None:
+        self._key = key
+        self._whole = whole
+        self._frames = 0
+
+    def __repr__(self) -> str:
+        return f"Seal(whole={self._whole}, frames={self._frames})"
+
+    def tag(self, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> bytes:
+        """The tag of the next frame, ``TAG_BYTES`` long.
+
+        Args:
+            kind: the frame's message type.
+            head: its header, fields and table.
+            arrays: as the table lists them.
+        """
+        self._frames += 1
+        pieces: list[Octets] = [_NUMBER.pack(self._frames), head]
+        for array in arrays:
+            if array.nbytes <= LONG:
+                pieces.append(array.tobytes())
+            elif self._whole or kind not in _BULKY or array.dtype == _FLOAT64:  # a history is no vector
+                pieces.append(hashlib.sha256(array.data).digest())
+        return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
+
+    def check(self, tag: Octets, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> None:
+        """Check that ``tag`` is that of the next frame; the arguments are those of `tag`.
+
+        Raises:
+            RemoteProtocolError: it is another one.
+        """
+        if not hmac.compare_digest(tag, self.tag(kind, head, arrays)):
+            raise RemoteProtocolError(
+                "the tag of a frame does not match: it was changed, repeated or reordered on its way. "
+                f"Received: a {kind.__name__}"
+            )
+
 
 MAGIC = b"DKPS"
 VERSION = 9

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.framing import MAGIC, VERSION, Allocate, EndOfStream, Limits, Reader, encode
+from distkeras.ps.protocol.framing import MAGIC, VERSION, Allocate, EndOfStream, Limits, Reader, Seal, encode
 from distkeras.ps.protocol.messages import MESSAGES, NO_BYTES, Answer, Challenge, Message, Proof
-from distkeras.ps.protocol.sealing import Seal
 
 KEY_BYTES = 32
 NONCE_BYTES = 32

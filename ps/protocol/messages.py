@@ -8,12 +8,14 @@ older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from distkeras.ps.errors import ERRORS, DistkerasError, RemoteProtocolError
+from distkeras.ps.rules.base import Vector
 
 #: Arrays of any length. One of another dtype is refused by both ends.
 Bytes = Annotated[np.ndarray, np.dtype("u1")]
@@ -449,3 +451,47 @@ def _shortened(text: str) -> str:
         return text
     half = _LONGEST_TRACEBACK // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+@dataclass(frozen=True, eq=False)
+class PullRequest:
+    """Wants a `Reply` with the center."""
+
+
+class PostRequest(NamedTuple):
+    """Wants ``commit`` under way, and to go on at once; a `CollectRequest` gets its reply."""
+
+    commit: CommitRecord
+
+
+@dataclass(frozen=True, eq=False)
+class CollectRequest:
+    """Wants the `Reply` to the commit that was posted last."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeRequest:
+    """Wants to know, in a `Reply`, whether the server is occupied."""
+
+
+class Compute(NamedTuple):
+    """``steps`` local steps are about to be taken; wants to go on. A simulation lets their time pass first."""
+
+    steps: int
+
+
+class Reply(NamedTuple):
+    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise.
+
+    ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
+    """
+
+    learning_rate: float = 0.0
+    center: Vector | None = None
+    moving_statistics: np.ndarray = NO_FLOATS
+    occupied: bool = False
+    stopping: bool = False
+
+
+Request = PullRequest | CommitRecord | PostRequest | CollectRequest | ProbeRequest | Compute
+Loop = Generator[Request, Reply | None, None]

@@ -22,9 +22,8 @@ import logging
 import math
 from dataclasses import replace
 
-from distkeras.ps.checkpoint.announcement import Owner, owner_of
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.ownership import Claim
+from distkeras.ps.checkpoint.ownership import Claim, Owner, owner_of
 from distkeras.ps.errors import (
     ERRORS,
     ConfigurationError,

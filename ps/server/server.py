@@ -16,8 +16,7 @@ from distkeras.ps.errors import DeadlineError, LocalProtocolError
 from distkeras.ps.protocol.handshake import Connection
 from distkeras.ps.protocol.messages import Fault
 from distkeras.ps.server.admission import AdmissionControl
-from distkeras.ps.server.dispatcher import Dispatcher
-from distkeras.ps.server.peer_vectors import PeerVectors
+from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors
 from distkeras.ps.server.session import Session
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel

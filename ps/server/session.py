@@ -22,8 +22,7 @@ from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.messages import Goodbye, Message, fault_of
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
-from distkeras.ps.server.dispatcher import Dispatcher
-from distkeras.ps.server.peer_vectors import PeerVectors
+from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.deadlines import Deadlines
 

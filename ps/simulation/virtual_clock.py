@@ -9,7 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from distkeras.ps.protocol.requests import Compute, ProbeRequest, Reply
+from distkeras.ps.protocol.messages import Compute, ProbeRequest, Reply
 from distkeras.ps.simulation.timing import Communication, Timing
 from distkeras.ps.simulation.virtual_job import VirtualJob
 

@@ -30,10 +30,10 @@ from distkeras.ps.protocol.messages import (
     Parked,
     Probe,
     Pull,
+    Reply,
     Welcome,
     fault_of,
 )
-from distkeras.ps.protocol.requests import Reply
 from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.channel import Channel

@@ -5,6 +5,10 @@ It opens no socket and reads no clock that matters to the result; a socket clien
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import math
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
@@ -12,9 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.protocol.messages import NO_FLOATS, NO_ROWS, CommitRecord
-from distkeras.ps.protocol.requests import (
+from distkeras.ps.errors import LeaseLostError
+from distkeras.ps.protocol.messages import (
+    NO_FLOATS,
+    NO_ROWS,
     CollectRequest,
+    CommitRecord,
     Compute,
     Loop,
     PostRequest,
@@ -22,9 +29,85 @@ from distkeras.ps.protocol.requests import (
     PullRequest,
     Reply,
     Request,
+    Welcome,
 )
-from distkeras.ps.rules.base import Replica, Rule, Vector
-from distkeras.ps.worker.auto_window import AutoWindow
+from distkeras.ps.rules.base import AUTO, Replica, Rule, Vector
+from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
+from distkeras.ps.validate import invalid
+
+log = logging.getLogger(__name__)
+
+#: Windows that are measured, after a first one in which models are compiled.
+MEASURED = 5
+#: Steps of the longest window that is chosen.
+LONGEST = 1000
+#: Steps of a window while exchanges are measured, where the rule's own is a whole epoch.
+_WHILE_MEASURED = 10
+
+
+class AutoWindow:
+    """One worker's communication window, chosen from what its first exchanges take.
+
+    With C seconds a step and X an exchange (medians), a window of lambda steps spends X / (X + lambda C) of the time
+    on communication: lambda is the smallest one that keeps this within ``share``. Where exchanges overlap with
+    compute it is the smallest one that hides them: lambda C >= X.
+
+    Args:
+        rule: with the window "auto".
+        share: of the time, in (0, 1).
+        overlap: exchanges are to overlap with compute; while they are measured, they do not.
+        now: clock, seconds.
+
+    Attributes:
+        rule: with the window in force.
+        chosen: whether that is the measured one.
+
+    Raises:
+        ConfigurationError: the rule's window is a number.
+    """
+
+    def __init__(
+        self, rule: Rule, share: float = 0.1, *, overlap: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        if rule.window != AUTO:
+            raise invalid("window", rule.window, repr(AUTO))
+        self.rule = dataclasses.replace(rule, window=type(rule).window or _WHILE_MEASURED)
+        self.chosen = False
+        self._share, self._overlap, self._now = share, overlap, now
+        self._step_seconds: list[float] = []
+        self._exchange_seconds: list[float] = []
+        self._began, self._warming_up = 0.0, True
+        #: Of the present window.
+        self._steps_taken, self._compute_seconds = 0, 0.0
+
+    def start(self) -> None:
+        """Compute or an exchange begins."""
+        self._began = self._now()
+
+    def computed(self, steps: int) -> None:
+        """``steps`` steps of a window have ended."""
+        self._steps_taken += steps
+        self._compute_seconds += self._now() - self._began
+
+    def exchanged(self) -> Rule:
+        """A window's exchange has ended. Returns `rule`."""
+        took, step = self._now() - self._began, self._compute_seconds / self._steps_taken
+        self._steps_taken, self._compute_seconds = 0, 0.0
+        if self._warming_up:
+            self._warming_up = False
+        elif not self.chosen:
+            self._exchange_seconds.append(took)
+            self._step_seconds.append(step)
+            if len(self._step_seconds) == MEASURED:
+                self._choose(statistics.median(self._step_seconds), statistics.median(self._exchange_seconds))
+        return self.rule
+
+    def _choose(self, step: float, exchange: float) -> None:
+        hidden = 1.0 if self._overlap else (1 - self._share) / self._share
+        window = min(max(1, math.ceil(hidden * exchange / max(step, 1e-9))), LONGEST)
+        self.rule, self.chosen = dataclasses.replace(self.rule, window=window), True
+        text = "the communication window is %d: a step takes %.3g ms, an exchange %.3g ms"
+        log.info(text, window, 1e3 * step, 1e3 * exchange)
 
 
 class BatchLike(Protocol):
@@ -269,3 +352,63 @@ def _answered(reply: Reply | None) -> Reply:
 def _center(reply: Reply) -> Vector:
     assert reply.center is not None, "the driver of the loop must answer a pull with the center"
     return reply.center
+
+
+def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome], Loop]) -> None:
+    """Drives the worker's loop to its end, then leaves.
+
+    A server that was restarted from a snapshot has forgotten the latest commits, and another attempt may have held
+    the lease in between: the loop is then begun again where the partition stands. So it is after a commit that was
+    skipped for its numbers: what had led to them is forgotten. A job that ends early begins no loop any more.
+
+    Args:
+        client: the worker's connection.
+        welcome: what its `join` returned.
+        begin: makes the loop that goes on from there.
+    """
+    while not welcome.finished:
+        client.forget_residuals()  # they belong to steps that are forgotten
+        loop = _ended_loop() if welcome.stopping else begin(welcome)
+        try:
+            return _drive(client, loop)
+        except RestartFromCenter as restart:
+            welcome = restart.welcome
+        except LeaseLostError:
+            # Were this attempt to end now, Spark could take it for the one that counts. It waits for its turn.
+            welcome = client.rejoin()
+        finally:
+            loop.close()
+
+
+def _drive(client: WorkerClient, loop: Loop) -> None:
+    """Answers the loop's requests until it ends, and leaves."""
+    try:
+        reply: Reply | None = None
+        while True:
+            reply = _answer(client, loop.send(reply))
+    except StopIteration:
+        client.leave()
+    finally:
+        client.settle()
+
+
+def _answer(client: WorkerClient, request: Request) -> Reply | None:
+    match request:
+        case Compute():
+            return None
+        case CommitRecord():
+            return client.commit(request)
+        case PullRequest():
+            return client.pull()
+        case PostRequest():
+            client.post(request.commit)
+            return None
+        case CollectRequest():
+            return client.collect()
+        case ProbeRequest():
+            return Reply(occupied=client.occupied())
+
+
+def _ended_loop() -> Loop:
+    """A worker's loop that has ended."""
+    yield from ()

@@ -30,11 +30,11 @@ OF_TRANSFORMERS = {
     "distkeras.evaluators",
     "distkeras.job_server.prediction",
 }
-#: State machines: whoever drives them has the sockets, the threads and the clock.
+#: State machines: their caller has the sockets, the threads and the clock.
 SANS_IO = [
-    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "requests", "layout")),
+    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "layout")),
     *(f"protocol/{name}" for name in ("compression", "wire_format")),
-    *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log", "checks")),
+    *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
     "worker/loop",
     *(f"simulation/{name}" for name in ("simulate", "virtual_clock", "virtual_job", "function_replica", "daso")),
 ]

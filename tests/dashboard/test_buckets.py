@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkeras.dashboard.buckets import Buckets, Histogram
-from distkeras.dashboard.record import number, rounded
+from distkeras.dashboard.record import Buckets, Histogram, number, rounded
 
 
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=50), st.sampled_from([2, 10, 64]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from support.recorded_job import commits
 
-from distkeras.dashboard.time_split import TimeSplitter
+from distkeras.dashboard.record import TimeSplitter
 
 
 def test_without_rounds_what_was_waited_is_the_wire() -> None:

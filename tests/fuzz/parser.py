@@ -10,10 +10,9 @@ from collections import Counter
 import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import EndOfStream, Reader, encode
+from distkeras.ps.protocol.framing import EndOfStream, Reader, Seal, encode
 from distkeras.ps.protocol.handshake import Connection, Nonces
 from distkeras.ps.protocol.messages import MESSAGES, Message, Proof
-from distkeras.ps.protocol.sealing import Seal
 from fuzz.handshake import deliver, first_words, shake_hands
 from fuzz.inputs import Inputs, frame
 from fuzz.limits import HANG, KEY, LIMITS, ROOM, Violation

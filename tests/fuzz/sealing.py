@@ -6,9 +6,8 @@ import struct
 
 import numpy as np
 
-from distkeras.ps.protocol.framing import MAGIC
+from distkeras.ps.protocol.framing import MAGIC, Seal
 from distkeras.ps.protocol.messages import MESSAGES
-from distkeras.ps.protocol.sealing import Seal
 
 _HEADER = struct.Struct(">4sBBHIQ")
 _ENTRY = struct.Struct(">BQ")

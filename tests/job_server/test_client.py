@@ -28,7 +28,7 @@ from distkeras.job_server.errors import (
     StateError,
     UnauthorizedError,
 )
-from distkeras.job_server.runner.progress import append
+from distkeras.job_server.runner.files import append
 from distkeras.job_server.states import JobState
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
 

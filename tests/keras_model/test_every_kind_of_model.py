@@ -24,8 +24,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import FIXED_HISTORY
 from distkeras.ps.rules import make
-from distkeras.ps.worker.driver import run_worker
-from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.loop import run_worker, work
 from distkeras.results.tables import JobRecords
 
 ROWS, STEPS = 8, 6

@@ -147,7 +147,7 @@ CENTER = (
     ),
     Mutant(
         "NaN in moving statistics",
-        "ps/center/checks.py",
+        "ps/center/center.py",
         "for part in (*parts, commit.moving_statistics):",
         "for part in parts:",
         "one worker's NaN is everybody's, for good",
@@ -155,7 +155,7 @@ CENTER = (
     ),
     Mutant(
         "infinity is a number",
-        "ps/center/checks.py",
+        "ps/center/center.py",
         "np.flatnonzero(~np.isfinite(part))",
         "np.flatnonzero(np.isnan(part))",
         "the center becomes infinite",
@@ -163,7 +163,7 @@ CENTER = (
     ),
     Mutant(
         "a history of any length",
-        "ps/center/checks.py",
+        "ps/center/center.py",
         "if commit.steps < 1 or rows not in (0, commit.steps):",
         "if commit.steps < 1:",
         "records belong to other mini-batches",

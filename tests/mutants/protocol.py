@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-HANDSHAKE, SEALING, FRAMING = "ps/protocol/handshake.py", "ps/protocol/sealing.py", "ps/protocol/framing.py"
+HANDSHAKE, SEALING, FRAMING = "ps/protocol/handshake.py", "ps/protocol/framing.py", "ps/protocol/framing.py"
 _OF_HANDSHAKE, _OF_SEALING = ("tests/ps/protocol/test_handshake.py",), ("tests/ps/protocol/test_sealing.py",)
 _OF_FRAMING = ("tests/ps/protocol/test_framing.py",)
 _OF_COMPRESSION = ("tests/ps/protocol/test_compression.py", "tests/ps/protocol/test_wire_format.py")

@@ -14,7 +14,7 @@ _SIMULATED = ("tests/scripts/test_simulated_state.py",)
 RESUME = (
     Mutant(
         "frames are counted modulo 256",
-        "ps/protocol/sealing.py",
+        "ps/protocol/framing.py",
         "        self._frames += 1\n",
         "        self._frames = (self._frames + 1) % 256\n",
         "a frame that was recorded is good again, 256 frames later",

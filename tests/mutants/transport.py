@@ -142,7 +142,7 @@ TRANSPORT = (
     ),
     Mutant(
         "residuals outlive their steps",
-        "ps/worker/driver.py",
+        "ps/worker/loop.py",
         "        client.forget_residuals()  # they belong to steps that are forgotten\n",
         "",
         "with int8, a worker that begins again adds what its forgotten steps rounded off",
@@ -150,7 +150,7 @@ TRANSPORT = (
     ),
     Mutant(
         "an attempt that lost its lease returns",
-        "ps/worker/driver.py",
+        "ps/worker/loop.py",
         "            welcome = client.rejoin()\n",
         "            return None\n",
         "Spark takes the one that does not count for the one that does",

@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find, owner_of
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress, find, owner_of
 from distkeras.ps.errors import (
     AuthenticationError,
     DeadlineError,

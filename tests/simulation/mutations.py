@@ -8,8 +8,7 @@ from typing import Any
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
-from distkeras.ps.protocol.framing import Reader
-from distkeras.ps.protocol.sealing import Seal
+from distkeras.ps.protocol.framing import Reader, Seal
 from distkeras.ps.server import dispatcher, waiting
 from distkeras.ps.server.dispatcher import Dispatcher, LeaseConnections
 from distkeras.ps.server.process import GOODBYE

@@ -11,7 +11,7 @@ from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
-from distkeras.ps.checkpoint import announcement, directory, snapshot
+from distkeras.ps.checkpoint import directory, ownership, snapshot
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import parsed
@@ -265,7 +265,7 @@ def _any_announcement_is_believed() -> list[Patch]:
         claim = min((name.claim for name in names if name.kind == "server"), default=None)
         return claim, claim is not None
 
-    return [(announcement, "_highest", lowest)]
+    return [(ownership, "_highest", lowest)]
 
 
 @mutation
@@ -292,11 +292,11 @@ def _the_end_is_told_once() -> list[Patch]:
 @mutation
 def _whoever_answers_is_the_server() -> list[Patch]:
     """The driver's requests go to the address that was announced first."""
-    locate = announcement.AnnouncedAddress.locate
+    locate = ownership.AnnouncedAddress.locate
 
     def first(self: Any, world: Any) -> Any:
         if "mutant" not in self.__dict__:
             object.__setattr__(self, "mutant", locate(self, world))
         return self.mutant
 
-    return [(announcement.AnnouncedAddress, "locate", first)]
+    return [(ownership.AnnouncedAddress, "locate", first)]

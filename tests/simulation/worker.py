@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
-from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Message, Welcome
-from distkeras.ps.protocol.requests import Loop, Reply
+from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Loop, Message, Reply, Welcome
 from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.auto_window import AutoWindow
-from distkeras.ps.worker.driver import run_worker
-from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process

@@ -18,15 +18,13 @@ import numpy as np
 from distkeras.ps import rules
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.messages import Message, Welcome
-from distkeras.ps.protocol.requests import Loop
+from distkeras.ps.protocol.messages import Loop, Message, Welcome
 from distkeras.ps.transport import channel
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.driver import run_worker
-from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.loop import run_worker, work
 from distkeras.ps.world.streams import Stream
 from support.toy_model import ToyBatch, ToyReplica, batches
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.protocol.messages import Commit, CommitRecord, Welcome
-from distkeras.ps.protocol.requests import (
+from distkeras.ps.protocol.messages import (
     CollectRequest,
+    Commit,
+    CommitRecord,
     Compute,
     Loop,
     PostRequest,
@@ -19,6 +20,7 @@ from distkeras.ps.protocol.requests import (
     PullRequest,
     Reply,
     Request,
+    Welcome,
 )
 from distkeras.ps.rules import Rule
 from distkeras.ps.transport.client import Address

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 from support.running_server import SIZE, Running
 from support.toy_model import toy_client
 

@@ -16,10 +16,9 @@ from pyspark.sql import SparkSession
 from support.patience import PATIENT, brief, until
 from support.present import present
 
-from distkeras.ps.checkpoint.announcement import owner_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.ownership import Name
+from distkeras.ps.checkpoint.ownership import Name, owner_of
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import Events

@@ -14,10 +14,9 @@ import pytest
 from support.patience import PATIENT, patience, until
 from support.toy_model import toy_client
 
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress, find
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
-from distkeras.ps.checkpoint.ownership import parsed
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress, find, parsed
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ERRORS, OwnershipLostError, ServerLostError
 from distkeras.ps.protocol.framing import encode
@@ -26,7 +25,7 @@ from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import Certificate, make_certificate
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 from distkeras.training.server_task import REPORT, ServerTask
 
 KEY = bytes(range(32))

@@ -11,8 +11,7 @@ from typing import Any
 from support.patience import patience
 
 from distkeras.callbacks import CallbackContext, TrainingSetup
-from distkeras.job_server.runner.files import read_progress
-from distkeras.job_server.runner.progress import EventLines, ProgressLines
+from distkeras.job_server.runner.files import EventLines, ProgressLines, read_progress
 from distkeras.ps.events import report
 from distkeras.ps.protocol.messages import Status
 

@@ -20,8 +20,7 @@ from support.patience import brief, patience, until
 from support.present import present
 
 from distkeras.job_server.runner.files import read_progress
-from distkeras.job_server.runner.processes import ProcessId
-from distkeras.job_server.runner.runner import RunnerSettings
+from distkeras.job_server.runner.runner import ProcessId, RunnerSettings
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError

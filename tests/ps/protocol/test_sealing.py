@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from support.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import Limits, Reader, encode
+from distkeras.ps.protocol.framing import LONG, TAG_BYTES, Limits, Reader, Seal, encode
 from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, Nonces
 from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, Pull
-from distkeras.ps.protocol.sealing import LONG, TAG_BYTES, Seal
 
 KEY = b"k" * KEY_BYTES
 SEALED = "the tag of a frame does not match"

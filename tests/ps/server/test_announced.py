@@ -18,9 +18,9 @@ from support.present import present
 from support.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.checkpoint.announcement import AnnouncedAddress, owner_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress, owner_of
 from distkeras.ps.errors import ERRORS, DeadlineError, OwnershipLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
@@ -29,7 +29,7 @@ from distkeras.ps.server.announced import Standby, serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 from distkeras.ps.world.files import Files, LocalFiles
 from distkeras.ps.world.world import World
 

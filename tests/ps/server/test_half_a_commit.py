@@ -23,7 +23,7 @@ from distkeras.ps.rules import make
 from distkeras.ps.server.start import StartReport
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 
 
 def failing_once(error: Exception, whole: Any) -> Any:

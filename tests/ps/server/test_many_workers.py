@@ -14,7 +14,7 @@ from distkeras.ps.rules import Rule, make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 
 WORKERS, SIZE, STEPS = 300, 257, 6
 VALUES = [np.ones(1)] * STEPS

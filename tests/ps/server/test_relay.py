@@ -14,8 +14,8 @@ from support.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError
+from distkeras.ps.protocol.framing import LONG
 from distkeras.ps.protocol.messages import CommitRecord
-from distkeras.ps.protocol.sealing import LONG
 from distkeras.ps.rules import make
 from distkeras.ps.transport.worker_client import WorkerClient
 

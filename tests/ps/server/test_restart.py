@@ -33,7 +33,7 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 from distkeras.training.supervisor import Supervisor
 
 SIZE = 501

@@ -15,7 +15,7 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError, ServerLostError
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.rules import all_rules, make
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 
 SIZE = 11
 #: Names of the arrays that the toy vector is made of.

@@ -28,7 +28,7 @@ from distkeras.ps.rules.base import BLOCK
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 
 LAYOUTS = (Layout(("first/kernel", "first/bias"), ((SIZE - 5,), (5,))), Layout((), ()))
 FORMATS = ("bfloat16", "int8")

@@ -15,7 +15,7 @@ from support.present import present
 from support.running_server import SIZE, Running
 from support.toy_model import toy_worker
 
-from distkeras.ps.protocol.requests import Compute, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import Compute, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate

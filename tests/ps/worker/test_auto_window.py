@@ -11,12 +11,10 @@ import pytest
 from support.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
-from distkeras.ps.protocol.messages import CommitRecord
-from distkeras.ps.protocol.requests import CollectRequest, PostRequest, PullRequest, Reply
+from distkeras.ps.protocol.messages import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO
-from distkeras.ps.worker.auto_window import LONGEST, MEASURED, AutoWindow
-from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.loop import LONGEST, MEASURED, AutoWindow, work
 
 
 class Clock:

@@ -16,7 +16,7 @@ from support.toy_model import toy_client
 from distkeras.ps.center.center import Released
 from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.rules import make
-from distkeras.ps.worker.driver import run_worker
+from distkeras.ps.worker.loop import run_worker
 
 #: Powers of two: one worker's steps of 1/2 from 1 are exact in float32.
 STEPS = 12
