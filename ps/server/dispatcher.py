@@ -26,7 +26,7 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
 )
 from distkeras.ps.events import report
-from distkeras.ps.protocol.compression import Codec, codec_of
+from distkeras.ps.protocol.compression import Codec, PeerFormat, codec_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
 from distkeras.ps.protocol.messages import (
@@ -59,7 +59,6 @@ from distkeras.ps.protocol.messages import (
     error_of,
     fault_of,
 )
-from distkeras.ps.protocol.wire_format import PeerFormat
 from distkeras.ps.server.published_center import PublishedCenter, digest_of
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings

@@ -15,6 +15,7 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
+from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
@@ -34,7 +35,6 @@ from distkeras.ps.protocol.messages import (
     Welcome,
     fault_of,
 )
-from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.channel import Channel
 from distkeras.ps.transport.client import Address, Client

@@ -199,7 +199,7 @@ SERVER = (
     ),
     Mutant(
         "a worker's error does not end the job",
-        "ps/server/session.py",
+        "ps/server/server.py",
         "_ENDS_JOB = (NonFiniteError, LedgerError,",
         "_ENDS_JOB = (LedgerError,",
         "a NaN ends one task after the other, and no driver is told",

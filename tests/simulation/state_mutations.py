@@ -15,8 +15,7 @@ from distkeras.ps.checkpoint import directory, ownership, snapshot
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import parsed
-from distkeras.ps.protocol.compression import Int8
-from distkeras.ps.protocol.wire_format import PeerFormat, WorkerFormat
+from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby

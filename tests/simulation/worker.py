@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
+from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Loop, Message, Reply, Welcome
-from distkeras.ps.protocol.wire_format import WorkerFormat
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch

@@ -9,9 +9,8 @@ import pytest
 from support.frames import some_commit
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.compression import Int8
+from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat
 from distkeras.ps.protocol.messages import NO_FLOATS, CenterReply
-from distkeras.ps.protocol.wire_format import PeerFormat, WorkerFormat
 
 SIZE = 7
 
