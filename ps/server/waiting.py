@@ -142,7 +142,7 @@ class JobCondition:
 
         Raises:
             JobStoppedError: it does not.
-            ServerLostError: it does, with another server.
+            ServerLostError: it goes on with another server, or may do so.
         """
         if self.corruption is not None:
             raise ServerLostError(
@@ -150,8 +150,10 @@ class JobCondition:
             )
         if self.fault is not None:
             raise JobStoppedError(f"the job was ended: {self.fault.message}")
-        if self.closing:
-            raise JobStoppedError("the server is closing")
+        if self.closing and self.over:
+            raise JobStoppedError("the job is over: its driver has said goodbye")
+        if self.closing:  # the job may go on with another server
+            raise ServerLostError("the server closes before its driver has said goodbye")
 
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
         """Waits for ``condition``, under the lock; False if it did not come true in time.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distkeras.ps.errors import JobStoppedError, LocalProtocolError
+from distkeras.ps.errors import JobStoppedError, LocalProtocolError, ServerLostError
 from distkeras.ps.protocol.messages import Fault, fault_of
 from distkeras.ps.server.waiting import FOLLOWS, JobCondition, ServerState
 
@@ -58,6 +58,17 @@ def test_a_goodbye_and_a_close_are_both_remembered() -> None:
         for event in order:
             getattr(condition, event)()
         assert (condition.over, condition.closing) == (True, True)
+
+
+def test_workers_look_for_another_server_where_one_closes_without_a_goodbye() -> None:
+    """Another attempt may own the checkpoint, and a worker that received `JobStoppedError` would end a sound job."""
+    condition = JobCondition()
+    condition.close()
+    with pytest.raises(ServerLostError, match="before its driver has said goodbye"):
+        condition.require_running()
+    condition.release()
+    with pytest.raises(JobStoppedError, match="the job is over"):
+        condition.require_running()
 
 
 def test_a_corrupt_center_stays_corrupt_when_the_job_fails() -> None:
