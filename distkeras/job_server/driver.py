@@ -26,6 +26,7 @@ from distkeras.job_server.model_file import require_archive, require_weights
 from distkeras.job_server.places import require_no_links
 from distkeras.job_server.prediction import PredictionDescription, predict
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, write_whole
+from distkeras.job_server.runner.processes import Heartbeat
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     log.setLevel(logging.INFO)
     log.addHandler(EventLines(folder.progress))
     try:
-        summary = run(folder, attempt)
+        with Heartbeat(folder.beat(attempt), folder.fence, attempt):
+            summary = run(folder, attempt)
     except KeyboardInterrupt:
         return 128 + signal.SIGTERM  # the server knows why it asked
     except Exception as error:  # noqa: BLE001 - any error fails the job, and its result holds the reason

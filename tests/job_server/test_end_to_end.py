@@ -28,7 +28,7 @@ from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 from distkeras.job_server import Client, RemoteJob
 from distkeras.job_server.errors import JobFailedError
-from distkeras.job_server.runner.runner import ProcessId
+from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore

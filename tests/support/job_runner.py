@@ -1,4 +1,4 @@
-"""Runs a `JobRunner` alone, to be killed: ``job_runner.py DATABASE FILES``."""
+"""Runs a `JobRunner` alone, to be killed: ``job_runner.py DATABASE FILES [LEASE]``."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ STUB = (sys.executable, str(Path(__file__).with_name("stub_driver.py")))
 
 if __name__ == "__main__":
     engine = open_database(sys.argv[1])
-    runner = JobRunner(JobStore(engine), JobFiles(Path(sys.argv[2])), RunnerSettings(slots=4, command=STUB))
+    settings = RunnerSettings(slots=4, command=STUB, lease=float(sys.argv[3]) if len(sys.argv) > 3 else 30.0)
+    runner = JobRunner(JobStore(engine), JobFiles(Path(sys.argv[2])), settings)
     runner.run(threading.Event())

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from distkeras.job_server.runner.processes import Heartbeat
+
 #: A process that is a group of its own, as Spark's Python workers are, and ends for no SIGTERM.
 STUBBORN = (
     "import os, signal, sys, time; os.setpgid(0, 0); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -20,6 +22,11 @@ STUBBORN = (
 def main(folder: Path, attempt: int) -> int:
     if sys.stdin.readline() != "go\n":
         return 3
+    with Heartbeat(folder / f"beat-{attempt}", folder / "fence", attempt):
+        return work(folder, attempt)
+
+
+def work(folder: Path, attempt: int) -> int:
     order = json.loads((folder / f"order-{attempt}.json").read_text())
     todo = order["description"]["name"].split()
     (folder / f"begun-{attempt}").touch()

@@ -10,7 +10,6 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,15 @@ class JobFolder:
     def commits(self) -> Path:
         """A row a commit, as Parquet."""
         return self.path / "commits.parquet"
+
+    @property
+    def fence(self) -> Path:
+        """The number of the first attempt that may still work."""
+        return self.path / "fence"
+
+    def beat(self, attempt: int) -> Path:
+        """The sign of life of a driver."""
+        return self.path / f"beat-{attempt}"
 
     @property
     def log(self) -> Path:
@@ -176,7 +184,7 @@ class JobFiles:
         return [JobFolder(path) for path in folders if path.lstat().st_mtime < limit]
 
 
-def write_whole(path: Path, value: Mapping[str, Any]) -> None:
+def write_whole(path: Path, value: Any) -> None:
     """Write JSON so that a reader finds all of the file or none, also after the machine stopped."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:

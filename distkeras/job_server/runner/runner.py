@@ -1,11 +1,15 @@
-"""Starts jobs, watches their drivers, ends them, and tells what became of them, also after its own death.
+"""Starts jobs, watches their drivers, ends them, and records how they ended, also after its own death.
 
 Rules:
     1. A driver works only once the database says which process it is: no job has an unknown driver.
     2. What a driver says of its job, in the file of the result, is the truth. A driver that is gone and has said
        nothing has died: the job goes on from its checkpoint, in a new one, or is lost.
-    3. A job has ended only when nothing of its session is left.
-    4. Each change of state is a compare-and-swap on the attempt and its server, so that two servers never both act.
+    3. A job has ended only when nothing of its session is left, or, where the driver is not visible from here, when its
+       heartbeat has stopped for as long as a lease and it is fenced.
+    4. A job's server holds a lease in the database and renews it. Another server takes the job over when it sees that
+       the process of the server is gone, or that the lease was not renewed for its length. That length is measured by
+       the clock of the observer alone, which only rises: no two clocks are compared, and none that can be set.
+    5. Each change of state is a compare-and-swap on the attempt and its server, so that two servers never both act.
 """
 
 from __future__ import annotations
@@ -14,129 +18,34 @@ import contextlib
 import logging
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-import psutil
 from sqlalchemy.exc import SQLAlchemyError
 
 from distkeras.job_server.driver import GO
 from distkeras.job_server.errors import NotThereError, StateError
 from distkeras.job_server.runner.files import JobFiles, JobFolder, write_whole
+from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import AT_WORK, JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 from distkeras.ps.validate import check_field, require_integer, require_number
 
-#: Seconds by which two looks at a process' start may differ: the system computes it from its own clock.
-_SAME_START = 1.5
-_TEXT = re.compile(r"(\d{1,9}):(\d{1,12}\.\d\d)")
-
-
-@dataclass(frozen=True)
-class ProcessId:
-    """A process, never mistaken for a later one of the same number.
-
-    Args:
-        pid: its number.
-        started: seconds since the epoch.
-    """
-
-    pid: int
-    started: float
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessId:
-        """Of a process that is there.
-
-        Raises:
-            ProcessLookupError: it is not.
-        """
-        try:
-            return cls(pid, round(psutil.Process(pid).create_time(), 2))
-        except psutil.NoSuchProcess:
-            raise ProcessLookupError(f"process {pid} must run. Received: none") from None
-
-    @classmethod
-    def parse(cls, text: str | None) -> ProcessId | None:
-        """From what `str` gave; None for what it did not give."""
-        match = _TEXT.fullmatch(text or "")
-        return None if match is None else cls(int(match[1]), float(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.pid}:{self.started:.2f}"
-
-    def alive(self) -> bool:
-        """Return whether it still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            return self._is(process) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    def terminate(self) -> None:
-        """Asks it to end, if it is there."""
-        _send(self.pid, signal.SIGTERM, self.alive)
-
-    def session(self) -> list[int]:
-        """The processes of the session that it leads or has led, but for those that only wait to be forgotten."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not self._is(psutil.Process(self.pid)):
-                return []  # another one has its number: nothing of the session is left
-        return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
-
-    def kill_session(self) -> bool:
-        """Kills what is there of its session; whether nothing was left to kill."""
-        processes = self.session()
-        for pid in processes:
-            _send(pid, signal.SIGKILL, partial(self._has, pid))
-        return not processes
-
-    def _has(self, pid: int) -> bool:
-        return _session_of(pid) == self.pid
-
-    def _is(self, process: psutil.Process) -> bool:
-        return bool(abs(process.create_time() - self.started) < _SAME_START)
-
-
-def _send(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:
-    """Sends a signal to a process for which ``is_it`` holds, and to no other that has got its number meanwhile.
-
-    What is held on to is looked at: where that is another process by now, what is held on to is gone.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        if not hasattr(os, "pidfd_open"):  # not on Linux
-            if is_it():
-                os.kill(pid, number)
-            return
-        held = os.pidfd_open(pid)
-        try:
-            if is_it():
-                signal.pidfd_send_signal(held, number)
-        finally:
-            os.close(held)
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        session = os.getsid(pid)
-        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else session
-    except (OSError, psutil.NoSuchProcess):
-        return None
-
-
 log = logging.getLogger(__name__)
 
 #: Seconds from one look at all jobs to the next, and from one look for what is too old.
 _LOOK, _SWEEP = 1.0, 600.0
+#: Seconds for all threads of a killed driver to be gone.
+_REAPED = 5.0
+#: How often a lease is renewed within its length.
+_RENEWALS = 6
 #: Who looks at everybody's jobs.
 _SERVER = Account(0, "server", ADMIN)
 
@@ -151,6 +60,8 @@ class RunnerSettings:
         config: further settings of Spark.
         attempts_max: drivers that one job may have, one after the other.
         grace: seconds that a driver has to end, when asked to, before it is killed.
+        lease: seconds without a sign of life after which another server, or a driver that is not visible from here,
+            counts as dead.
         retention: seconds that an ended job is kept; None: for ever.
         run_max: seconds that a driver may run; None: for ever.
         log_max: bytes of what a job's drivers print; of more, the latest are kept.
@@ -166,6 +77,7 @@ class RunnerSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     attempts_max: int = 3
     grace: float = 60.0
+    lease: float = 30.0
     retention: float | None = None
     run_max: float | None = None
     log_max: int = 64 << 20
@@ -176,6 +88,7 @@ class RunnerSettings:
         check_field(self, "slots", require_integer, 0)
         check_field(self, "attempts_max", require_integer)
         check_field(self, "grace", require_number, inclusive=True)
+        check_field(self, "lease", require_number)
         check_field(self, "log_max", require_integer, 10_000)
         for name in ("retention", "run_max"):
             if getattr(self, name) is not None:
@@ -193,12 +106,13 @@ class JobRunner:
 
     def __init__(self, store: JobStore, files: JobFiles, settings: RunnerSettings) -> None:
         self._store, self._files, self._settings = store, files, settings
-        self._host = socket.gethostname()[:100]
         #: The process that answers for a job; the rest distinguishes two runners of one process.
-        self.name = f"{self._host}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
+        self.name = f"{socket.gethostname()[:100]}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
-        self._next_sweep = 0.0
+        #: Signs of life of servers and drivers, and when each was new here (monotonic).
+        self._signs: dict[tuple[str, str], tuple[str, float]] = {}
+        self._next_sweep = self._next_renewal = 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Looks after the jobs until ``stop``; the drivers go on after it."""
@@ -211,7 +125,15 @@ class JobRunner:
     def tick(self) -> None:
         """One look at all that is there to do."""
         running = 0
-        for job in self._store.active():
+        if time.monotonic() >= self._next_renewal:
+            self._next_renewal = time.monotonic() + self._settings.lease / _RENEWALS
+            self._store.renew(self.name)
+        active = self._store.active()
+        mine = {job.id for job in active if job.server == self.name}
+        # A driver whose job another server has taken is still this process' child.
+        self._children = {job: child for job, child in self._children.items() if child.poll() is None or job in mine}
+        self._signs = {key: sign for key, sign in self._signs.items() if key[1] in {job.id for job in active}}
+        for job in active:
             if job.server != self.name and not self._adopt(job):
                 continue
             running += not self._look(self._store.get(_SERVER, job.id))
@@ -223,13 +145,30 @@ class JobRunner:
         self._sweep()
 
     def _adopt(self, job: StoredJob) -> bool:
-        """Take a job over from a server that has died on this host: no other host can see the driver."""
-        host, _, process = (job.server or "").partition("/")
-        server = ProcessId.parse(process.partition("/")[0])
-        if host != self._host or server is None or server.alive() or not self._store.adopt(job, self.name):
+        """Take a job over from a server that has died."""
+        server = ProcessId.parse((job.server or "").split("/")[1] if "/" in (job.server or "") else None)
+        silent = self._is_silent("server", job.id, f"{job.server} {job.renewal}")
+        self._is_silent("driver", job.id, self._beat(job))  # so that both are waited for at a time
+        gone = server is not None and server.visible and not server.alive()
+        if not (gone or silent) or not self._files.of(job.id).path.is_dir() or not self._store.adopt(job, self.name):
             return False
         log.info("job %s is looked after again, after the death of its server", job.id)
         return True
+
+    def _is_silent(self, kind: str, job_id: str, sign: str) -> bool:
+        """Return whether a sign of life has been the same for the length of a lease."""
+        now = time.monotonic()
+        known, since = self._signs.get((kind, job_id), (None, now))
+        if known != sign:
+            since = now
+        self._signs[kind, job_id] = (sign, since)
+        return now - since >= self._settings.lease
+
+    def _beat(self, job: StoredJob) -> str:
+        try:
+            return f"{job.attempt} {self._files.of(job.id).beat(job.attempt).read_text()}"
+        except OSError:
+            return f"{job.attempt}"
 
     def _launch(self, job: StoredJob) -> bool:
         """Starts a job's driver; whether it is there."""
@@ -274,15 +213,19 @@ class JobRunner:
         if child is not None:
             child.poll()
         driver = ProcessId.parse(job.driver)
-        if driver is not None and driver.alive():
+        visible = driver is not None and driver.visible
+        silent = self._is_silent("driver", job.id, self._beat(job))
+        if driver is not None and (driver.alive() if visible else not silent):
             folder.cut_log(self._settings.log_max)
             if job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
                 self._end(job, driver)
             elif job.state is JobState.STARTING and _works(folder, job):
                 self._store.move(job, AT_WORK[job.kind])
             return False
-        if driver is not None and not driver.kill_session():
+        if visible and driver is not None and not driver.kill_session():
             return False
+        if driver is not None and not visible:
+            write_whole(folder.fence, job.attempt + 1)  # if it only stood still, it ends when it goes on
         self._settle(job, folder)
         return True
 
@@ -292,7 +235,11 @@ class JobRunner:
         return most is not None and started is not None and time.time() - started > most
 
     def _end(self, job: StoredJob, driver: ProcessId) -> None:
-        """Asks a driver to end, or waits for one that has said how its job ended; then kills it."""
+        """Ask a driver to end, or wait for one that has said how its job ended; then kill it."""
+        if not driver.visible:
+            if job.cancel is not None or self._overdue(job):
+                write_whole(self._files.of(job.id).fence, job.attempt + 1)
+            return
         asked = self._asked.get(job.id)
         if asked is None:
             self._asked[job.id] = time.monotonic()
@@ -305,7 +252,9 @@ class JobRunner:
         """Tells what became of a job whose driver is gone."""
         child = self._children.pop(job.id, None)
         self._asked.pop(job.id, None)
-        status = None if child is None else child.poll()
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its first thread may be gone before the others are
+            status = None if child is None else child.wait(_REAPED)
         exit_text, result = (
             "" if status is None else f", with exit status {status}",
             folder.read_result(job.attempt) or {},

@@ -37,6 +37,7 @@ class StoredJob:
         created: when it was submitted; ``started`` (the latest attempt) and ``ended`` are times, too.
         attempt: drivers that were started for it.
         server: the process that answers for it.
+        renewal: rises while that process lives.
         driver: the process that does it.
         cancel: when a user asked for its end.
         error: why it did not end well.
@@ -55,6 +56,7 @@ class StoredJob:
     ended: float | None
     attempt: int
     server: str | None
+    renewal: int
     driver: str | None
     cancel: float | None
     error: str | None
@@ -230,8 +232,14 @@ class JobStore:
             return [_job_of(row) for row in connection.execute(query)]
 
     def adopt(self, job: StoredJob, server: str) -> bool:
-        """Has ``server`` answer for a job in place of the one that did; False if another one was faster."""
-        return self._swap(job, server=server)
+        """Have ``server`` answer for a job whose lease has ended; return False if it was renewed or taken meanwhile."""
+        return self._swap(job, JOBS.c.renewal == job.renewal, server=server, renewal=JOBS.c.renewal + 1)
+
+    def renew(self, server: str) -> None:
+        """Renew the lease of all jobs of ``server``."""
+        theirs = (JOBS.c.server == server) & JOBS.c.state.in_(ACTIVE)
+        with self._engine.begin() as connection:
+            connection.execute(update(JOBS).where(theirs).values(renewal=JOBS.c.renewal + 1))
 
     def set_driver(self, job: StoredJob, driver: str) -> bool:
         """Notes the process that does a job; False if the job is no more this server's."""

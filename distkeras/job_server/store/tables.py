@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from distkeras.ps.errors import ConfigurationError
 
 #: Of the tables below; a database of another one is refused.
-VERSION = 2
+VERSION = 3
 #: Seconds that a writer waits for another one, of SQLite.
 _BUSY = 30.0
 
@@ -76,6 +76,7 @@ JOBS = Table(
     Column("ended", Double),
     Column("attempt", Integer, nullable=False),
     Column("server", String(200)),
+    Column("renewal", Integer, nullable=False, default=0),
     Column("driver", String(64)),
     Column("cancel", Double),
     Column("error", Text),

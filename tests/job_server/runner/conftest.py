@@ -11,7 +11,8 @@ from support.job_runner import STUB
 from support.patience import until
 
 from distkeras.job_server.runner.files import JobFiles, JobFolder
-from distkeras.job_server.runner.runner import JobRunner, ProcessId, RunnerSettings
+from distkeras.job_server.runner.processes import ProcessId
+from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
 from distkeras.job_server.states import FINAL
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.jobs import JobStore, Quota, StoredJob

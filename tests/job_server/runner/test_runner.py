@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ from support import job_runner
 from support.patience import brief, patience, until
 from support.present import present
 
+from distkeras.job_server.runner import processes
 from distkeras.job_server.runner.files import read_progress
-from distkeras.job_server.runner.runner import ProcessId, RunnerSettings
+from distkeras.job_server.runner.processes import ProcessId, here
+from distkeras.job_server.runner.runner import RunnerSettings
 from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError
@@ -233,18 +236,132 @@ def test_the_next_server_knows_the_truth_about_jobs_that_ran(
 def test_a_job_that_was_taken_and_not_begun_is_begun_by_the_next_server(office: Office) -> None:
     job = office.add("train")
     mine = office.runner.name.split("/")
-    gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1.0)}/gone"))
+    gone = present(office.store.claim(f"{mine[0]}/{ProcessId(os.getpid(), 1, here())}/gone"))
     assert gone.id == job.id
     job = office.ended(job)
     assert (job.state, job.attempt) == (JobState.DONE, 2)
 
 
-def test_a_job_of_another_host_is_left_to_that(office: Office) -> None:
+ELSEWHERE = f"elsewhere/{ProcessId(1, 1, 16 * '0')}/x"
+
+
+def test_a_job_of_another_host_is_left_to_that_while_it_renews_its_lease(office: Office) -> None:
     job = office.add("train")
-    office.store.claim("elsewhere/1:1.00/x")
-    office.runner.tick()
-    assert office.look(job).server == "elsewhere/1:1.00/x"
-    assert office.store.move(office.look(job), JobState.LOST)
+    office.store.claim(ELSEWHERE)
+    runner = office.open(lease=brief(0.5))
+    ends = time.monotonic() + brief(2.0)
+    while time.monotonic() < ends:
+        office.store.renew(ELSEWHERE)
+        runner.tick()
+        assert office.look(job).server == ELSEWHERE
+    assert office.ended(job, runner).state is JobState.DONE  # it is silent now
+    assert office.look(job).server == runner.name
+
+
+def test_of_two_servers_one_takes_a_job_whose_lease_has_ended(office: Office) -> None:
+    office.add("wait")
+    job = present(office.store.claim(ELSEWHERE))
+    assert office.store.adopt(job, "one")
+    assert not office.store.adopt(job, "other")
+    office.store.renew(ELSEWHERE)  # as it does when it wakes up: the job is not its own any more
+    assert not office.store.move(job, JobState.FAILED)
+    assert office.look(job).server == "one"
+
+
+def unseen(office: Office, monkeypatch: pytest.MonkeyPatch, todo: str) -> tuple[StoredJob, ProcessId]:
+    """A job whose driver lives where its server cannot see it, as in another container."""
+    job = office.add(todo)
+    office.waits(job)
+    office.tick_until(lambda: office.look(job).state is JobState.TRAINING)
+    driver = present(ProcessId.parse(office.look(job).driver))
+    until(lambda: office.folder(job).beat(1).exists())
+    monkeypatch.setattr(ProcessId, "visible", property(lambda _process: False))
+    return job, driver
+
+
+def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, driver = unseen(office, monkeypatch, "wait")
+    runner = office.open(lease=brief(3.0))
+    office.tick_until(lambda: office.look(job).server == runner.name, runner)  # the first server is silent
+    ends = time.monotonic() + brief(4.0)
+    while time.monotonic() < ends:
+        runner.tick()
+        assert office.look(job).state is JobState.TRAINING
+    office.go_on(job)
+    ended = office.ended(job, runner)
+    assert (ended.state, ended.attempt) == (JobState.DONE, 1)
+    monkeypatch.undo()
+    until(lambda: not driver.alive())
+    office.runner.tick()  # whose child it was
+
+
+@pytest.mark.parametrize("end", ["dies", "stands still", "cancelled"])
+def test_a_driver_that_is_not_visible_is_never_doubled(
+    office: Office, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    job, driver = unseen(office, monkeypatch, "wait")
+    runner = office.open(lease=brief(3.0))
+    if end == "cancelled":
+        office.store.request_cancel(office.ann, job.id)
+        assert office.ended(job, runner).state is JobState.CANCELLED
+    else:
+        os.kill(driver.pid, signal.SIGKILL if end == "dies" else signal.SIGSTOP)
+        office.tick_until(lambda: office.look(job).attempt == 2, runner)
+        assert processes.first_allowed(office.folder(job).fence) == 2
+        if end == "stands still":
+            os.kill(driver.pid, signal.SIGCONT)
+    monkeypatch.undo()
+    until(lambda: not driver.alive())
+    office.runner.tick()  # whose child it was
+    if end != "cancelled":
+        office.go_on(job)
+        ended = office.ended(job, runner)
+        assert (ended.state, ended.attempt) == (JobState.DONE, 2)
+
+
+def drivers_of(folder: Path) -> int:
+    """Return how many drivers of jobs in ``folder`` live, in whichever namespace."""
+    return sum(
+        any("stub_driver" in argument for argument in line) and any(str(folder) in argument for argument in line)
+        for line in (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    )
+
+
+def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: Office, tmp_path: Path) -> None:
+    """Each server in a PID namespace of its own; the second sees the first one's end only by its silent lease."""
+    isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*isolated, "true"], capture_output=True, timeout=patience(20), check=False).returncode:
+        pytest.skip("this machine does not let us make PID namespaces")
+    lease = str(brief(4.0))
+    server = [sys.executable, job_runner.__file__, f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
+    servers = [subprocess.Popen([*isolated, *server, lease]) for _ in range(2)]
+    try:
+        jobs = [office.add("wait") for _ in range(8)]
+        until(lambda: all((office.folder(job).path / "waits").exists() for job in jobs))
+        until(lambda: all(office.look(job).state is JobState.TRAINING for job in jobs))
+        time.sleep(2 * float(lease))  # neither is taken for dead, for as long as it takes
+        assert {office.look(job).attempt for job in jobs} == {1}
+        owners = {office.look(job).server for job in jobs}
+        assert len(owners) == 2
+        kill(servers[0])  # and all processes of its namespace
+        until(lambda: drivers_of(tmp_path) == 4)
+        for job in jobs:
+            office.go_on(job)
+        until(lambda: all(office.look(job).state in FINAL for job in jobs))
+    finally:
+        for process in servers:
+            kill(process)
+    ended = [office.look(job) for job in jobs]
+    assert {job.state for job in ended} == {JobState.DONE}
+    assert sorted(job.attempt for job in ended) == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = ProcessId.of(os.getpid())
+    created = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: created(process) + 2.0)
+    assert me.alive()
+    assert ProcessId.of(os.getpid()) == me
 
 
 @pytest.mark.parametrize("said", [b"", b"no\n"])
@@ -301,7 +418,7 @@ def test_a_signal_goes_to_no_process_that_has_got_the_number_meanwhile(monkeypat
     """A session's process is found, ends, and another one has its number before it is killed."""
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        gone = ProcessId(2**22 + 1, 1.0)
+        gone = ProcessId(2**22 + 1, 1, here())
         monkeypatch.setattr(ProcessId, "session", lambda _self: [bystander.pid])
         assert not gone.kill_session()
         with pytest.raises(subprocess.TimeoutExpired):
@@ -315,8 +432,9 @@ def test_a_process_is_not_taken_for_another_one() -> None:
     me = ProcessId.of(os.getpid())
     assert me.alive()
     assert ProcessId.parse(str(me)) == me
-    assert not ProcessId(me.pid, me.started - 1000).alive()
-    assert ProcessId(me.pid, me.started - 1000).session() == []
+    for other in (ProcessId(me.pid, me.started - 1, me.place), ProcessId(me.pid, me.started, 16 * "0")):
+        assert not other.alive()
+        assert other.session() == []
     assert ProcessId.parse("nothing") is None
     with pytest.raises(ProcessLookupError):
         ProcessId.of(2**22 + 1)
