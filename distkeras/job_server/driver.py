@@ -26,7 +26,7 @@ from distkeras.job_server.model_file import require_archive, require_weights
 from distkeras.job_server.places import require_no_links
 from distkeras.job_server.prediction import PredictionDescription, predict
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, write_whole
-from distkeras.job_server.runner.processes import Heartbeat
+from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     log.setLevel(logging.INFO)
     log.addHandler(EventLines(folder.progress))
     try:
-        with Heartbeat(folder.beat(attempt), folder.fence, attempt):
+        with LeaseRenewal(folder.beat(attempt), folder.fence, attempt):
             summary = run(folder, attempt)
     except KeyboardInterrupt:
         return 128 + signal.SIGTERM  # the server knows why it asked

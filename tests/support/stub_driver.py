@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from distkeras.job_server.runner.processes import Heartbeat
+from distkeras.job_server.runner.processes import LeaseRenewal
 
 #: A process that is a group of its own, as Spark's Python workers are, and ends for no SIGTERM.
 STUBBORN = (
@@ -22,7 +22,7 @@ STUBBORN = (
 def main(folder: Path, attempt: int) -> int:
     if sys.stdin.readline() != "go\n":
         return 3
-    with Heartbeat(folder / f"beat-{attempt}", folder / "fence", attempt):
+    with LeaseRenewal(folder / f"beat-{attempt}", folder / "fence", attempt):
         return work(folder, attempt)
 
 

@@ -121,7 +121,7 @@ class ProcessId:
         return self.visible and _started(process) == self.started
 
 
-class Heartbeat:
+class LeaseRenewal:
     """The sign of life of a driver, as a context; it ends the driver when a server has fenced it.
 
     Args:
@@ -135,7 +135,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distkeras-heartbeat", daemon=True)
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> LeaseRenewal:
         self._thread.start()
         return self
 
