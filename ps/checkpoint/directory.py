@@ -18,7 +18,7 @@ from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
 from distkeras.ps.checkpoint.ownership import Claim, ClaimStatus, Name, Ownership, parsed
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
-from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, SnapshotError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
@@ -252,11 +252,14 @@ class SnapshotDirectory:
 
         Raises:
             ConfigurationError: there are some, although there must be none.
-            OwnershipLostError: another job has claimed the directory since then, or at this moment.
+            OwnershipLostError: another job has claimed the directory since then, or at this moment; or another attempt
+                of this job has, of which the caller does not know.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else _PATIENCE if fresh else _PATIENCE_TO_RESUME
         names = self._patiently(self._names, patience)
+        if attempt is not None and not epoch:
+            self._require_first(names)
         snapshots = self._eligible(names, fresh, epoch)
         if epoch:
             self._ownership.require_own(names, epoch)
@@ -322,6 +325,22 @@ class SnapshotDirectory:
         exact = restore(center, saved.state, same_attempts=same_attempts, epochs=epochs)
         center.log, center.metrics = saved.log, saved.metrics
         return exact
+
+    def _require_first(self, names: list[Name]) -> None:
+        """Check that no other attempt of this job has claimed the directory.
+
+        A second one must claim within the first one's epoch. With an epoch of its own it would take the directory from
+        a later job that has claimed it in between, and what the first one has saved would count as another job's.
+
+        Raises:
+            OwnershipLostError: one has.
+        """
+        epoch = self._ownership.claim_status(names).epoch
+        if epoch:
+            raise OwnershipLostError(
+                f"another attempt at this job's server has claimed {self._store.uri!r} with epoch {epoch}, since this "
+                "one looked for claims and found none."
+            )
 
     def _eligible(self, names: list[Name], fresh: bool, epoch: int) -> list[Name]:
         """Return the snapshots that a server may go on from, oldest first: see `take_over`.

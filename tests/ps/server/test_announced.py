@@ -31,7 +31,8 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.worker.loop import run_worker
 from distkeras.ps.world.files import Files, LocalFiles
-from distkeras.ps.world.world import World
+from distkeras.ps.world.streams import Listener
+from distkeras.ps.world.world import REAL, World
 
 KEY = bytes(range(32))
 SIZE = 5
@@ -69,19 +70,31 @@ class Meddled(World):
         return Claimed(Path(uri))
 
 
+class Overtaken(World):
+    """The system's own, in which something happens once, between an attempt's two looks at the claims."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = [happens]
+
+    def listen(self, host: str, port: int) -> Listener:
+        if self._happens:
+            self._happens.pop()()
+        return super().listen(host, port)
+
+
 class Attempt(threading.Thread):
     """One that runs in this process."""
 
-    def __init__(self, asked: StartRequest, number: int) -> None:
+    def __init__(self, asked: StartRequest, number: int, world: World = REAL) -> None:
         super().__init__(daemon=True)
-        self._asked, self._number = asked, number
+        self._asked, self._number, self._world = asked, number, world
         self._report: StartReport | None = None
         self._error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._report = serve_announced(self._asked, CENTER, attempt=self._number)
+            self._report = serve_announced(self._asked, CENTER, attempt=self._number, world=self._world)
         except Exception as error:  # noqa: BLE001 - handed to the test
             self._error = error
 
@@ -189,6 +202,35 @@ def test_an_attempt_waits_while_another_one_serves_and_ends_well_with_it(
     assert owner.returned() is None
     assert present(other.returned()).ended
     assert len(list(tmp_path.glob("owner-*"))) == 1
+
+
+def test_an_attempt_that_is_overtaken_by_another_one_before_it_claims_waits_for_that_one(tmp_path: Path) -> None:
+    """The job is fresh, and the other one's snapshot is no reason to refuse the directory."""
+    owners = []
+
+    def serve() -> None:
+        owners.append(Attempt(request(tmp_path), 0))
+        until(lambda: incarnation(tmp_path) and list(tmp_path.glob("snapshot-*")))
+
+    other = Attempt(request(tmp_path), 1, Overtaken(serve))
+    until(lambda: owners and incarnation(tmp_path))
+    Worker(tmp_path).ended()
+    assert check_exact(tmp_path) == [1]
+    goodbye(tmp_path)
+    assert owners[0].returned() is None
+    assert present(other.returned()).ended
+
+
+def test_a_late_second_attempt_of_a_dead_driver_does_not_take_the_job_from_the_next_driver(tmp_path: Path) -> None:
+    first, newer = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000b", "0000000a"))
+
+    def claim() -> None:
+        first.take_over(attempt=0)
+        newer.take_over(attempt=0)
+
+    late = Attempt(request(tmp_path, fresh=False, token="0000000b"), 1, Overtaken(claim))
+    assert ERRORS[present(late.returned()).code] is OwnershipLostError
+    newer.require_owned()
 
 
 def test_an_attempt_takes_over_from_one_that_is_gone(tmp_path: Path) -> None:
