@@ -456,6 +456,21 @@ class Center:
         self.round.skipped = 0
         self.scheduler.next_round()
 
+    def begin_with_other_workers(self, contributions: int) -> None:
+        """Forget what the rule keeps in addition to the center, after an unfinished round has ended as it is.
+
+        The workers of that round do not come back. So it ends as if those that had not arrived had left.
+
+        Args:
+            contributions: workers that had arrived in that round and contributed to it.
+        """
+        if self.round.total is not None:
+            self._end_round(self.round.total, contributions)
+        self.round.skipped = 0
+        self.counters = {}
+        for vector in self.model:
+            vector.fill(0.0)
+
     def _end_round(self, total: Buffer, contributions: int) -> None:
         scalars = self._view_scalars(-1, self.clock, self.round.began, self.round.previous_began)
         center = self.current.array

@@ -97,8 +97,8 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     """Puts ``center``, which is new, where ``state`` was taken.
 
     With another number of workers the partitions are others too. The center then keeps its parameters, clock and
-    statistics; every partition begins with the first epoch that some partition had not ended; what the rule
-    keeps in addition to the center starts again.
+    statistics; an unfinished round ends with what it has; every partition begins with the first epoch that some
+    partition had not ended; what the rule keeps in addition to the center starts again.
 
     Args:
         center: as yet untouched, of the same rule and size.
@@ -120,15 +120,17 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     center.current.array[...] = arrays["center"]
     center.moving_statistics = np.array(arrays["moving_statistics"])
     center.clock = header["clock"]
-    leases = {int(worker): values for worker, values in header["leases"].items()}
-    if header["workers"] != center.workers:
-        _begin_epoch(center, _first_open_epoch(header))
-        return False
-    began_clock, began_epoch = header["began"]
-    center.began = began_clock, began_epoch
     center.counters = dict(header["counters"])
     for number, vector in enumerate(center.model):
         vector[...] = arrays[f"model/{number}"]
+    _restore_round(center, header["round"], arrays)
+    if header["workers"] != center.workers:
+        center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"])
+        _begin_epoch(center, _first_open_epoch(header))
+        return False
+    leases = {int(worker): values for worker, values in header["leases"].items()}
+    began_clock, began_epoch = header["began"]
+    center.began = began_clock, began_epoch
     for worker, values in leases.items():
         lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
         _restore_lease(lease, values)
@@ -137,7 +139,6 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
             continue
         for number, vector in enumerate(lease.vectors):
             vector[...] = arrays[f"worker/{worker}/{number}"]
-    _restore_round(center, header["round"], arrays)
     active = {worker for worker, lease in center.leases.items() if not lease.finished}
     center.scheduler.restore(
         {int(worker): number for worker, number in header["progress"].items()},

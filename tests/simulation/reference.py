@@ -134,6 +134,32 @@ def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # n
     return ""
 
 
+def after_round(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Center and moving statistics behind the end of an unfinished round whose other workers do not come back."""
+    if not was.total.size:
+        return was.center, was.statistics
+    steps, skipped, began, previous = was.numbers["round"]
+    count = len(was.numbers["progress"]) - skipped
+    schedule = None if plan.learning_rate is None else schedule_of(plan.learning_rate)
+    rate, before = (0.0, 0.0) if schedule is None else (schedule(began), schedule(previous))
+    center, total = was.center.astype(np.float64), was.total.astype(np.float64)
+    match plan.rule:
+        case "ssgd":
+            center = center - rate / count * total
+        case "ssgdm":
+            correction = rate / before if before else 1.0
+            center = center - plan.hyper_parameters.get("momentum", 0.9) * correction * was.model[0] - rate * total
+        case "ssgdm_local":
+            center = center - total
+        case "averaging":
+            center = total / count
+        case "easgd":
+            center = center + total
+        case _:
+            raise LookupError(f"a rule with rounds must have its formula here. Received: {plan.rule}")
+    return center, was.contributed / steps if was.statistics.size else was.statistics
+
+
 class Formula:
     """A center that is computed from the ledger's commits; it begins where a server's own center is.
 

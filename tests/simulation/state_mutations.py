@@ -168,6 +168,30 @@ def _an_unfinished_round_is_not_restored() -> list[Patch]:
     return [(directory, "capture", _capture_with(lambda name: name == "round"))]
 
 
+@mutation
+def _other_workers_begin_without_the_unfinished_round() -> list[Patch]:
+    """After a resume with another number of workers, those who had arrived in a round have contributed nothing."""
+    begin = Center.begin_with_other_workers
+
+    def forgetful(self: Center, contributions: int) -> None:
+        self.round.total = None
+        begin(self, contributions)
+
+    return [(Center, "begin_with_other_workers", forgetful)]
+
+
+@mutation
+def _other_workers_begin_with_the_first_rate() -> list[Patch]:
+    """After a resume with another number of workers, the first round has the schedule's first learning rate."""
+    begin = Center.begin_with_other_workers
+
+    def forgetful(self: Center, contributions: int) -> None:
+        begin(self, contributions)
+        self.round.began = 0
+
+    return [(Center, "begin_with_other_workers", forgetful)]
+
+
 def _capture_with(zeroed: Any) -> Any:
     """`snapshot.capture` with zeros in place of some arrays."""
     capture = snapshot.capture

@@ -15,7 +15,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
 from simulation.plan import Layout, Plan
-from simulation.reference import Formula, Sent, Standing, close, difference, standing_of
+from simulation.reference import Formula, Sent, Standing, after_round, close, difference, standing_of
 from simulation.scheduler import Finding, Process
 from simulation.world import Surroundings, VirtualChild
 
@@ -262,9 +262,12 @@ class Watch:
         now, epochs = standing_of(center), self.epochs[life.driver]
         stood = self._stood.get((count, life.latest), [])
         if center.began[0] == center.clock and not any(lease.sequence for lease in center.leases.values()):
-            parts = [(was.center, was.statistics, was.numbers["clock"]) for was in stood]
-            if any(np.array_equal(was[0], now.center) and np.array_equal(was[1], now.statistics) for was in parts):
-                return  # other partitions go on: there is no more that they share
+            for was in stood:
+                expected, statistics = after_round(was, self._plan)
+                began = was.numbers["clock"] if was.total.size else was.numbers["round"][2]
+                same = close(expected, now.center) and close(statistics, now.statistics)
+                if same and now.numbers["round"][2] == began:
+                    return  # other partitions go on: there is no more that they share
             raise Finding("restored", f"a center must be restored as it was saved. Received: {now} for {stood}")
         differences = []
         for was in stood:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from support.center_commits import center_of, commit_of, joined, send
 
+from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.snapshot import capture, restore
+from distkeras.ps.rules import all_rules, make
+from distkeras.ps.rules.schedules import StepDecay
 
 #: Mini-batches of an epoch of each partition.
 BATCHES = 2
@@ -74,3 +78,49 @@ def test_what_its_partitions_began_with_is_known_after_another_restart() -> None
     assert not restore(after, capture(before), same_attempts=False)
     assert restore(later, capture(after), same_attempts=False)
     assert later.began == after.began == (2, 1)
+
+
+#: Hand-computed: a center of 1 behind a round to which one of two workers has contributed 2, and the other nothing.
+ROUNDS: dict[str, tuple[dict[str, Any], float]] = {
+    "averaging": ({}, 2.0),  # 2 / 1
+    "easgd": ({}, 3.0),  # 1 + 2
+    "ssgd": ({"learning_rate": 0.25}, 0.5),  # 1 - 0.25 * 2 / 1
+    "ssgdm": ({"learning_rate": 0.25}, 0.5),  # 1 - (0.9 * 0 + 0.25 * 2)
+    "ssgdm_local": ({"learning_rate": 0.25}, -1.0),  # 1 - 2
+}
+
+
+def in_a_round(name: str) -> Center:
+    """A center whose first worker has arrived in a round, and whose second one has not."""
+    center = center_of(name, **ROUNDS[name][0])
+    center.current.array[...] = 1.0
+    for worker in range(2):
+        joined(center, worker)
+    send(center, commit_of(0, value=2.0, epoch_end=True))
+    return center
+
+
+def test_every_rule_with_rounds_has_its_example() -> None:
+    assert ROUNDS.keys() == {name for name in all_rules() if make(name).traits.synchronous}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_an_unfinished_round_ends_with_what_it_has(name: str) -> None:
+    before, after = in_a_round(name), center_of(name, workers=3, **ROUNDS[name][0])
+    assert not restore(after, capture(before), same_attempts=False)
+    assert after.current.array.tolist() == [ROUNDS[name][1]] * 3
+    assert [vector.tolist() for vector in after.model] == [[0.0] * 3 for _ in after.model]
+    before.leave(1, 0)  # it is what the others' end would have made of it
+    assert after.current.array.tolist() == before.current.array.tolist()
+
+
+def test_the_first_round_has_the_rate_of_its_clock() -> None:
+    rate = StepDecay(1.0, boundaries=(2,), factor=0.25)
+    before, after = (center_of("ssgd", workers=workers, learning_rate=rate) for workers in (2, 1))
+    for worker in range(2):
+        joined(before, worker)
+        send(before, commit_of(worker, value=0.0, epoch_end=True))
+    assert not restore(after, capture(before), same_attempts=False)
+    joined(after, 0)
+    send(after, commit_of(0, epoch=1, value=3.0))
+    assert after.current.array.tolist() == [-0.75] * 3  # 0 - 0.25 * 3
