@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.description import JobDescription
-from distkeras.job_server.model_file import require_archive, require_weights
+from distkeras.job_server.model_file import require_archive, require_size, require_weights
 from distkeras.job_server.places import require_no_links
 from distkeras.job_server.prediction import PredictionDescription, predict
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, write_whole
@@ -30,9 +31,9 @@ from distkeras.job_server.runner.processes import LeaseRenewal
 from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import headline
 from distkeras.settings import Monitoring
 from distkeras.spark import session
+from distkeras.spark.failures import innermost
 from distkeras.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 GO = b"go\n"
 #: Settings of Spark that the operator may override: Spark's own page has no access control.
 _CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+#: Likewise, where all of Spark is one process on this machine: no other machine needs to reach its ports.
+_LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.authenticate": "true"}
+#: Characters of an error that the job's record keeps.
+_ERROR_MAX = 2000
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         return 128 + signal.SIGTERM  # the server knows why it asked
     except Exception as error:  # noqa: BLE001 - any error fails the job, and its result holds the reason
         traceback.print_exc()
-        failure = {"type": type(error).__name__, "error": headline(str(error))}
+        failure = {"type": type(error).__name__, "error": innermost(error)[:_ERROR_MAX]}
         write_whole(folder.result(attempt), {"state": "failed"} | failure)
         return 1
     write_whole(folder.result(attempt), {"state": "done", "summary": summary})
@@ -82,6 +87,7 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
     require_no_links(order["data"])
     require_archive(folder.sent_model)
     require_weights(folder.sent_model.read_bytes())
+    require_size(folder.sent_model.read_bytes())
     return (_predict if order["kind"] == PREDICT else _train)(folder, attempt, order)
 
 
@@ -123,7 +129,8 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
 
 
 def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
-    return session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | order["config"])
+    local = _LOCAL if re.fullmatch(r"local(\[.*\])?", order["master"]) else {}
+    return session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | local | order["config"])
 
 
 def trainer_of(data: bytes, description: JobDescription) -> Trainer:

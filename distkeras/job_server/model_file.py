@@ -1,9 +1,10 @@
 """What must hold of a ``.keras`` archive that was sent, before Keras opens it.
 
 `require_archive` looks at the archive's list of members and at the configuration: with Python's standard library, so
-that the job server itself never parses weights. `require_weights` looks at the file of weights, in the job's own
-process. Keras' safe mode refuses lambdas besides; what is refused here earlier would make it read files or addresses,
-unpickle, or unpack without a bound.
+that the job server itself never parses weights. `require_weights` looks at the file of weights, and `require_size`
+compares it with what the configuration describes: both in the job's own process. Keras' safe mode refuses lambdas
+besides. What is refused here earlier would make Keras read files or addresses, unpickle, unpack without a bound, or
+allocate more than was sent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import builtins
 import io
 import json
+import math
 import re
 import struct
 import zipfile
@@ -21,9 +23,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from distkeras.job_server.errors import DescriptionError
+from distkeras.ps.errors import headline
 
 #: Members, their bytes when unpacked against those of the archive, bytes of the configuration, depth of its values.
 MEMBERS_MAX, RATIO_MAX, CONFIG_MAX, DEPTH_MAX = 1000, 20, 4 << 20, 200
+#: Numbers that a model may have against those in its file, and besides: Keras merges the weights of LoRA on saving.
+SIZE_RATIO_MAX, SIZE_FLOOR = 2, 1 << 20
 #: Bytes of an archive's list of members, which is read whole.
 _LIST_MAX = 1 << 20
 
@@ -186,6 +191,37 @@ def require_weights(data: bytes) -> None:
         raise _refused(f"an archive with weights. Received: {str(error)[:200]}") from error
     if total > len(weights):
         raise _refused(f"an archive whose arrays fill their file. Received: arrays of {total} in {len(weights)} bytes")
+
+
+def require_size(data: bytes) -> None:
+    """Check that the model has no more weights than its file holds, before any of them is allocated.
+
+    A configuration of a few bytes can describe layers of any size. The model is built without values, so that only the
+    shapes of its variables are known.
+
+    Args:
+        data: of an archive that `require_archive` and `require_weights` have let pass.
+
+    Raises:
+        DescriptionError: it has more weights than the file, or Keras cannot build it.
+    """
+    import h5py
+    import keras
+
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        config = json.loads(archive.read(_CONFIG)) | {"compile_config": None}
+        with h5py.File(BytesIO(archive.read(_WEIGHTS)), "r") as file:
+            stored = sum(dataset.size for dataset in _datasets(file))
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            model = keras.saving.deserialize_keras_object(config, safe_mode=True)
+            needed = sum(math.prod(variable.shape) for variable in model.weights)
+    except Exception as error:  # Keras' layers raise any kind
+        raise _refused(f"a model that Keras can build. Keras said: {headline(str(error))[:300]}") from error
+    finally:
+        keras.utils.clear_session()  # or the next scope that ends would allocate them
+    if needed > SIZE_RATIO_MAX * stored + SIZE_FLOOR:
+        raise _refused(f"an archive with the weights of its model, {needed} numbers. Received: one with {stored}")
 
 
 def _datasets(file: Any) -> Iterator[Any]:

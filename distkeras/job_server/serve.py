@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distkeras.job_server.runner.files import JobFiles
+from distkeras.job_server.runner.processes import machine_memory
 from distkeras.job_server.runner.runner import JobRunner, RunnerSettings
 from distkeras.job_server.server.app import create_app
 from distkeras.job_server.server.listener import HttpListener, is_loopback
@@ -59,6 +60,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--queued-max", type=int, default=1000, metavar="N", help="of one user's jobs that wait (default: %(default)s)")
     add("--disk-reserve", type=int, default=1024, metavar="MB", help="left for jobs to be taken and begun (1024)")
     add("--hours-max", type=float, metavar="N", help="that one driver may run (default: for ever)")
+    add(
+        "--memory-max",
+        type=int,
+        default=0,
+        metavar="MB",
+        help="of all processes of one job on this machine (default: three quarters of the memory, shared by the slots)",
+    )
     add("--log-max", type=int, default=64, metavar="MB", help="of what a job prints; the latest is kept (%(default)s)")
     add("--attempts", type=int, default=3, metavar="N", help="drivers that one job may have in turn (default: 3)")
     add("--retention-days", type=float, metavar="N", help="that an ended job is kept (default: for ever)")
@@ -89,6 +97,7 @@ class JobServer:
             log_max=options.log_max * _MEGABYTE,
             retention=None if options.retention_days is None else options.retention_days * _DAY,
             reserve=options.disk_reserve * _MEGABYTE,
+            memory_max=options.memory_max * _MEGABYTE or machine_memory() * 3 // 4 // max(1, options.slots),
         )
         settings = ServiceSettings(
             data=data_roots(options.data),
@@ -96,6 +105,7 @@ class JobServer:
             upload_max=options.upload_max * _MEGABYTE,
             reserve=options.disk_reserve * _MEGABYTE,
             quota=Quota(options.user_max * _MEGABYTE, options.queued_max),
+            private=[options.folder.absolute()],
         )
         self._folder = _private(options.folder)
         self._engine = open_database(

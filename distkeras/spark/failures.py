@@ -78,11 +78,11 @@ def typed_error(failure: BaseException, python: str) -> DistkerasError:
             f"Received: {lacking[0]}, with {python}",
             remote_traceback=text,
         )
-    return WorkerError(f"Spark ended the job's tasks: {_innermost(failure)}", remote_traceback=text)
+    return WorkerError(f"Spark ended the job's tasks: {innermost(failure)}", remote_traceback=text)
 
 
-def _innermost(failure: BaseException) -> str:
-    """Return the text of what failed first: Py4J's own says only which of its calls an exception came out of."""
+def innermost(failure: BaseException) -> str:
+    """Return the one line that says what failed first: Py4J's own says only which of its calls an exception left."""
     java: Any = getattr(failure, "java_exception", None)
     try:
         while java is not None and java.getCause() is not None:

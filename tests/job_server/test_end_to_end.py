@@ -27,7 +27,7 @@ from support.standalone import daemon, said
 from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 from distkeras.job_server import Client, RemoteJob
-from distkeras.job_server.errors import JobFailedError
+from distkeras.job_server.errors import DescriptionError, JobFailedError
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
@@ -81,8 +81,12 @@ def test_submit_wait_fetch_predict(server: Server, tmp_path: Path, capsys: pytes
     assert accuracy(wrong_model(), points, labels) < 0.5
     assert (tmp_path / "server" / "admin.token").stat().st_mode & 0o077 == 0
     assert (tmp_path / "server" / ".gitignore").read_text() == "*\n"
+    for place in (tmp_path / "server" / "admin.token", tmp_path):
+        with pytest.raises(DescriptionError, match="own files"):
+            Client(server.url, server.token).submit(wrong_model(), "downpour", data=str(place), loss=SPARSE)
     job = submit(server, 4)
     until(lambda: job.refresh().state not in (JobState.QUEUED, JobState.STARTING))
+    assert listening(driver_of(server, job)) == {"127.0.0.1"}
     server.stop(signal.SIGKILL)
     server.start()
     job = Client(server.url, server.token).job(job.id).wait(patience(120), progress=False)
@@ -127,6 +131,12 @@ def test_a_driver_that_is_killed_and_a_job_that_is_cancelled(server: Server) -> 
     with pytest.raises(JobFailedError, match="cancelled"):
         job.wait(patience(120), progress=False)
     assert driver.session() == []
+    (server.folder / "notes.parquet").write_text("no Parquet")
+    damaged = Client(server.url, server.token).submit(
+        wrong_model(), "downpour", data=str(server.folder / "notes.parquet"), loss=SPARSE, worker_optimizer="sgd"
+    )
+    with pytest.raises(JobFailedError, match="is not a Parquet file"):
+        damaged.wait(patience(120), progress=False)
 
 
 @dataclass
@@ -238,6 +248,16 @@ def require_predictions(server: Server, job: RemoteJob, output: str, rows: int) 
     assert (expected.argmax(-1) == table["label"]).mean() > 0.9
     with pytest.raises(JobFailedError, match="where nothing is yet"):
         client.predict(job, name="fourth", **where).wait(patience(240), progress=False)
+
+
+def listening(driver: ProcessId) -> set[str]:
+    """The addresses at which processes of a job listen."""
+    found = set()
+    for pid in driver.session():
+        with contextlib.suppress(psutil.Error):
+            sockets = psutil.Process(pid).net_connections("tcp")
+            found |= {one.laddr.ip.removeprefix("::ffff:") for one in sockets if one.status == psutil.CONN_LISTEN}
+    return found
 
 
 def driver_of(server: Server, job: RemoteJob) -> ProcessId:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distkeras.job_server.errors import DescriptionError
-from distkeras.job_server.model_file import CONFIG_MAX, MEMBERS_MAX, require_archive, require_weights
+from distkeras.job_server.model_file import CONFIG_MAX, MEMBERS_MAX, require_archive, require_size, require_weights
 from distkeras.keras_model import archive
 
 layers = keras.layers
@@ -76,6 +76,21 @@ def check(data: bytes, folder: Path) -> None:
     require_archive(path)
 
 
+def test_a_model_that_would_be_larger_than_its_file_is_never_built(good: bytes, tmp_path: Path) -> None:
+    """Of 10^14 numbers, which no machine has room for."""
+    parts = members(good)
+    text = parts["config.json"].decode().replace('"units": 2,', '"units": 10000000,').replace("[4]", "[10000000]")
+    text = text.replace("[null, 4]", "[null, 10000000]")
+    large = packed(parts | {"config.json": text.encode()})
+    check(large, tmp_path)
+    require_weights(large)
+    with pytest.raises(
+        DescriptionError, match=r"the weights of its model, 1000000\d{8} numbers. Received: one with \d+"
+    ):
+        require_size(large)
+    require_size(good)  # and nothing of it is left
+
+
 def refused(data: bytes, folder: Path) -> str:
     with pytest.raises(DescriptionError) as caught:
         check(data, folder)
@@ -88,6 +103,8 @@ def refused(data: bytes, folder: Path) -> str:
 def test_what_keras_saves_passes(build: Callable[[], keras.Model], tmp_path: Path) -> None:
     data = archive.to_bytes(build())
     check(data, tmp_path)
+    require_weights(data)
+    require_size(data)
     require_weights(data)
 
 

@@ -19,6 +19,10 @@ STUBBORN = (
 )
 
 
+#: What a driver that grows keeps in memory.
+HELD: list[bytes] = []
+
+
 def main(folder: Path, attempt: int) -> int:
     if sys.stdin.readline() != "go\n":
         return 3
@@ -64,6 +68,8 @@ def prepare(folder: Path, todo: list[str]) -> None:
             time.sleep(0.01)
     if "stubborn" in todo:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "grow" in todo:
+        HELD.append(bytes(range(256)) * (1 << 18))  # 64 MB, each page written
     if "print" in todo:
         sys.stdout.write("".join(f"line {number}\n" for number in range(10_000)))
         sys.stdout.flush()

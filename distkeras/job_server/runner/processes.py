@@ -107,6 +107,15 @@ class ProcessId:
                 return []  # another one has its number: nothing of the session is left
         return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
 
+    def memory(self) -> int:
+        """Return the bytes that the processes of its session hold, without what they share."""
+        total = 0
+        for pid in self.session():
+            with contextlib.suppress(psutil.Error):
+                info = psutil.Process(pid).memory_info()
+                total += info.rss - getattr(info, "shared", 0)
+        return total
+
     def kill_session(self) -> bool:
         """Kill what is there of its session; return whether nothing was left to kill."""
         processes = self.session()
@@ -162,6 +171,14 @@ def first_allowed(fence: Path) -> int:
         return int(fence.read_text())
     except (OSError, ValueError):
         return 0
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine, or of this container where that has fewer."""
+    total = int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError):  # "max", or no control groups
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def _send(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:

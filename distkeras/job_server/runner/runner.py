@@ -65,6 +65,7 @@ class RunnerSettings:
         retention: seconds that an ended job is kept; None: for ever.
         run_max: seconds that a driver may run; None: for ever.
         log_max: bytes of what a job's drivers print; of more, the latest are kept.
+        memory_max: bytes that the processes of a job may hold on this machine; None: any number.
         reserve: bytes that the disk of the jobs' files must have left for one to begin.
         command: what starts a driver; its folder and attempt follow.
 
@@ -81,6 +82,7 @@ class RunnerSettings:
     retention: float | None = None
     run_max: float | None = None
     log_max: int = 64 << 20
+    memory_max: int | None = None
     reserve: int = 0
     command: Sequence[str] = (sys.executable, "-m", "distkeras.job_server.driver")
 
@@ -90,7 +92,7 @@ class RunnerSettings:
         check_field(self, "grace", require_number, inclusive=True)
         check_field(self, "lease", require_number)
         check_field(self, "log_max", require_integer, 10_000)
-        for name in ("retention", "run_max"):
+        for name in ("retention", "run_max", "memory_max"):
             if getattr(self, name) is not None:
                 check_field(self, name, require_number)
 
@@ -110,6 +112,7 @@ class JobRunner:
         self.name = f"{socket.gethostname()[:100]}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
+        self._oversized: dict[str, int] = {}  # bytes that a job held when it was killed for them
         #: Signs of life of servers and drivers, and when each was new here (monotonic).
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
         self._next_sweep = self._next_renewal = 0.0
@@ -217,7 +220,9 @@ class JobRunner:
         silent = self._is_silent("driver", job.id, self._beat(job))
         if driver is not None and (driver.alive() if visible else not silent):
             folder.cut_log(self._settings.log_max)
-            if job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
+            if visible and driver is not None and self._outgrows(job, driver):
+                driver.kill_session()
+            elif job.cancel is not None or self._overdue(job) or folder.result(job.attempt).exists():
                 self._end(job, driver)
             elif job.state is JobState.STARTING and _works(folder, job):
                 self._store.move(job, AT_WORK[job.kind])
@@ -227,6 +232,15 @@ class JobRunner:
         if driver is not None and not visible:
             write_whole(folder.fence, job.attempt + 1)  # if it only stood still, it ends when it goes on
         self._settle(job, folder)
+        return True
+
+    def _outgrows(self, job: StoredJob, driver: ProcessId) -> bool:
+        """Return whether the processes of a job hold more memory than they may; note it as the job's end."""
+        most = self._settings.memory_max
+        held = 0 if most is None else driver.memory()
+        if most is None or held <= most:
+            return False
+        self._oversized[job.id] = held
         return True
 
     def _overdue(self, job: StoredJob) -> bool:
@@ -259,13 +273,19 @@ class JobRunner:
             "" if status is None else f", with exit status {status}",
             folder.read_result(job.attempt) or {},
         )
-        size = folder.size()
+        size, held = folder.size(), self._oversized.pop(job.id, 0)
         if result.get("state") == JobState.DONE:
             self._store.move(job, JobState.DONE, size=size)
         elif job.cancel is not None:
             self._store.move(job, JobState.CANCELLED, size=size)
         elif result.get("state") == JobState.FAILED:
             self._store.move(job, JobState.FAILED, f"{result.get('type')}: {result.get('error')}", size)
+        elif held:
+            text = (
+                f"the processes of a job must hold at most {(self._settings.memory_max or 0) >> 20} MB of memory, as "
+                f"the server's operator says. Received: {held >> 20} MB"
+            )
+            self._store.move(job, JobState.FAILED, text, size)
         elif self._overdue(job):
             text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
             self._store.move(job, JobState.FAILED, text, size)

@@ -17,7 +17,7 @@ from distkeras.dashboard.page import saved_page
 from distkeras.job_server.description import JobDescription, JobId
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
-from distkeras.job_server.places import require_allowed, require_elsewhere, require_output
+from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_output
 from distkeras.job_server.prediction import PredictionDescription
 from distkeras.job_server.runner.files import PIECE_MAX, JobFolder, read_progress
 from distkeras.job_server.server.services import audit, services
@@ -98,7 +98,7 @@ def submit_prediction(form: PredictionForm) -> Any:
     """Submit a predict job: its description, and a model that Keras saved or the job that trained one."""
     description = form.job
     output = require_output(description.output, services().settings.output, g.account.name)
-    require_elsewhere(output, services().files.root, "output")
+    _require_public(output, "output")
     order = {"kind": PREDICT, "data": _data(description.data), "output": output.uri}
     model = _sent_model(form.model) if description.job is None else _model_of(description.job)
     return _accept(description.name, description.to_json() | {ORDER: order}, model)
@@ -107,8 +107,13 @@ def submit_prediction(form: PredictionForm) -> Any:
 def _data(data: str, field: str = "data") -> str:
     """Return the URI of the Parquet that a job reads, if the server allows it."""
     place = require_allowed(data, services().settings.data, field)
-    require_elsewhere(place, services().files.root, field)
+    _require_public(place, field)
     return place.uri
+
+
+def _require_public(place: Place, field: str) -> None:
+    for folder in (services().files.root, *services().settings.private):
+        require_elsewhere(place, folder, field)
 
 
 def _sent_model(sent: FileStorage | None) -> Callable[[Path], object]:

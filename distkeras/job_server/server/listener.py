@@ -1,14 +1,20 @@
-"""The server of HTTP: waitress, which accepts a large body only with a token.
+"""The server of HTTP: waitress, with a token for large bodies, and with deadlines for slow peers.
 
 Waitress takes in a request whole before the application sees it. So that a stranger cannot fill the disk with what is
 never looked at, a body above `SMALL` is refused at its header, where that has no valid token.
+
+Waitress closes a connection that is idle, but not one that sends a byte now and then, and it accepts no connection
+above its limit. So each request and each answer has a deadline from its first byte. Where there are too many
+connections, those are closed that wait longest for a request, of the address that has most of them.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from waitress import wasyncore
@@ -25,6 +31,14 @@ from distkeras.ps.errors import ConfigurationError
 SMALL = 1 << 16
 #: Seconds from one look at whether to stop to the next.
 _LOOK = 0.5
+#: Seconds from one look for slow connections to the next.
+_SWEEP = 0.2
+#: Seconds from a connection's first byte, or from its beginning, to the end of a request's header.
+HEADER_SECONDS = 20.0
+#: Seconds that a body, or an answer, may take besides those that it takes at `SLOWEST` bytes a second.
+BODY_SECONDS, SLOWEST = 60.0, 32 << 10
+#: Connections at a time, above which those are closed that wait for a request; and above which none is accepted.
+CONNECTIONS_MAX, _BACKSTOP = 200, 400
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -88,7 +102,7 @@ class HttpListener:
             sockets=[bound],
             ident=None,
             threads=8,
-            connection_limit=200,
+            connection_limit=_BACKSTOP,
             channel_timeout=60,
             max_request_header_size=1 << 14,
             max_request_body_size=upload_max,
@@ -97,19 +111,93 @@ class HttpListener:
         )
         self._server.channel_class = _channel_class(accounts, room)
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._server.active_channels)
+
     def run(self, stop: threading.Event) -> None:
         """Serves until ``stop``."""
+        looked = time.monotonic()
         try:
             while not stop.is_set():
                 wasyncore.loop(timeout=_LOOK, use_poll=True, map=self._map, count=1)
+                if time.monotonic() - looked >= _SWEEP:
+                    looked = time.monotonic()
+                    _close_slow(list(self._server.active_channels.values()), looked)
         finally:
             self._server.task_dispatcher.shutdown()
             wasyncore.close_all(self._map)
 
 
+def _close_slow(channels: list[Any], now: float) -> None:
+    """Close what has exceeded a deadline, and of too many connections those that wait longest for a request."""
+    for channel in channels:
+        if channel.overdue(now):
+            channel.handle_close()  # marked only, one that is not read would stay open
+    open_ = [channel for channel in channels if channel.connected]
+    waiting = sorted([channel for channel in open_ if channel.waits], key=lambda channel: float(channel.began))
+    counts = Counter(_hosts(waiting))
+    for _ in range(min(len(open_) - CONNECTIONS_MAX, len(waiting))):
+        greatest = counts.most_common(1)[0][0]
+        oldest = next(channel for channel in waiting if channel.addr[0] == greatest)
+        waiting.remove(oldest)
+        counts[greatest] -= 1
+        oldest.handle_close()
+
+
+def _hosts(channels: Iterable[Any]) -> list[str]:
+    return [str(channel.addr[0]) for channel in channels]
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches it."""
     return host in _LOOPBACK or host.startswith("127.")
+
+
+class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+    """A connection that knows when its peer is slower than a peer may be."""
+
+    request: Any
+    requests: list[Any]
+    total_outbufs_len: int
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        #: When the present request began, or since when one is waited for; and an answer, with its bytes.
+        self.began = time.monotonic()
+        self._answer: tuple[float, int] | None = None
+        self._fresh = True
+        super().__init__(*arguments, **keywords)
+
+    def received(self, data: bytes) -> bool:
+        if self.request is None:
+            self.began = time.monotonic()
+        self._fresh = False
+        done: bool = super().received(data)
+        return done
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its peer, which has sent no whole request."""
+        return not self.requests and not self.total_outbufs_len
+
+    def overdue(self, now: float) -> bool:
+        """Return whether the peer is slower than a peer may be."""
+        if not self.total_outbufs_len:
+            self._answer = None
+        elif self._answer is None:
+            self._answer = (now, self.total_outbufs_len)
+        if self._answer is not None:
+            since, size = self._answer
+            late: bool = now - since > BODY_SECONDS + size / SLOWEST
+            return late
+        request = self.request
+        if self.requests or (request is None and not self._fresh):
+            return False  # it is answered, or idle between two requests, which waitress bounds
+        if request is None or not request.headers_finished:
+            return now - self.began > HEADER_SECONDS
+        size = max(request.content_length, request.body_bytes_received)
+        return bool(now - self.began > BODY_SECONDS + size / SLOWEST)
 
 
 def _channel_class(accounts: Accounts, room: Callable[[], int] | None) -> type[HTTPChannel]:
@@ -128,7 +216,7 @@ def _channel_class(accounts: Accounts, room: Callable[[], int] | None) -> type[H
                     self.error = _NoRoom("the disk is nearly full")
                     self.completed = True
 
-    class AdmittedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+    class AdmittedChannel(_TimedChannel):
         parser_class = AdmittedRequest
 
     return AdmittedChannel

@@ -21,11 +21,12 @@ class ServiceSettings:
     """The operator's settings for requests.
 
     Args:
-        data: paths and URIs of folders that jobs may read; the server's own files are never among them.
+        data: paths and URIs of folders that jobs may read.
         output: paths and URIs of folders that predict jobs may write to, each user in one of their own name.
         upload_max: bytes of a model.
         quota: of each user.
         reserve: bytes that the disk must have left for a job to be taken.
+        private: folders of the server's own files, which no job may read or write, even if they lie in ``data``.
     """
 
     data: Sequence[str] = ()
@@ -33,6 +34,7 @@ class ServiceSettings:
     upload_max: int = 512 << 20
     quota: Quota = field(default_factory=Quota)
     reserve: int = 1 << 30
+    private: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)

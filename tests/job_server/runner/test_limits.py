@@ -20,6 +20,13 @@ def test_a_driver_that_runs_for_too_long_is_ended_and_has_no_successor(office: O
     assert "3600 s" in str(job.error)
 
 
+def test_a_job_that_takes_too_much_memory_is_ended_and_has_no_successor(office: Office) -> None:
+    job = office.add("grow wait")
+    job = office.ended(job, office.open(memory_max=48 << 20))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert "at most 48 MB of memory" in str(job.error)
+
+
 def test_a_driver_that_was_done_in_time_is_done(office: Office, clock: HandClock) -> None:
     """Also where its end is seen late, by another server even."""
     clock.now = time.time()
