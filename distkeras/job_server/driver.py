@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 GO = b"go\n"
 #: Settings of Spark that the operator may override: Spark's own page has no access control.
 _CONFIG = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-#: Likewise, where all of Spark is one process on this machine: no other machine needs to reach its ports.
+#: More of these, where all of Spark is one process on this machine: no other machine needs to reach its ports.
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.authenticate": "true"}
 #: Characters of an error that the job's record keeps.
 _ERROR_MAX = 2000

@@ -13,6 +13,30 @@ _SIMULATED = ("tests/scripts/test_simulated_state.py",)
 
 RESUME = (
     Mutant(
+        "other workers begin without the unfinished round",
+        CENTER_FILE,
+        "            self._end_round(self.round.total, contributions)\n",
+        "            self.round.total = None\n",
+        "mini-batches that the ledger has are in no center",
+        ("tests/ps/checkpoint/test_other_workers.py",),
+    ),
+    Mutant(
+        "other workers begin with a momentum",
+        CENTER_FILE,
+        "            vector.fill(0.0)\n",
+        "            pass\n",
+        "the first step of the new partitions has what the old ones' gradients left",
+        ("tests/ps/checkpoint/test_other_workers.py",),
+    ),
+    Mutant(
+        "a second attempt has an epoch of its own",
+        DIRECTORY,
+        "            self._require_first(names)\n",
+        "            pass\n",
+        "a late attempt of a dead driver takes the job from the next driver",
+        ("tests/ps/server/test_announced.py",),
+    ),
+    Mutant(
         "frames are counted modulo 256",
         "ps/protocol/framing.py",
         "        self._frames += 1\n",
