@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,19 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
     fetch.add_argument("--out", type=Path, default=Path("model.keras"), help="file to write (default: %(default)s)")
     token = _action(actions, "token", "print a new token, which the server shows only once")
     token.add_argument("--note", default="", help="what it is for")
-    token.add_argument("--days", type=float, metavar="N", help="that it counts (default: until it is revoked)")
+    token.add_argument("--days", type=float, metavar="N", help="that it counts (default: as long as yours)")
     token.add_argument("--user", help="whose; only an administrator may make another user's")
+    _action(actions, "tokens", "list your tokens; all tokens, as an administrator")
+    _action(actions, "revoke", "revoke a token").add_argument("token", help="id of the token")
     user = _action(actions, "user", "add a user, as an administrator")
     user.add_argument("name", help="of the user")
     user.add_argument("--admin", action="store_true", help="as an administrator")
+    _action(actions, "users", "list users, as an administrator")
+    _action(actions, "remove-user", "revoke all tokens of a user, as an administrator").add_argument(
+        "name", help="user"
+    )
+    audit = _action(actions, "audit", "list who did what, the latest first, as an administrator")
+    audit.add_argument("--count", type=int, default=100, metavar="N", help="how many (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -149,8 +158,30 @@ def _list(client: JobClient, arguments: argparse.Namespace) -> None:
     for place, job in enumerate(client.jobs(arguments.state)):
         if place >= arguments.count:
             break
-        began = datetime.fromtimestamp(job.record["created"]).strftime("%Y-%m-%d %H:%M")
+        began = _moment(job.record["created"])
         _write(f"{job.id}  {job.state:<9}  {began}  {job.record['user']:<12}  {job.record['name']}\n")
+
+
+def _tokens(client: JobClient, _arguments: argparse.Namespace) -> None:
+    for token in client.tokens():
+        state = "revoked" if token["revoked"] else f"until {_moment(token['expires'])}" if token["expires"] else "valid"
+        _write(f"{token['id']}  {_moment(token['created'])}  {token['user']:<12}  {state}  {token['note']}\n")
+
+
+def _users(client: JobClient, _arguments: argparse.Namespace) -> None:
+    for user in client.users():
+        state = user["role"] if user["active"] else "removed"
+        _write(f"{user['name']:<12}  {_moment(user['created'])}  {state}\n")
+
+
+def _audit(client: JobClient, arguments: argparse.Namespace) -> None:
+    for entry in islice(client.audit(), arguments.count):
+        who = f"{entry['user']:<12}  {entry['address']:<15}"
+        _write(f"{_moment(entry['time'])}  {who}  {entry['action']}  {entry['subject']}\n")
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _watch(client: JobClient, arguments: argparse.Namespace) -> None:
@@ -161,8 +192,7 @@ def _watch(client: JobClient, arguments: argparse.Namespace) -> None:
             before = job.state
             _write(f"{before}\n")
         _write(_line(row))
-    if job.record.get("error"):
-        _write(f"{job.record['error']}\n")
+    job.require_done()
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -210,5 +240,10 @@ _ACTIONS: dict[str, Any] = {
     "remove": lambda client, arguments: _job(client, arguments).remove(),
     "fetch": lambda client, arguments: _job(client, arguments).save_model(arguments.out),
     "token": _token,
+    "tokens": _tokens,
+    "revoke": lambda client, arguments: client.revoke_token(arguments.token),
     "user": lambda client, arguments: client.add_user(arguments.name, "admin" if arguments.admin else "user"),
+    "users": _users,
+    "remove-user": lambda client, arguments: client.remove_user(arguments.name),
+    "audit": _audit,
 }

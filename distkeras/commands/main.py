@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from distkeras.job_server.errors import JobFailedError
 from distkeras.ps.errors import ConfigurationError, DistkerasError, headline
 
 #: Commands with a parser of their own, which is imported where it is needed: the module, and the words before the rest.
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 0; 2 for a typed error; 130 after Ctrl-C."""
+    """Run a command; return the exit status: 0; 1 for a job that failed; 2 for a typed error; 130 after Ctrl-C."""
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0] in _PROGRAMS:
         module, first = _PROGRAMS[words[0]]
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from distkeras.commands.jobs import run
 
         run(arguments)
+    except JobFailedError as error:
+        sys.stderr.write(f"distkeras: {headline(str(error))}\n")
+        return 1
     except (DistkerasError, OSError) as error:
         sys.stderr.write(f"distkeras: {type(error).__name__}: {headline(str(error))}\n")
         return 2

@@ -33,6 +33,8 @@ _LOOK = 1.0
 #: Seconds that a server may be away, as for a restart, while its job is waited for.
 _AWAY = 120.0
 _WEEK = 7 * 86400.0
+#: Names of metrics that only `keras.Model.compile` resolves.
+_NAMES_OF_COMPILE = {"accuracy", "acc", "crossentropy", "ce"}
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -108,6 +110,7 @@ class JobClient:
             from distkeras.job_server.submission import description_of, model_of
 
             return self.send("/jobs", description | description_of(model), model_of(model))
+        _require_known(options)
         description |= {"rule": rule, "hyper_parameters": dict(hyper_parameters), "options": options}
         return self.send("/jobs", description, _bytes_of(model))
 
@@ -175,16 +178,52 @@ class JobClient:
 
         Args:
             note: what it is for.
-            days: that it counts; None: until it is revoked.
+            days: that it counts; None: as long as yours does.
             user: whose; only an administrator may make another user's.
         """
         given = {"note": note, "days": days, "user": user}
         body = {name: value for name, value in given.items() if value is not None}
         return str(self.connection.call("POST", "/tokens", body)["token"])
 
+    def tokens(self) -> list[dict[str, Any]]:
+        """Your tokens, or everyone's if you are an administrator: id, user, note, created, expires, revoked.
+
+        Times are seconds since the epoch.
+        """
+        return list(self.connection.call("GET", "/tokens")["tokens"])
+
+    def revoke_token(self, token_id: str) -> None:
+        """Revoke a token, of which `tokens` has the id.
+
+        Raises:
+            NotThereError: you see no such token.
+        """
+        self.connection.call("DELETE", f"/tokens/{token_id}")
+
     def add_user(self, name: str, role: str = "user") -> None:
         """Adds a user, if you are an administrator; `new_token` makes their token."""
         self.connection.call("POST", "/users", {"name": name, "role": role})
+
+    def users(self) -> list[dict[str, Any]]:
+        """All users, if you are an administrator: name, role, active, created."""
+        return list(self.connection.call("GET", "/users")["users"])
+
+    def remove_user(self, name: str) -> None:
+        """Revoke all tokens of a user, if you are an administrator. Their jobs stay."""
+        self.connection.call("DELETE", f"/users/{name}")
+
+    def audit(self) -> Iterator[dict[str, Any]]:
+        """Who did what, the latest first, if you are an administrator: number, time, user, address, action, subject.
+
+        Read in pages, as you go on.
+        """
+        before = None
+        while True:
+            page = self.connection.call("GET", "/audit", before=before)
+            yield from page["entries"]
+            before = page["next"]
+            if before is None:
+                return
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.connection.url!r})"
@@ -243,10 +282,18 @@ class RemoteJob:
                 if status.get("loss") is not None:
                     bar.set_postfix_str(f"loss {status['loss']:.4f}", refresh=False)
                 bar.refresh()
+        self.require_done()
+        return self
+
+    def require_done(self) -> None:
+        """Check that the job has ended well, as the server has last said.
+
+        Raises:
+            JobFailedError: it has not; the text says how it ended.
+        """
         if self.state is not JobState.DONE:
             text = f": {self.record['error']}" if self.record.get("error") else ""
             raise JobFailedError(f"job {self.id} ended as {self.state}{text}")
-        return self
 
     def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
         """What the job says of itself, as it comes, until the job has ended; an empty row where there is no news.
@@ -358,6 +405,21 @@ class RemoteJob:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({json.dumps(self.record.get('name') or self.id)}, {self.state})"
+
+
+def _require_known(options: Mapping[str, Any]) -> None:
+    """Check that Keras knows the names of losses and metrics: a job would find that out after minutes."""
+    import keras
+
+    for option, get in (("loss", keras.losses.get), ("metrics", keras.metrics.get)):
+        given = options.get(option)
+        names = given if isinstance(given, list | tuple) else [given]
+        for name in [name for name in names if isinstance(name, str) and name not in _NAMES_OF_COMPILE]:
+            try:
+                get(name)
+            except ValueError:
+                field = f"options.{option}"
+                raise DescriptionError(f"`{field}` must be one that Keras knows. Received: {name!r}", field) from None
 
 
 def _is_trainer(value: Any) -> TypeGuard[Trainer]:

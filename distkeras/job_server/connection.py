@@ -24,6 +24,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Bytes of the longest answer of JSON.
 _LONGEST = 64 << 20
 TOKEN = "DISTKERAS_TOKEN"
+#: What a proxy answers while the server behind it is away, as for a restart.
+_FROM_PROXIES = (502, 503, 504)
 
 
 class ServerConnection:
@@ -141,12 +143,14 @@ class _NoRedirect(HTTPRedirectHandler):
         """Has the answer be an error."""
 
 
-def _error_of(status: int, body: bytes) -> JobServerError:
-    """Return the error that the server describes; the status of an error that a proxy answers with."""
+def _error_of(status: int, body: bytes) -> JobServerError | ServerLostError:
+    """Return the error that the server describes; or what a proxy says of a server that it cannot reach."""
     kind = BY_STATUS.get(status, JobServerError)
     try:
         error = json.loads(body)["error"]
         message, field = str(error["message"]), str(error.get("field", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
+        if status in _FROM_PROXIES:
+            return ServerLostError(f"a proxy cannot reach the job server: status {status}")
         return kind(f"the server must answer the request. Received: status {status}")
     return kind(message, field) if kind is DescriptionError else kind(message)

@@ -103,6 +103,16 @@ def require_elsewhere(place: Place, folder: Path, field: str) -> None:
         )
 
 
+def require_there(place: Place, field: str) -> None:
+    """Check that there is something at a local ``place``; what is elsewhere, only Spark can reach.
+
+    Raises:
+        DescriptionError: there is nothing.
+    """
+    if place.uri.startswith(_LOCAL) and not Path(place.uri.removeprefix(_LOCAL)).exists():
+        raise DescriptionError(f"`{field}` must be there. Received: {place.uri[:_SHOWN]}, where nothing is", field)
+
+
 def _located(place: str) -> tuple[str, PurePosixPath]:
     """Scheme and host, and the path there; that of a local file without its symbolic links."""
     parts = urlsplit(place if "://" in place else f"{_LOCAL}{Path(place).absolute()}")

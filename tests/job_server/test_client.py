@@ -295,7 +295,7 @@ def test_a_job_from_the_command_line(
     assert not (tmp_path / "x").exists()
     assert run("cancel", job)[0] == 0
     status, out, _ = run("watch", job)
-    assert (status, out) == (0, "cancelled\n")
+    assert (status, out) == (1, "cancelled\n")
     assert run("log", job)[:2] == (0, "")
     assert run("remove", job)[0] == 0
     status, _, err = run("show", job)
@@ -345,6 +345,51 @@ def test_a_token_from_the_command_line(run: Callable[..., tuple[int, str, str]],
     assert run("user", "eve")[0] == 2
 
 
+def test_accounts_from_the_command_line(
+    run: Callable[..., tuple[int, str, str]], service: JobService, tmp_path: Path
+) -> None:
+    token = run("token", "--note", "travels", "--days", "2")[1].strip()
+    status, out, _ = run("tokens")
+    (line,) = [line for line in out.splitlines() if line.endswith("travels")]
+    assert status == 0
+    assert "  until 20" in line
+    assert run("users")[0] == run("audit")[0] == 2  # these are for administrators
+    assert run("revoke", line.split()[0])[0] == 0
+    assert service.call("GET", "/me", token).status == 401
+    (tmp_path / "token").write_text(service.tokens["admin"])
+    assert run("user", "eve")[0] == 0
+    assert run("remove-user", "eve")[0] == 0
+    assert re.search(r"^eve  .*  removed$", run("users")[1], re.M)
+    lines = run("audit", "--count", "2")[1].splitlines()
+    assert [re.split("  +", line)[3:] for line in lines] == [["remove user", "eve"], ["add user", "eve, user"]]
+
+
+def test_a_misspelt_loss_or_metric_is_an_error_before_anything_is_sent(service: JobService, model: keras.Model) -> None:
+    client = service.client("ann")
+    for options in ({"loss": "mean_squared_eror"}, {"metrics": ["accuracy", "acuracy"]}):
+        with pytest.raises(DescriptionError, match="must be one that Keras knows") as caught:
+            client.submit(model, "downpour", data=service.data("x"), name="misspelt", **options)
+        assert caught.value.field == f"options.{next(iter(options))}"
+    assert "misspelt" not in [job.record["name"] for job in client.jobs()]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_without_its_server_is_a_server_that_is_away(status: int) -> None:
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_arguments: object) -> None:
+            return
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        thread = threading.Thread(target=proxy.handle_request, daemon=True)
+        thread.start()
+        with pytest.raises(ServerLostError, match=f"status {status}"):
+            Client(f"http://127.0.0.1:{proxy.server_port}", "t").job("0" * 32)
+        thread.join(patience(20))
+
+
 @pytest.mark.parametrize("flags", [["--host", "x"], ["--optimizer-set", "learning_rate=1"], ["--progress"]])
 def test_flags_that_a_job_on_a_server_has_not(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, flags: list[str]
@@ -355,7 +400,8 @@ def test_flags_that_a_job_on_a_server_has_not(
 
 
 def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
-    actions = ["submit", "predict", "list", "watch", "show", "log", "cancel", "remove", "fetch", "token", "user"]
+    actions = ["submit", "predict", "list", "watch", "show", "log", "cancel", "remove", "fetch", "token", "tokens"]
+    actions += ["revoke", "user", "users", "remove-user", "audit"]
     for words in (["serve"], *(["jobs", action] for action in actions)):
         with pytest.raises(SystemExit) as caught:
             parser().parse_args([*words, "--help"])
@@ -378,8 +424,8 @@ def test_the_guides_program_runs(working: None, service: JobService, model: kera
     for told, real in (
         ("http://127.0.0.1:8571", service.url),
         ("/data/scored/ann", service.output("ann")),
-        ("/data/train", service.data("train")),
-        ("/data/test", service.data("test")),
+        ("/data/train.parquet", service.data("train.parquet")),
+        ("/data/test.parquet", service.data("test.parquet")),
     ):
         assert told in program
         program = program.replace(told, real)

@@ -138,7 +138,10 @@ class JobService:
         return self.call("POST", path, who, body=body, headers={"Content-Type": kind})
 
     def data(self, name: str) -> str:
-        return str(self.files.root.parent / "data" / name)
+        """The path of data that is there, whatever is in it."""
+        path = self.files.root.parent / "data" / name
+        path.touch()
+        return str(path)
 
     def output(self, user: str, name: str = "scored") -> str:
         return str(self.files.root.parent / "output" / user / name)

@@ -9,6 +9,7 @@ from flask import g
 from pydantic import BaseModel, Field
 
 from distkeras.job_server.description import Line, Submitted
+from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.server.services import audit, services
 from distkeras.job_server.server.views import (
     AuditView,
@@ -42,7 +43,9 @@ class TokenRequest(Submitted):
 
     user: UserName | None = Field(None, description="The user of the token. Default: the caller.")
     note: Line = ""
-    days: float | None = Field(None, gt=0, le=36_500, description="How long the token is valid. Default: without end.")
+    days: float | None = Field(
+        None, gt=0, le=36_500, description="How long the token is valid. Default: as long as the caller's own."
+    )
 
 
 class UserRequest(Submitted):
@@ -82,7 +85,12 @@ def make_token(body: TokenRequest) -> Any:
     user = body.user or g.account.name
     if user != g.account.name:
         g.account.require_admin()
-    expires = None if body.days is None else time.time() + body.days * 86400.0
+    limit = g.account.expires
+    expires = limit if body.days is None else time.time() + body.days * 86400.0
+    if limit is not None and expires > limit:
+        raise DescriptionError(
+            f"`days` must not exceed those of the caller's own token. Received: days={body.days:g}", "days"
+        )
     token = services().accounts.add_token(user, body.note, expires)
     audit("make token", f"{token.split('_')[1]} of {user}")
     return {"token": token}, 201

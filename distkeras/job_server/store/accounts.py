@@ -40,11 +40,13 @@ class Account:
         id: of the database.
         name: of the user.
         role: one of `ROLES`.
+        expires: when their token expires, in seconds since the epoch; None: never.
     """
 
     id: int
     name: str
     role: str
+    expires: float | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -214,7 +216,7 @@ class Accounts:
             return None
         if row.expires is not None and row.expires <= self._clock():
             return None
-        return Account(row.user_id, row.name, row.role)
+        return Account(row.user_id, row.name, row.role, row.expires)
 
     def _token_row(self, token_id: str) -> Row[tuple[object, ...]] | None:
         query = select(TOKENS, USERS.c.name, USERS.c.role, USERS.c.active).join_from(TOKENS, USERS)

@@ -7,12 +7,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Row, delete, func, insert, literal, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, func, insert, literal, select, true, update
 
-from distkeras.job_server.errors import NotThereError, QuotaError, StateError
-from distkeras.job_server.states import ACTIVE, FINAL, TRAIN, JobState, before
+from distkeras.job_server.errors import DescriptionError, NotThereError, QuotaError, StateError
+from distkeras.job_server.states import ACTIVE, FINAL, PREDICT, TRAIN, JobState, before
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.tables import JOBS, USERS
 
@@ -125,6 +126,7 @@ class JobStore:
 
         Raises:
             QuotaError: the user has too much; nothing was added.
+            DescriptionError: another job of the user that has not ended writes to the same output.
         """
         job_id = job_id or new_id()
         values = {"id": job_id, "user_id": account.id, "name": name, "state": JobState.QUEUED, "bytes": size}
@@ -134,6 +136,7 @@ class JobStore:
         with self._engine.begin() as connection:
             # Others of this user's wait here: what is counted below stays so.
             connection.execute(update(USERS).where(USERS.c.id == account.id).values(active=USERS.c.active))
+            _require_free_output(connection, account, description)
             connection.execute(insert(JOBS).values(values))
             total = connection.execute(select(func.sum(JOBS.c.bytes)).where(theirs)).scalar_one()
             waiting = select(func.count()).where(theirs, JOBS.c.state == JobState.QUEUED)
@@ -278,6 +281,21 @@ class JobStore:
         change = update(JOBS).where(same, JOBS.c.state.in_(ACTIVE), true() if condition is None else condition)
         with self._engine.begin() as connection:
             return bool(connection.execute(change.values(**values)).rowcount)
+
+
+def _require_free_output(connection: Connection, account: Account, description: Mapping[str, Any]) -> None:
+    output = description.get(ORDER, {}).get("output")
+    if output is None:
+        return
+    unfinished = (JOBS.c.user_id == account.id) & JOBS.c.state.not_in(FINAL) & (JOBS.c.kind == PREDICT)
+    path = PurePosixPath(output)
+    for job_id, text in connection.execute(select(JOBS.c.id, JOBS.c.description).where(unfinished)):
+        other = PurePosixPath(json.loads(text)[ORDER]["output"])
+        if path.is_relative_to(other) or other.is_relative_to(path):
+            raise DescriptionError(
+                f"`output` must be where no other job writes. Received: {output}; job {job_id} writes to {other}",
+                "output",
+            )
 
 
 def new_id() -> str:

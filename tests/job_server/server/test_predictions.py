@@ -66,6 +66,29 @@ def test_a_trained_model_may_be_larger_than_an_upload(folder: Path, model: bytes
         assert service.predict("ann", None, job=source).status == 201
 
 
+def test_two_jobs_do_not_write_to_one_output_at_a_time(service: JobService, model: bytes) -> None:
+    place = service.output("ann", "once")
+    first = service.predict("ann", model, output=place).json["id"]
+    for other in (place, f"{place}/below"):
+        answer = service.predict("ann", model, output=other)
+        assert (answer.status, answer.json["error"]["field"]) == (422, "output")
+        assert first in answer.json["error"]["message"]
+    beside = service.predict("ann", model, output=f"{place}-2")
+    assert beside.status == 201
+    service.call("POST", f"/jobs/{beside.json['id']}/cancel", "ann")
+    service.call("POST", f"/jobs/{first}/cancel", "ann")
+    again = service.predict("ann", model, output=place)
+    assert again.status == 201
+    service.call("POST", f"/jobs/{again.json['id']}/cancel", "ann")
+
+
+def test_data_that_is_not_there_is_an_error_at_once(service: JobService, model: bytes) -> None:
+    missing = str(service.files.root.parent / "data" / "missing")
+    for answer in (service.predict("ann", model, data=missing), service.submit("ann", model, data=missing)):
+        assert (answer.status, answer.json["error"]["field"]) == (422, "data")
+        assert "where nothing is" in answer.json["error"]["message"]
+
+
 @pytest.mark.parametrize("who", ["ben", "admin"])
 def test_anothers_job_lends_its_model_to_an_administrator_only(service: JobService, trained: str, who: str) -> None:
     answer = service.predict(who, None, job=trained)

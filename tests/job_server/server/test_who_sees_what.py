@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -183,6 +184,17 @@ def test_a_cursor_of_another_users_job_is_none(service: JobService, things: Thin
 def test_a_user_makes_no_token_for_another(service: JobService) -> None:
     assert service.post("/tokens", "ann", {"user": "admin"}).status == 403
     assert service.post("/tokens", "admin", {"user": "ann"}).status == 201
+
+
+def test_a_token_makes_none_that_outlives_it(service: JobService) -> None:
+    token = service.accounts.add_token("ann", expires=time.time() + 3600.0)
+    assert service.post("/tokens", token, {"days": 1.0}).status == 422
+    assert service.post("/tokens", token, {}).status == 201
+    assert service.post("/tokens", token, {"days": 0.01}).status == 201
+    me = present(service.accounts.authenticate(token))
+    made = [one for one in service.accounts.tokens(me) if one.created > time.time() - 60.0 and one.expires is not None]
+    assert len(made) >= 3
+    assert all(present(one.expires) <= present(me.expires) for one in made[-3:])
 
 
 @pytest.mark.parametrize("path", sorted(PUBLIC))
