@@ -221,7 +221,7 @@ def serve_announced(
         except OwnershipLostError as error:
             starts += 1
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
-            if standby.rival() is not None or (not again and starts < _STARTS):
+            if standby.rival() is not None or (starts < _STARTS and not _has_lost_its_claims(request, world)):
                 continue
             return StartReport(error=str(error), code=ERRORS.index(type(error)))
         except ConfigurationError as error:  # no other attempt would do better
@@ -240,6 +240,16 @@ def serve_announced(
             return StartReport(error=str(error), code=ERRORS.index(type(error)))
         again = True  # it has lost the checkpoint to another attempt, and waits for the end of that one
     return StartReport(ended=True)
+
+
+def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
+    """Return whether some attempt of this job has had the checkpoint: then another job has taken it over for good.
+
+    Raises:
+        SnapshotError: the directory cannot be read.
+    """
+    directory = SnapshotDirectory(_uri_of(request), token=request.token, world=world)
+    return bool(directory.claim_status().epoch) or directory.is_superseded()
 
 
 def _build(request: StartRequest, attempt: int, again: bool, world: World) -> tuple[ParameterServer, StartReport]:

@@ -29,6 +29,14 @@ RESUME = (
         ("tests/ps/checkpoint/test_other_workers.py",),
     ),
     Mutant(
+        "a second attempt gives up after a tie",
+        "ps/server/announced.py",
+        "starts < _STARTS and not _has_lost_its_claims(request, world)",
+        "starts < _STARTS and not again",
+        "of two drivers that resume a job at the same moment, both lose it",
+        ("tests/ps/server/test_announced.py",),
+    ),
+    Mutant(
         "a second attempt has an epoch of its own",
         DIRECTORY,
         "            self._require_first(names)\n",

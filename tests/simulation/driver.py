@@ -186,8 +186,8 @@ class Driver:
                 raise failed[0]
             supervisor.watch()
             if self._clock >= enough:
+                self._watch.end_early(self.process)  # first: it may be killed while it asks
                 supervisor.end_early("enough")
-                self._watch.end_early(self.process)
                 enough = math.inf
 
     def _salvage(self, supervisor: ServerHandle) -> None:

@@ -355,18 +355,15 @@ def test_an_attempt_of_a_job_that_another_one_has_superseded_claims_nothing(tmp_
     assert ERRORS[found.code] is OwnershipLostError
 
 
-def test_a_first_attempt_claims_again_where_another_job_has_claimed_at_the_same_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_attempt_claims_again_where_another_job_has_claimed_at_the_same_moment(tmp_path: Path, number: int) -> None:
     """That one's driver may be gone: so it is for a server next to its driver."""
     world = Meddled(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
-    found: list[StartReport | None] = []
-    asked = request(tmp_path, fresh=False)
-    thread = threading.Thread(target=lambda: found.append(serve_announced(asked, CENTER, world=world)), daemon=True)
-    thread.start()
-    until(lambda: incarnation(tmp_path) or found)
-    assert not found
+    attempt = Attempt(request(tmp_path, fresh=False), number, world)
+    until(lambda: incarnation(tmp_path) or not attempt.is_alive())
+    assert attempt.is_alive()
     goodbye(tmp_path)
-    thread.join(patience(30))
-    assert found == [None]
+    assert attempt.returned() is None
 
 
 def test_one_that_has_lost_the_job_to_another_one_ends_and_says_so(
