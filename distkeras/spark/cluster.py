@@ -27,8 +27,8 @@ _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 #: The settings of Spark that are asked for.
 _SETTINGS = (
-    "spark.master", "spark.driver.host", "spark.task.cpus", "spark.executor.instances", "spark.executor.cores",
-    "spark.dynamicAllocation.enabled",
+    "spark.master", "spark.driver.host", "spark.driver.port", "spark.task.cpus", "spark.executor.instances",
+    "spark.executor.cores", "spark.dynamicAllocation.enabled",
 )  # fmt: skip
 #: Guards `SparkContext.pythonExec` while it is another one.
 _python_lock = threading.Lock()
@@ -116,6 +116,12 @@ class SparkFacts:
                 "address that executors can reach. Received: None"
             )
         return self.settings.get("spark.driver.host", "127.0.0.1")
+
+    @property
+    def driver_address(self) -> tuple[str, int] | None:
+        """Where Spark's driver listens, which every executor reaches; None where that is not known."""
+        host, port = self.settings.get("spark.driver.host"), self.settings.get("spark.driver.port", "")
+        return (host, int(port)) if host and port.isdecimal() and int(port) else None
 
     def server_host(self) -> str:
         """Return the address that a server in the cluster binds: loopback for a local master, else "", any."""

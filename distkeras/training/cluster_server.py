@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import map_in_arrow
@@ -18,6 +18,7 @@ from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.server.start import ResumePoint, StartReport
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.spark.actions import SparkAction
+from distkeras.spark.cluster import is_stopped
 from distkeras.spark.failures import named_error
 from distkeras.training.relay import RelayClient, Search, search
 from distkeras.training.server_task import LOGGED, OUTPUT, REPORT, ServerTask
@@ -73,7 +74,7 @@ class ClusterServer:
         self._search: SparkAction | None = None
         self._searched_at, self._restarting = 0.0, False
         self._limit = RestartLimit()
-        #: How often the server was started again because it stood still.
+        #: How often the driver has started the server again.
         self.restarts = 0
 
     def __enter__(self) -> ClusterServer:
@@ -189,13 +190,7 @@ class ClusterServer:
             DistkerasError: why it did not come up.
             ServerLostError: Spark has given up.
         """
-        try:
-            rows = action.rows()
-        except Exception as error:
-            named = named_error(error)
-            raise named or ServerLostError(
-                f"Spark has given up the parameter server's task: {headline(str(error))}"
-            ) from error
+        rows = self._rows_of(action)
         for row in rows:
             record = record_from_json(row["text"]) if row["kind"] == LOGGED else None
             if record is not None:
@@ -208,6 +203,21 @@ class ClusterServer:
                     raise ERRORS[report.code](f"the parameter server must start. Received: {report.error}")
                 return report
         return None
+
+    @staticmethod
+    def _rows_of(action: SparkAction) -> list[Any]:
+        """Return the output of a Spark job that has ended.
+
+        Raises:
+            DistkerasError: Spark has given it up.
+        """
+        try:
+            return list(action.rows())
+        except Exception as error:
+            named = named_error(error)
+            raise named or ServerLostError(
+                f"Spark has given up the parameter server's task: {headline(str(error))}"
+            ) from error
 
     @property
     def _server(self) -> SparkAction:
@@ -227,13 +237,17 @@ class ClusterServer:
         self._heard_at = time.monotonic()
 
     def watch(self) -> None:
-        """Start a server again that stands still; to be called now and then. Spark itself runs a dead one again.
+        """Start a server again that stands still, or that Spark has given up; to be called now and then.
 
         Raises:
-            DistkerasError: it has failed as often as Spark lets it.
-            ServerLostError: it stands still again and again without getting on.
+            DistkerasError: why it has ended, or has died or stood still again and again without getting on.
         """
         if not self.alive():
+            try:
+                self._rows_of(self._server)
+            except DistkerasError as error:  # it has died as often as Spark lets a task fail in the whole of a job
+                self._start_again(error)
+                return
             self._require_served(self._take_in(self._server))
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         self._look_after()
@@ -353,7 +367,24 @@ class ClusterServer:
             )
         self._events.report(log, "standstill", "the parameter server stands still, and is started again: %s", error)
         self._server.cancel(_CANCEL)
-        given_up = max(self._task.given_up, incarnation)
+        self._run_next(max(self._task.given_up, incarnation))
+
+    def _start_again(self, error: DistkerasError) -> None:
+        """Start a server again, from its checkpoint, that Spark has given up.
+
+        Raises:
+            DistkerasError: the error, where the session has ended, or where the last ones made no progress.
+        """
+        if not self._may_run() or (self._restarting and not self._limit.failed()):
+            raise error
+        text = "Spark runs the parameter server no more, and the driver starts it again: %s"
+        self._events.report(log, "restart", text, error.message)
+        self._run_next(self._task.given_up)
+
+    def _may_run(self) -> bool:
+        return not is_stopped(self._session)
+
+    def _run_next(self, given_up: int) -> None:
         self._task = replace(self._task, start=self._task.start + 1, given_up=given_up)
         self._run_task()
         self.restarts += 1
@@ -361,7 +392,7 @@ class ClusterServer:
 
     def _count_restart(self, report: StartReport) -> None:
         clock = 0 if report.resumed is None else report.resumed.clock
-        text = "the parameter server had stood still; it is back with commit %d of a snapshot"
+        text = "the driver has started the parameter server again; it is back with commit %d of a snapshot"
         self._events.report(log, "restart", text, clock)
         self._limit.back(clock)
 

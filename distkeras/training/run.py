@@ -159,7 +159,8 @@ class JobPlan:
             mode=StartMode(fresh=not self.resume, same_attempts=False, epochs=self.training.num_epoch),
             job=self.identity(),
         )
-        return ServerTask(request, b"".join(encode(self._publication())))
+        driver = SparkFacts.of(self.df.sparkSession).driver_address
+        return ServerTask(request, b"".join(encode(self._publication())), driver=driver)
 
     def _publication(self) -> Publish:
         """The model as it is now."""

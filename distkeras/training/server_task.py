@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
+from distkeras.ps.world.world import REAL
 
 #: The task's output: what was logged (a line of JSON), or a `StartReport`.
 OUTPUT = "kind string, text string"
@@ -44,6 +46,7 @@ class ServerTask:
         rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
         start: how often the driver has started the server before.
         given_up: the driver has given the servers up to this incarnation up: they are not waited for.
+        driver: where Spark's driver listens; None: not known.
     """
 
     request: StartRequest = dataclasses.field(repr=False)
@@ -51,6 +54,7 @@ class ServerTask:
     rows_checked: bool = False
     start: int = 0
     given_up: int = 0
+    driver: tuple[str, int] | None = None
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for ``mapInArrow``."""
@@ -79,7 +83,26 @@ class ServerTask:
             attempt=self.start * ATTEMPTS_OF_A_START + attempt,
             given_up=self.given_up,
             rows_checked=self.rows_checked,
+            require_driver=self._require_driver,
         )
+
+    def _require_driver(self) -> None:
+        """Check that Spark's driver is not known to be gone: Spark ends its tasks some time after it.
+
+        Raises:
+            ServerLostError: its machine answers, and nothing listens there any more.
+        """
+        if self.driver is None:
+            return
+        try:
+            REAL.connect(self.driver, self.request.settings.deadlines.connect).close()
+        except ConnectionRefusedError:
+            host, port = self.driver
+            raise ServerLostError(
+                f"the server's driver must live. Received: nothing listens at {host}:{port}, where Spark's driver was"
+            ) from None
+        except OSError:  # a network that is down says nothing of the driver
+            return
 
 
 @contextlib.contextmanager

@@ -12,6 +12,9 @@ claim is written, so from then on:
 * where connections are taken and not answered, it stands still, or still reads its snapshot. It is given
   `Deadlines.standstill` seconds, and `Deadlines.publish` more as long as it has not announced itself;
 * where it answers with the job's key, it lives.
+
+A task may outlive its driver for a while. So each attempt looks whether the driver lives before it claims the
+checkpoint: a driver that is started again would lose the job to a task that nobody waits for.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import contextlib
 import enum
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
@@ -193,6 +197,7 @@ def serve_announced(
     attempt: int = 0,
     given_up: int = 0,
     rows_checked: bool = False,
+    require_driver: Callable[[], None] = lambda: None,
     world: World = REAL,
 ) -> StartReport | None:
     """Serve a job to its end, as one of several attempts, of which one serves at a time.
@@ -203,6 +208,7 @@ def serve_announced(
         attempt: the number of this attempt: no two that live at the same time have the same one.
         given_up: see `Standby`.
         rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
+        require_driver: raises a DistkerasError where the driver is gone: the checkpoint is another one's to claim then.
         world: time, connections, threads and files.
 
     Returns:
@@ -217,7 +223,8 @@ def serve_announced(
     again, starts = attempt > 0, 0
     while standby.until_needed():
         try:
-            built, came_up = _build(request, attempt, again, world)
+            require_driver()
+            built, came_up = _build(request, attempt, again, require_driver, world)
         except OwnershipLostError as error:
             starts += 1
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
@@ -252,7 +259,9 @@ def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
     return bool(directory.claim_status().epoch) or directory.is_superseded()
 
 
-def _build(request: StartRequest, attempt: int, again: bool, world: World) -> tuple[ParameterServer, StartReport]:
+def _build(
+    request: StartRequest, attempt: int, again: bool, require_driver: Callable[[], None], world: World
+) -> tuple[ParameterServer, StartReport]:
     """Return a server that has claimed the checkpoint, with its report; see `build_server` for what it raises.
 
     Raises:
@@ -264,12 +273,22 @@ def _build(request: StartRequest, attempt: int, again: bool, world: World) -> tu
     if again and not standing.epoch and directory.is_superseded():
         raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
     listener = world.listen(request.settings.host, request.settings.port)
+    checked_at, starting = world.monotonic(), True
+
+    def check_driver() -> None:
+        nonlocal checked_at
+        if starting and world.monotonic() - checked_at >= _AGAIN:
+            checked_at = world.monotonic()
+            require_driver()
+
     try:
         next_request = request.again(standing.epoch, standing.epoch)
-        return build_server(next_request, world, listener=listener, attempt=attempt)
+        return build_server(next_request, world, check_driver, listener=listener, attempt=attempt)
     except BaseException:
         listener.close()
         raise
+    finally:
+        starting = False
 
 
 def _serve(

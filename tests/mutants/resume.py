@@ -29,6 +29,14 @@ RESUME = (
         ("tests/ps/checkpoint/test_other_workers.py",),
     ),
     Mutant(
+        "a server's task claims for a dead driver",
+        "ps/server/announced.py",
+        "            require_driver()\n            built,",
+        "            built,",
+        "a driver that was started again loses the job to a task that nobody waits for",
+        ("tests/training/test_server_task.py",),
+    ),
+    Mutant(
         "a second attempt gives up after a tie",
         "ps/server/announced.py",
         "starts < _STARTS and not _has_lost_its_claims(request, world)",

@@ -334,8 +334,13 @@ class VirtualClusterServer(ClusterServer):
                 attempt=task.start * ATTEMPTS_OF_A_START + number,
                 given_up=task.given_up,
                 rows_checked=task.rows_checked,
+                require_driver=require_driver,
                 world=world,
             )
+
+        def require_driver() -> None:
+            if not driver.alive:
+                raise ServerLostError("a server's driver must live. Received: its end")
 
         driver = self._world.process
         action: Any = ServerAction(self._surroundings, driver, serve)
@@ -371,6 +376,10 @@ class VirtualClusterServer(ClusterServer):
             return {"host": world.process.host, "incarnation": incarnation, "place": text, "error": error}
 
         return VirtualAction(self._surroundings, self._world.process, look)
+
+    def _may_run(self) -> bool:
+        """Its session lives as long as its driver."""
+        return True
 
     def _require_reached(self) -> None:
         """Every executor does."""

@@ -27,12 +27,15 @@ from distkeras.ps.rules import make
 from distkeras.ps.server.start import StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.training import cluster_server
 from distkeras.training.cluster_server import ClusterServer
 from distkeras.training.server_task import ServerTask
 
 pytestmark = pytest.mark.timeout(120)
 START = np.arange(7, dtype=np.float32)
 TOKEN = "0000000a"
+#: Failures of a task for which Spark gives it up, on the tests' master.
+FAILURES = 2
 
 
 def task(folder: Path) -> ServerTask:
@@ -78,6 +81,41 @@ def test_one_that_stands_still_while_nobody_asks_is_started_again(spark: SparkSe
         until(lambda: server.watch() or server.restarts)
         assert server.ask(center) == START.tolist()
         assert server.restarts == 1
+
+
+def test_one_that_dies_more_often_than_spark_lets_a_task_fail_is_started_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = Events()
+    with ClusterServer(spark.range(1), task(tmp_path), events) as server:
+        last = 0
+
+        def killed() -> bool:
+            nonlocal last
+            owner = owner_of(str(tmp_path))
+            server.watch()
+            if owner is None or owner.announced is None or owner.claim.incarnation <= last:
+                return False
+            last = owner.claim.incarnation
+            os.kill(Store(str(tmp_path)).load(str(Name("owner", owner.claim)))[0]["pid"], signal.SIGKILL)
+            return True
+
+        for _ in range(FAILURES + 1):
+            until(killed)
+        assert server.ask(center) == START.tolist()
+        assert server.restarts == 1
+        until(lambda: server.watch() or kinds(events).count("restart") == 2)  # that it is started, and that it is back
+
+
+def test_one_that_spark_has_given_up_ends_the_job_where_the_session_has_ended(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_server, "is_stopped", lambda session: True)  # the tests' session must live
+    with ClusterServer(spark.range(1), task(tmp_path), Events()) as server:
+        present(server._action).cancel(60.0)  # noqa: SLF001 - as the end of a session does
+        with pytest.raises(ServerLostError, match="Spark has given up"):
+            server.watch()
+        assert server.restarts == 0
 
 
 def test_one_that_has_nothing_to_serve_has_not_started(spark: SparkSession, tmp_path: Path) -> None:

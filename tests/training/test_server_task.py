@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,21 @@ def test_it_serves_at_the_address_that_it_announces_until_goodbye(tmp_path: Path
         assert running.error is None
         with pytest.raises(ServerLostError):
             client.ping()
+
+
+def test_it_claims_nothing_once_sparks_driver_is_gone(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as spark:
+        address = spark.getsockname()
+        running = Running(replace(task(tmp_path), driver=address))
+        until(lambda: incarnation(tmp_path) == 1)
+        with driver(tmp_path) as client:
+            client.goodbye()
+        assert running.rows() == []
+    late = Running(replace(task(tmp_path, fresh=False, token="0000000b"), driver=address))
+    assert late.rows() == []
+    assert isinstance(late.error, ServerLostError)
+    assert "Spark's driver" in late.error.message
+    assert incarnation(tmp_path) == 1
 
 
 def test_it_encrypts(tmp_path: Path) -> None:
