@@ -14,7 +14,7 @@ claim is written, so from then on:
 * where it answers with the job's key, it lives.
 
 A task may outlive its driver for a while. So each attempt looks whether the driver lives before it claims the
-checkpoint: a driver that is started again would lose the job to a task that nobody waits for.
+checkpoint: a driver that is started again would lose the job to a task that no one waits for.
 """
 
 from __future__ import annotations
