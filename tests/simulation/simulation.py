@@ -34,7 +34,7 @@ _END_SECONDS = 130.0 + KINDS["stop server"][1]
 #: Drivers of a run, one after the other or side by side.
 _MOST_DRIVERS = 8
 #: How many servers that do not serve yet a fault may kill; and how often a driver starts its first server.
-_DEATHS = {"kill server": 1, "kill server twice": 2, "kill next server": 1, "crash in disk": 1}
+_DEATHS = {"kill server": 1, "impostor": 1, "kill server twice": 2, "kill next server": 1, "crash in disk": 1}
 _STARTS = 3
 
 
