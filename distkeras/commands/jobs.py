@@ -47,7 +47,9 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
     fetch.add_argument("--out", type=Path, default=Path("model.keras"), help="file to write (default: %(default)s)")
     token = _action(actions, "token", "print a new token, which the server shows only once")
     token.add_argument("--note", default="", help="what it is for")
-    token.add_argument("--days", type=float, metavar="N", help="that it counts (default: as long as yours)")
+    token.add_argument(
+        "--days", type=float, metavar="N", help="days that it is valid (default: as long as your own token)"
+    )
     token.add_argument("--user", help="whose; only an administrator may make another user's")
     _action(actions, "tokens", "list your tokens; all tokens, as an administrator")
     _action(actions, "revoke", "revoke a token").add_argument("token", help="id of the token")
@@ -155,9 +157,7 @@ def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
 
 
 def _list(client: JobClient, arguments: argparse.Namespace) -> None:
-    for place, job in enumerate(client.jobs(arguments.state)):
-        if place >= arguments.count:
-            break
+    for job in islice(client.jobs(arguments.state), arguments.count):
         began = _moment(job.record["created"])
         _write(f"{job.id}  {job.state:<9}  {began}  {job.record['user']:<12}  {job.record['name']}\n")
 

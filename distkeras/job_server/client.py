@@ -165,20 +165,15 @@ class JobClient:
         Args:
             state: only those in it.
         """
-        before = None
-        while True:
-            page = self.connection.call("GET", "/jobs", state=state, before=before)
-            yield from (RemoteJob(self.connection, record) for record in page["jobs"])
-            before = page["next"]
-            if before is None:
-                return
+        for record in self._pages("/jobs", "jobs", state=state):
+            yield RemoteJob(self.connection, record)
 
     def new_token(self, note: str = "", *, days: float | None = None, user: str | None = None) -> str:
         """A new token, which the server tells this once.
 
         Args:
             note: what it is for.
-            days: that it counts; None: as long as yours does.
+            days: how long it is valid; None: as long as your own token.
             user: whose; only an administrator may make another user's.
         """
         given = {"note": note, "days": days, "user": user}
@@ -217,10 +212,13 @@ class JobClient:
 
         Read in pages, as you go on.
         """
+        return self._pages("/audit", "entries")
+
+    def _pages(self, path: str, part: str, **query: Any) -> Iterator[dict[str, Any]]:
         before = None
         while True:
-            page = self.connection.call("GET", "/audit", before=before)
-            yield from page["entries"]
+            page = self.connection.call("GET", path, before=before, **query)
+            yield from page[part]
             before = page["next"]
             if before is None:
                 return
@@ -408,7 +406,7 @@ class RemoteJob:
 
 
 def _require_known(options: Mapping[str, Any]) -> None:
-    """Check that Keras knows the names of losses and metrics: a job would find that out after minutes."""
+    """Check that Keras knows the names of losses and metrics, which the server does not check."""
     import keras
 
     for option, get in (("loss", keras.losses.get), ("metrics", keras.metrics.get)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
@@ -33,6 +32,7 @@ from distkeras.keras_model import archive
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.settings import Monitoring
 from distkeras.spark import session
+from distkeras.spark.cluster import is_local
 from distkeras.spark.failures import innermost
 from distkeras.trainer import Trainer
 
@@ -129,7 +129,7 @@ def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[st
 
 
 def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
-    local = _LOCAL if re.fullmatch(r"local(\[.*\])?", order["master"]) else {}
+    local = _LOCAL if is_local(order["master"]) else {}
     return session(order["master"], app_name=f"distkeras {folder.path.name}", config=_CONFIG | local | order["config"])
 
 

@@ -27,7 +27,7 @@ from distkeras.ps.errors import headline
 
 #: Members, their bytes when unpacked against those of the archive, bytes of the configuration, depth of its values.
 MEMBERS_MAX, RATIO_MAX, CONFIG_MAX, DEPTH_MAX = 1000, 20, 4 << 20, 200
-#: Numbers that a model may have against those in its file, and besides: Keras merges the weights of LoRA on saving.
+#: A model may have this many times the numbers in its file, plus the floor: Keras merges LoRA's weights on saving.
 SIZE_RATIO_MAX, SIZE_FLOOR = 2, 1 << 20
 #: Bytes of an archive's list of members, which is read whole.
 _LIST_MAX = 1 << 20
@@ -219,7 +219,7 @@ def require_size(data: bytes) -> None:
     except Exception as error:  # Keras' layers raise any kind
         raise _refused(f"a model that Keras can build. Keras said: {headline(str(error))[:300]}") from error
     finally:
-        keras.utils.clear_session()  # or the next scope that ends would allocate them
+        keras.utils.clear_session()  # otherwise the end of the next scope would allocate the variables
     if needed > SIZE_RATIO_MAX * stored + SIZE_FLOOR:
         raise _refused(f"an archive with the weights of its model, {needed} numbers. Received: one with {stored}")
 

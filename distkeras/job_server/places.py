@@ -103,14 +103,14 @@ def require_elsewhere(place: Place, folder: Path, field: str) -> None:
         )
 
 
-def require_there(place: Place, field: str) -> None:
-    """Check that there is something at a local ``place``; what is elsewhere, only Spark can reach.
+def require_existing(place: Place, field: str) -> None:
+    """Check that a local ``place`` exists. Only Spark can check any other place.
 
     Raises:
-        DescriptionError: there is nothing.
+        DescriptionError: it does not exist.
     """
     if place.uri.startswith(_LOCAL) and not Path(place.uri.removeprefix(_LOCAL)).exists():
-        raise DescriptionError(f"`{field}` must be there. Received: {place.uri[:_SHOWN]}, where nothing is", field)
+        raise DescriptionError(f"`{field}` must exist. Received: {place.uri[:_SHOWN]}, which does not", field)
 
 
 def _located(place: str) -> tuple[str, PurePosixPath]:

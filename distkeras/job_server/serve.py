@@ -63,7 +63,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--memory-max",
         type=int,
-        default=0,
         metavar="MB",
         help="of all processes of one job on this machine (default: three quarters of the memory, shared by the slots)",
     )
@@ -97,7 +96,7 @@ class JobServer:
             log_max=options.log_max * _MEGABYTE,
             retention=None if options.retention_days is None else options.retention_days * _DAY,
             reserve=options.disk_reserve * _MEGABYTE,
-            memory_max=options.memory_max * _MEGABYTE or machine_memory() * 3 // 4 // max(1, options.slots),
+            memory_max=_memory_max(options),
         )
         settings = ServiceSettings(
             data=data_roots(options.data),
@@ -170,6 +169,11 @@ def serve(options: argparse.Namespace) -> int:
         signal.signal(name, lambda *_: server.stop())
     server.run()
     return 0
+
+
+def _memory_max(options: argparse.Namespace) -> int:
+    megabytes: int | None = options.memory_max
+    return machine_memory() * 3 // 4 // max(1, options.slots) if megabytes is None else megabytes * _MEGABYTE
 
 
 def _private(folder: Path) -> Path:

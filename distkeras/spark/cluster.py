@@ -34,6 +34,11 @@ _SETTINGS = (
 _python_lock = threading.Lock()
 
 
+def is_local(master: str) -> bool:
+    """Return whether all of Spark is one process under this ``spark.master``."""
+    return _LOCAL.fullmatch(master) is not None
+
+
 def context_of(session: SparkSession) -> SparkContext | None:
     """The session's Spark context; None under Spark Connect, which has none."""
     from pyspark.errors import PySparkException
@@ -90,7 +95,7 @@ class SparkFacts:
     @property
     def local(self) -> bool:
         """Return whether tasks run within the driver's own process."""
-        return _LOCAL.fullmatch(self.master) is not None
+        return is_local(self.master)
 
     def default_workers(self) -> int:
         """Return Spark's default parallelism.

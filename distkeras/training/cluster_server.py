@@ -377,7 +377,7 @@ class ClusterServer:
         """
         if not self._may_run() or (self._restarting and not self._limit.failed()):
             raise error
-        text = "Spark runs the parameter server no more, and the driver starts it again: %s"
+        text = "Spark does not retry the parameter server's task any more; the driver starts it again: %s"
         self._events.report(log, "restart", text, error.message)
         self._run_next(self._task.given_up)
 

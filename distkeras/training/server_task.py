@@ -87,10 +87,10 @@ class ServerTask:
         )
 
     def _require_driver(self) -> None:
-        """Check that Spark's driver is not known to be gone: Spark ends its tasks some time after it.
+        """Check that Spark's driver is not known to have died. Spark ends the tasks of a dead driver with some delay.
 
         Raises:
-            ServerLostError: its machine answers, and nothing listens there any more.
+            ServerLostError: the driver's machine refuses the connection.
         """
         if self.driver is None:
             return
@@ -99,9 +99,9 @@ class ServerTask:
         except ConnectionRefusedError:
             host, port = self.driver
             raise ServerLostError(
-                f"the server's driver must live. Received: nothing listens at {host}:{port}, where Spark's driver was"
+                f"the job's driver must be running. Received: nothing listens at {host}:{port}, its address"
             ) from None
-        except OSError:  # a network that is down says nothing of the driver
+        except OSError:  # for example a network that is down: the driver may be running
             return
 
 

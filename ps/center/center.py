@@ -457,7 +457,7 @@ class Center:
         self.scheduler.next_round()
 
     def begin_with_other_workers(self, contributions: int) -> None:
-        """Forget what the rule keeps in addition to the center, after an unfinished round has ended as it is.
+        """End an unfinished round with its contributions, and reset what the rule keeps in addition to the center.
 
         The workers of that round do not come back. So it ends as if those that had not arrived had left.
 

@@ -97,7 +97,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     """Puts ``center``, which is new, where ``state`` was taken.
 
     With another number of workers the partitions are others too. The center then keeps its parameters, clock and
-    statistics; an unfinished round ends with what it has; every partition begins with the first epoch that some
+    statistics; an unfinished round ends with its contributions; every partition begins with the first epoch that some
     partition had not ended; what the rule keeps in addition to the center starts again.
 
     Args:

@@ -13,8 +13,8 @@ claim is written, so from then on:
   `Deadlines.standstill` seconds, and `Deadlines.publish` more as long as it has not announced itself;
 * where it answers with the job's key, it lives.
 
-A task may outlive its driver for a while. So each attempt looks whether the driver lives before it claims the
-checkpoint: a driver that is started again would lose the job to a task that no one waits for.
+A task may outlive its driver for a while. So each attempt checks that its driver is running before it claims the
+checkpoint. Otherwise a restarted driver could lose the job to a task of the driver that died.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def serve_announced(
         attempt: the number of this attempt: no two that live at the same time have the same one.
         given_up: see `Standby`.
         rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
-        require_driver: raises a DistkerasError where the driver is gone: the checkpoint is another one's to claim then.
+        require_driver: raises a DistkerasError if the driver has died: this attempt must not claim the checkpoint then.
         world: time, connections, threads and files.
 
     Returns:
@@ -223,7 +223,6 @@ def serve_announced(
     again, starts = attempt > 0, 0
     while standby.until_needed():
         try:
-            require_driver()
             built, came_up = _build(request, attempt, again, require_driver, world)
         except OwnershipLostError as error:
             starts += 1
@@ -273,7 +272,7 @@ def _build(
     if again and not standing.epoch and directory.is_superseded():
         raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
     listener = world.listen(request.settings.host, request.settings.port)
-    checked_at, starting = world.monotonic(), True
+    checked_at, starting = -math.inf, True
 
     def check_driver() -> None:
         nonlocal checked_at

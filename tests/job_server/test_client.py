@@ -364,13 +364,15 @@ def test_accounts_from_the_command_line(
     assert [re.split("  +", line)[3:] for line in lines] == [["remove user", "eve"], ["add user", "eve, user"]]
 
 
-def test_a_misspelt_loss_or_metric_is_an_error_before_anything_is_sent(service: JobService, model: keras.Model) -> None:
+def test_a_misspelled_loss_or_metric_is_an_error_before_anything_is_sent(
+    service: JobService, model: keras.Model
+) -> None:
     client = service.client("ann")
     for options in ({"loss": "mean_squared_eror"}, {"metrics": ["accuracy", "acuracy"]}):
         with pytest.raises(DescriptionError, match="must be one that Keras knows") as caught:
-            client.submit(model, "downpour", data=service.data("x"), name="misspelt", **options)
+            client.submit(model, "downpour", data=service.data("x"), name="misspelled", **options)
         assert caught.value.field == f"options.{next(iter(options))}"
-    assert "misspelt" not in [job.record["name"] for job in client.jobs()]
+    assert "misspelled" not in [job.record["name"] for job in client.jobs()]
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

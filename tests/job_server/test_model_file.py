@@ -105,7 +105,6 @@ def test_what_keras_saves_passes(build: Callable[[], keras.Model], tmp_path: Pat
     check(data, tmp_path)
     require_weights(data)
     require_size(data)
-    require_weights(data)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ RESUME = (
     Mutant(
         "a server's task claims for a dead driver",
         "ps/server/announced.py",
-        "            require_driver()\n            built,",
-        "            built,",
-        "a driver that was started again loses the job to a task that nobody waits for",
+        "            require_driver()\n",
+        "            pass\n",
+        "a restarted driver loses the job to a task of the driver that died",
         ("tests/training/test_server_task.py",),
     ),
     Mutant(

@@ -138,7 +138,7 @@ class JobService:
         return self.call("POST", path, who, body=body, headers={"Content-Type": kind})
 
     def data(self, name: str) -> str:
-        """The path of data that is there, whatever is in it."""
+        """Return the path of a data file, which exists."""
         path = self.files.root.parent / "data" / name
         path.touch()
         return str(path)

@@ -108,7 +108,7 @@ class ProcessId:
         return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
 
     def memory(self) -> int:
-        """Return the bytes that the processes of its session hold, without what they share."""
+        """Return the private memory of the processes of its session, in bytes."""
         total = 0
         for pid in self.session():
             with contextlib.suppress(psutil.Error):

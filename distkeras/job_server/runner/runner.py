@@ -65,7 +65,7 @@ class RunnerSettings:
         retention: seconds that an ended job is kept; None: for ever.
         run_max: seconds that a driver may run; None: for ever.
         log_max: bytes of what a job's drivers print; of more, the latest are kept.
-        memory_max: bytes that the processes of a job may hold on this machine; None: any number.
+        memory_max: bytes of private memory that the processes of a job may have on this machine; None: no limit.
         reserve: bytes that the disk of the jobs' files must have left for one to begin.
         command: what starts a driver; its folder and attempt follow.
 
@@ -112,7 +112,7 @@ class JobRunner:
         self.name = f"{socket.gethostname()[:100]}/{ProcessId.of(os.getpid())}/{uuid.uuid4().hex[:8]}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._asked: dict[str, float] = {}  # when this process asked a job's driver to end
-        self._oversized: dict[str, int] = {}  # bytes that a job held when it was killed for them
+        self._excesses: dict[str, str] = {}  # by job: why its driver was killed, where that was for its memory
         #: Signs of life of servers and drivers, and when each was new here (monotonic).
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
         self._next_sweep = self._next_renewal = 0.0
@@ -235,12 +235,14 @@ class JobRunner:
         return True
 
     def _outgrows(self, job: StoredJob, driver: ProcessId) -> bool:
-        """Return whether the processes of a job hold more memory than they may; note it as the job's end."""
+        """Return whether the processes of a job have more memory than they may; keep that as the job's error."""
         most = self._settings.memory_max
-        held = 0 if most is None else driver.memory()
-        if most is None or held <= most:
+        if most is None or (found := driver.memory()) <= most:
             return False
-        self._oversized[job.id] = held
+        self._excesses[job.id] = (
+            f"the processes of a job must have at most {most >> 20} MB of memory, as the server's operator says. "
+            f"Received: {found >> 20} MB"
+        )
         return True
 
     def _overdue(self, job: StoredJob) -> bool:
@@ -273,19 +275,15 @@ class JobRunner:
             "" if status is None else f", with exit status {status}",
             folder.read_result(job.attempt) or {},
         )
-        size, held = folder.size(), self._oversized.pop(job.id, 0)
+        size, excess = folder.size(), self._excesses.pop(job.id, None)
         if result.get("state") == JobState.DONE:
             self._store.move(job, JobState.DONE, size=size)
         elif job.cancel is not None:
             self._store.move(job, JobState.CANCELLED, size=size)
         elif result.get("state") == JobState.FAILED:
             self._store.move(job, JobState.FAILED, f"{result.get('type')}: {result.get('error')}", size)
-        elif held:
-            text = (
-                f"the processes of a job must hold at most {(self._settings.memory_max or 0) >> 20} MB of memory, as "
-                f"the server's operator says. Received: {held >> 20} MB"
-            )
-            self._store.move(job, JobState.FAILED, text, size)
+        elif excess is not None:
+            self._store.move(job, JobState.FAILED, excess, size)
         elif self._overdue(job):
             text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
             self._store.move(job, JobState.FAILED, text, size)

@@ -17,7 +17,7 @@ from distkeras.dashboard.page import saved_page
 from distkeras.job_server.description import JobDescription, JobId
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
-from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_output, require_there
+from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_existing, require_output
 from distkeras.job_server.prediction import PredictionDescription
 from distkeras.job_server.runner.files import PIECE_MAX, JobFolder, read_progress
 from distkeras.job_server.server.services import audit, services
@@ -108,7 +108,7 @@ def _data(data: str, field: str = "data") -> str:
     """Return the URI of the Parquet that a job reads, if the server allows it."""
     place = require_allowed(data, services().settings.data, field)
     _require_public(place, field)
-    require_there(place, field)
+    require_existing(place, field)
     return place.uri
 
 

@@ -4,8 +4,8 @@ Waitress takes in a request whole before the application sees it. So that a stra
 never looked at, a body above `SMALL` is refused at its header, where that has no valid token.
 
 Waitress closes a connection that is idle, but not one that sends a byte now and then, and it accepts no connection
-above its limit. So each request and each answer has a deadline from its first byte. Where there are too many
-connections, those are closed that wait longest for a request, of the address that has most of them.
+above its limit. So each request and each answer has a deadline from its first byte. If there are too many connections,
+the address with most of those that wait for a request loses the one that has waited longest.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LOOK = 0.5
 _SWEEP = 0.2
 #: Seconds from a connection's first byte, or from its beginning, to the end of a request's header.
 HEADER_SECONDS = 20.0
-#: Seconds that a body, or an answer, may take besides those that it takes at `SLOWEST` bytes a second.
+#: A body, or an answer, may take this many seconds, plus its bytes divided by `SLOWEST`.
 BODY_SECONDS, SLOWEST = 60.0, 32 << 10
-#: Connections at a time, above which those are closed that wait for a request; and above which none is accepted.
+#: Above the first number of connections, some that wait for a request are closed; above the second, none is accepted.
 CONNECTIONS_MAX, _BACKSTOP = 200, 400
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -113,7 +113,7 @@ class HttpListener:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Return how many connections are open."""
         return len(self._server.active_channels)
 
     def run(self, stop: threading.Event) -> None:
@@ -134,11 +134,11 @@ def _close_slow(channels: list[Any], now: float) -> None:
     """Close what has exceeded a deadline, and of too many connections those that wait longest for a request."""
     for channel in channels:
         if channel.overdue(now):
-            channel.handle_close()  # marked only, one that is not read would stay open
-    open_ = [channel for channel in channels if channel.connected]
-    waiting = sorted([channel for channel in open_ if channel.waits], key=lambda channel: float(channel.began))
+            channel.handle_close()  # waitress closes a marked one only when its peer reads
+    remaining = [channel for channel in channels if channel.connected]
+    waiting = sorted([channel for channel in remaining if channel.waits], key=lambda channel: float(channel.began))
     counts = Counter(_hosts(waiting))
-    for _ in range(min(len(open_) - CONNECTIONS_MAX, len(waiting))):
+    for _ in range(min(len(remaining) - CONNECTIONS_MAX, len(waiting))):
         greatest = counts.most_common(1)[0][0]
         oldest = next(channel for channel in waiting if channel.addr[0] == greatest)
         waiting.remove(oldest)

@@ -293,7 +293,7 @@ def _require_free_output(connection: Connection, account: Account, description: 
         other = PurePosixPath(json.loads(text)[ORDER]["output"])
         if path.is_relative_to(other) or other.is_relative_to(path):
             raise DescriptionError(
-                f"`output` must be where no other job writes. Received: {output}; job {job_id} writes to {other}",
+                f"`output` must be a place of its own. Received: {output}; job {job_id} writes to {other}",
                 "output",
             )
 

@@ -73,20 +73,20 @@ def test_two_jobs_do_not_write_to_one_output_at_a_time(service: JobService, mode
         answer = service.predict("ann", model, output=other)
         assert (answer.status, answer.json["error"]["field"]) == (422, "output")
         assert first in answer.json["error"]["message"]
-    beside = service.predict("ann", model, output=f"{place}-2")
-    assert beside.status == 201
-    service.call("POST", f"/jobs/{beside.json['id']}/cancel", "ann")
+    other_place = service.predict("ann", model, output=f"{place}-2")
+    assert other_place.status == 201
+    service.call("POST", f"/jobs/{other_place.json['id']}/cancel", "ann")
     service.call("POST", f"/jobs/{first}/cancel", "ann")
     again = service.predict("ann", model, output=place)
     assert again.status == 201
     service.call("POST", f"/jobs/{again.json['id']}/cancel", "ann")
 
 
-def test_data_that_is_not_there_is_an_error_at_once(service: JobService, model: bytes) -> None:
+def test_data_that_does_not_exist_is_an_error_at_once(service: JobService, model: bytes) -> None:
     missing = str(service.files.root.parent / "data" / "missing")
     for answer in (service.predict("ann", model, data=missing), service.submit("ann", model, data=missing)):
         assert (answer.status, answer.json["error"]["field"]) == (422, "data")
-        assert "where nothing is" in answer.json["error"]["message"]
+        assert "must exist" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("who", ["ben", "admin"])
