@@ -22,8 +22,6 @@ from distkeras.transformers.shaping import (
 if TYPE_CHECKING:
     from distkeras.compat.stages import BinaryLabelTransformer, StandardTransformer, Transformer
 
-#: What ``import *`` gives. dist-keras' scripts write it after that of `distkeras.predictors`, whose `ModelPredictor` is
-#: to stay; ask for this package's by its name.
 __all__ = [
     "AccuracyEvaluator",
     "BinaryLabelTransformer",
@@ -31,6 +29,7 @@ __all__ = [
     "LabelIndexTransformer",
     "LossEvaluator",
     "MinMaxTransformer",
+    "ModelPredictor",
     "OneHotTransformer",
     "ReshapeTransformer",
     "StandardScaleTransformer",

@@ -23,10 +23,11 @@ class OutputColumn:
         output: number of the model's output that it shows.
         form: ``values``: numbers, or arrays nested like the output; ``number``: of an output of one, a double;
             ``vector``: the output, flat, as an ML vector; ``class``: the number of the likeliest class, a double;
-            ``scores`` and ``probability``: one number a class, as an ML vector, where a single output stands for two
+            ``logits`` and ``probability``: one number a class, as an ML vector, where a single output stands for two
             classes.
         dtype: numpy name of the numbers of ``values``.
         logits: the output has not been through softmax or sigmoid.
+        thresholds: of a ``class``: one for each, by which its probability is divided before the largest is taken.
     """
 
     name: str
@@ -34,6 +35,12 @@ class OutputColumn:
     form: str = "values"
     dtype: str = "float32"
     logits: bool = False
+    thresholds: tuple[float, ...] = ()
+
+    @property
+    def derived(self) -> bool:
+        """Return whether it is made of the output's ``values``, only where it is read."""
+        return self.form in ("logits", "probability")
 
     def spark_type(self, element: DataType, depth: int) -> DataType:
         """The column's type.
@@ -82,16 +89,35 @@ def dense_vectors(values: np.ndarray) -> pa.StructArray:
     )
 
 
-def _class_scores(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+#: The smallest probability that a logit is taken of, and, of a sigmoid, of its complement: half of float32's precision.
+_LEAST, _LEAST_COMPLEMENT = 2.0**-149, 2.0**-25
+
+
+def class_scores(output: np.ndarray, column: OutputColumn) -> np.ndarray:
     """One score a class, ``(n, k)``, float64; of a single number p, what stands for the two classes."""
     scores = output.reshape(len(output), -1).astype(np.float64)
     if scores.shape[1] > 1:
         return scores
-    return np.hstack([-scores if column.logits else 1 - scores, scores])
+    return np.asarray(np.hstack([-scores if column.logits else 1 - scores, scores]))
 
 
-def _probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    scores = _class_scores(output, column)
+def class_logits(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+    """Logits, ``(n, k)``, float64, of which the softmax is the probabilities; of a single logit x, -x and x.
+
+    The logits of probabilities are their logarithms, or log p - log(1 - p) of a single p.
+    """
+    scores = class_scores(output, column)
+    if column.logits:
+        return scores
+    if output[:1].size > 1:
+        return np.asarray(np.log(np.maximum(scores, _LEAST)))
+    logit = np.log(np.maximum(scores[:, 1:], _LEAST)) - np.log(np.maximum(scores[:, :1], _LEAST_COMPLEMENT))
+    return np.asarray(np.hstack([-logit, logit]))
+
+
+def class_probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+    """Probabilities of the classes, ``(n, k)``, float64."""
+    scores = class_scores(output, column)
     if not column.logits:
         return scores
     if output[:1].size == 1:  # of x and -x the sigmoid, which is the softmax of x and 0
@@ -100,16 +126,22 @@ def _probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def _classes(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    # Of equal scores the first class: a lone probability of one half is class 0, as for the accuracy of Keras.
-    return np.asarray(np.argmax(_class_scores(output, column), axis=1), np.float64)
+def classes(output: np.ndarray, column: OutputColumn) -> np.ndarray:
+    """Numbers of the likeliest classes, ``(n,)``, float64; of equal ones the first."""
+    if not column.thresholds:
+        # A lone probability of one half is class 0, as for the accuracy of Keras.
+        return np.asarray(np.argmax(class_scores(output, column), axis=1), np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = class_probabilities(output, column) / np.array(column.thresholds)
+    scaled[:, np.array(column.thresholds) == 0] = np.inf  # even a probability of 0, as in Spark
+    return np.asarray(np.argmax(scaled, axis=1), np.float64)
 
 
 _FORMS: dict[str, Callable[[np.ndarray, OutputColumn], pa.Array]] = {
     "values": lambda output, column: nested_lists(output, column.dtype),
     "number": lambda output, column: nested_lists(output.reshape(len(output)), "float64"),
     "vector": lambda output, column: dense_vectors(output.reshape(len(output), -1)),
-    "class": lambda output, column: nested_lists(_classes(output, column), "float64"),
-    "scores": lambda output, column: dense_vectors(_class_scores(output, column)),
-    "probability": lambda output, column: dense_vectors(_probabilities(output, column)),
+    "class": lambda output, column: nested_lists(classes(output, column), "float64"),
+    "logits": lambda output, column: dense_vectors(class_logits(output, column)),
+    "probability": lambda output, column: dense_vectors(class_probabilities(output, column)),
 }

@@ -103,6 +103,24 @@ class _RowsFunction(ModelFunction):
         return super().columns(given)[:-1]
 
 
+class _DerivedColumn:
+    """A column that executors make of a model's output, where it is read.
+
+    Args:
+        column: what to make.
+    """
+
+    def __init__(self, column: OutputColumn) -> None:
+        self._column = column
+
+    def result(self, output: pa.Array) -> pa.Array:
+        """The column for an output's column of numbers or arrays."""
+        rows, numbers = len(output), output
+        while pa.types.is_list(numbers.type):
+            numbers = numbers.flatten()
+        return self._column.to_arrow(numbers.to_numpy(zero_copy_only=False).reshape(rows, -1))
+
+
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
     """The type of what a `ModelFunction` returns for several columns, given their names and types."""
     plain = {name: T.ArrayType(T.DoubleType()) if is_vector(kind) else kind for name, kind in fields.items()}
@@ -148,38 +166,58 @@ def predicted(
     """
     arrow_ready(dataset, features, decode or ())
     expressions.check_new_columns(dataset, *(column.name for column in columns))
-    plan = packed.plan(dataset.sparkSession, features, columns, limits, decode or {})
-    fields = [field_of_output(packed, column) for column in columns]
     through = _through_function if arrow_udf is not None else _through_python
-    return through(dataset, plan, fields)
+    made = _with_sources(packed, columns) if arrow_udf is not None else list(columns)
+    plan = packed.plan(dataset.sparkSession, features, made, limits, decode or {})
+    return through(dataset, plan, packed, columns)
 
 
-def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, fields: Sequence[T.StructField]) -> DataFrame:
+def _with_sources(packed: PackedModel, columns: Sequence[OutputColumn]) -> list[OutputColumn]:
+    """The columns that the model's function makes: all but the derived ones, and the outputs that those are made of."""
+    sources = dict.fromkeys(column.output for column in columns if column.derived)
+    made = [column for column in columns if not column.derived]
+    return made + [OutputColumn("", number, dtype=column_type(packed.outputs[number][1])[0]) for number in sources]
+
+
+def _through_function(
+    dataset: DataFrame, plan: serving.PredictionPlan, packed: PackedModel, columns: Sequence[OutputColumn]
+) -> DataFrame:
     """Only the features go to Python, and only the outputs come back: the rows stay in the JVM.
 
     From Spark 4.3 on, batches of a columnar source such as Parquet go to a function as they are, which fails where the
     table has ML vectors, given to it or not. A value that only rows have makes rows of them.
     """
-    fields_by_key = {f"output_{number}": field for number, field in enumerate(fields)}
-    several = len(fields) > 1
+    fields_by_key = {f"output_{number}": field_of_output(packed, made) for number, made in enumerate(plan.columns)}
+    several = len(fields_by_key) > 1
     function = _RowsFunction(plan, list(fields_by_key) if several else None)
     struct = struct_of({key: field.dataType for key, field in fields_by_key.items()})
-    call = arrow_udf(function.results, struct if several else fields[0].dataType)
+    call = arrow_udf(function.results, struct if several else fields_by_key["output_0"].dataType)
     with drivers_python(dataset):
         # Spark would call a deterministic one wherever the column is named: in a filter, and after it once more.
         outputs = call.asNondeterministic()(*(F.col(quoted(column.name)) for column in plan.inputs), F.col(_PARTITION))
     rows = dataset.select("*", F.spark_partition_id().alias(_PARTITION))
     if not several:
-        return rows.select("*", outputs.alias(fields[0].name)).drop(_PARTITION)
+        return rows.select("*", outputs.alias(columns[0].name)).drop(_PARTITION)
+    keys = {(made.name, made.output): key for key, made in zip(fields_by_key, plan.columns, strict=True)}
     named = []
-    for key, field in fields_by_key.items():
-        output = F.col(_OUTPUTS)[key]
-        named.append((array_to_vector(output) if is_vector(field.dataType) else output).alias(field.name))
+    for column in columns:
+        kind = field_of_output(packed, column).dataType
+        if column.derived:
+            with drivers_python(dataset):
+                made_of = F.col(_OUTPUTS)[keys["", column.output]]
+                value = arrow_udf(_DerivedColumn(column).result, kind)(made_of)
+        else:
+            value = F.col(_OUTPUTS)[keys[column.name, column.output]]
+            value = array_to_vector(value) if is_vector(kind) else value
+        named.append(value.alias(column.name))
     return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *named).drop(_OUTPUTS, _PARTITION)
 
 
-def _through_python(dataset: DataFrame, plan: serving.PredictionPlan, fields: Sequence[T.StructField]) -> DataFrame:
+def _through_python(
+    dataset: DataFrame, plan: serving.PredictionPlan, packed: PackedModel, columns: Sequence[OutputColumn]
+) -> DataFrame:
     """All columns go to Python and back."""
+    fields = [field_of_output(packed, column) for column in columns]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return serving.predict(plan, batches, _partition())
@@ -311,6 +349,10 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         ]
         limits = (self._required("batch_size"), self._required("batch_bytes"))
         return predicted(dataset, packed, features, columns, limits, self.feature_decoders())
+
+    def predict(self, dataframe: DataFrame) -> DataFrame:
+        """Return `transform` of the rows, under the name that dist-keras has for it."""
+        return self.transform(dataframe)
 
     def write(self) -> MLWriter:
         """Write Spark ML's metadata, and the model next to it."""

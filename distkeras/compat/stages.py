@@ -58,7 +58,7 @@ class Predictor:
 
 
 class ModelPredictor(new.ModelPredictor, Predictor):
-    """`distkeras.transformers.ModelPredictor` with flat outputs as dense vectors, and `predict` for `transform`.
+    """`distkeras.transformers.ModelPredictor` with flat outputs as dense vectors.
 
     Args:
         keras_model, features_col, output_col, batch_size: as there.
@@ -76,10 +76,6 @@ class ModelPredictor(new.ModelPredictor, Predictor):
     ) -> None:
         super().__init__(keras_model, features_col, output_col, batch_size, output_type, **options)
         self._setDefault(output_type="vector")
-
-    def predict(self, dataframe: DataFrame) -> DataFrame:
-        """`transform`."""
-        return self.transform(dataframe)
 
 
 _MOMENTS = "its means and deviations are `means` and `stddevs` of what `fit` returns"

@@ -22,6 +22,7 @@ from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, w
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.errors import ConfigurationError, MissingColumnError
+from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import on_dataframe
@@ -112,6 +113,23 @@ def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoin
                 del taken[number]
 
 
+def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Optimizer:
+    """Return a new optimizer like the workers', with the learning rate ``rate``."""
+    import keras
+
+    rule = rule_of(keywords["rule"])
+    if rule.traits.gradient:
+        raise ConfigurationError(
+            f"`worker_learning_rate` must be left out: rule {rule.name!r} takes its steps at the server, with "
+            f"`learning_rate`. Received: worker_learning_rate={rate}"
+        )
+    optimizer, model = keywords["worker_optimizer"], keywords["model"]
+    if optimizer is None:
+        optimizer = model.optimizer if model.compiled else "sgd"
+    optimizer = keras.optimizers.get(optimizer)
+    return type(optimizer).from_config({**optimizer.get_config(), "learning_rate": rate})
+
+
 #: Keras makes a model from its archive under names that it counts globally: one thread at a time.
 _BUILDING = threading.Lock()
 
@@ -141,12 +159,19 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         prediction_col: new column of predictions, or one for each output. The likeliest class, as a double, where the
             loss is a cross-entropy over classes; the number, as a double, of an output of one; else an array. Default:
             "prediction"; with several outputs their names are added to it, here and below.
-        probability_col, raw_prediction_col: new columns of a classifier: vectors of class probabilities, and of what
-            the model returns (for a single p: 1 - p and p). "" for none. Default: "probability" and "rawPrediction",
-            which Spark's evaluators look for.
+        probability_col, raw_prediction_col: new columns of a classifier: vectors of class probabilities (for a single
+            p: 1 - p and p), and of logits: what the model returns, or, where it ends in softmax or sigmoid, logarithms
+            of the probabilities (log p - log(1 - p) of a single p, after its negative). Made only where they are read
+            (PySpark 4.1 or newer). "" for none. Default: "probability" and "rawPrediction", which Spark's evaluators
+            look for.
+        thresholds: for each class a number by which its probability is divided before the largest is taken, as in
+            Spark's classifiers: at least 0, and at most one of them 0. Default: none.
         output_type: of flat outputs of several numbers: "array" (the default), or "vector".
         prediction_batch_size: rows a call of the model, to predict, at most. Default: 1024.
         prediction_batch_bytes: of the inputs and outputs of such a call, at most. Default: 64 MiB.
+        worker_learning_rate: replaces the learning rate of ``worker_optimizer``, so that a search over numbers tunes
+            it. An optimizer that the model was compiled with starts anew then. Not for rules that take their steps at
+            the server: those have ``learning_rate``.
         validation_indicator_col: boolean column that is true for rows that are left out of training; loss and metrics
             of the center over them are the `validation` of the summary.
         validation_split: share of the rows, in [0, 1), to do the same with, chosen by their values. Default: 0.
@@ -183,6 +208,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         features, labels = (listed(names_of(self.value(name), name)) for name in ("features_col", "label_col"))
         ready, inputs = assembled(dataset, self.value("features_col"), len(model.inputs or ()))
         keywords = {name: self.value(name) for name in trainer_keywords()}
+        if (rate := self.value("worker_learning_rate")) is not None:
+            keywords["worker_optimizer"] = _with_rate(keywords, rate)
         with _BUILDING:
             trainer = Trainer(**keywords | {"features_col": inputs})
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
@@ -197,7 +224,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         with _BUILDING:
             fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
         curve = [point for evaluation in evaluations for point in evaluation.evaluations]
-        return self._copyValues(fitted.fitted_by(self.uid, TrainingSummary(trainer, curve, callbacks)))
+        return self._copyValues(fitted.fitted_by(self, TrainingSummary(trainer, curve, callbacks)))
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""

@@ -24,7 +24,7 @@ _COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 _RETURNS = {
     "prediction": ("class", "number", "values", "vector"),
     "probability": ("probability",),
-    "raw": ("scores",),
+    "raw": ("logits",),
 }
 
 

@@ -21,12 +21,12 @@ from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive
 from distkeras.keras_model.compiled_steps import model_inputs
 from distkeras.keras_model.recipe import Recipe, compiled_recipe
-from distkeras.ml.params import PredictionParams
+from distkeras.ml.params import PredictionParams, with_accessors
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
-from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.errors import ConfigurationError, EmptyDataError, ShapeError
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
-from distkeras.transformers.outputs import OutputColumn
+from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
 from distkeras.transformers.params import on_dataframe
 from distkeras.transformers.predictor import PackedModel, column_type, predicted
 from distkeras.transformers.serving import Archive
@@ -224,6 +224,21 @@ def evaluate(df: DataFrame, task: EvaluationTask, model: keras.Model) -> dict[st
     return {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
+def one_row(value: Any, shape: tuple[int | None, ...], dtype: str, name: str) -> np.ndarray:
+    """A batch of one row, ``(1, …)``, from a vector, list, array or number.
+
+    Raises:
+        ShapeError: its numbers do not fill the shape.
+    """
+    numbers = np.asarray(value.toArray() if hasattr(value, "toArray") else value, dtype)
+    fits = len(shape) == numbers.ndim and all(want in (None, got) for want, got in zip(shape, numbers.shape))  # noqa: B905 - of equal length where it counts
+    if not fits:
+        if None in shape or numbers.size != math.prod(extent or 1 for extent in shape):
+            raise ShapeError(f"input {name!r} must have the shape {shape}. Received: shape {numbers.shape}")
+        numbers = numbers.reshape([extent or 1 for extent in shape])
+    return np.ascontiguousarray(numbers[np.newaxis])
+
+
 class TrainingSummary:
     """The records of training: DataFrames of `Trainer`, by the same names.
 
@@ -262,6 +277,7 @@ class TrainingSummary:
         return self._trainer.events
 
 
+@with_accessors
 class KerasModel(Model, PredictionParams, Saveable):
     """Predicts with a Keras model: adds columns, and keeps all others, the rows and their order.
 
@@ -274,6 +290,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
         prediction_batch_size, prediction_batch_bytes: the same.
         decode: as in `Trainer`; of the features, to predict.
+        thresholds: see `KerasEstimator`.
         label_col, sample_weight_col: for `evaluate`.
         custom_objects: classes and functions of the model, by registered name, in addition to what `keras.saving`
             knows. They travel to the workers, and are not saved: register them before you load the model.
@@ -287,6 +304,9 @@ class KerasModel(Model, PredictionParams, Saveable):
         super().__init__()
         self.setParams(**keywords)
         self._summary: TrainingSummary | None = None
+        self._local: keras.Model | None = None
+        #: The estimator that fitted it, in this process; None for a model that was loaded or made by hand.
+        self.parent: Any = None
         self._heads: list[Head] = []
         self._data: bytes | None = None
         self._packed: PackedModel | None = None
@@ -320,11 +340,110 @@ class KerasModel(Model, PredictionParams, Saveable):
             raise ConfigurationError("`summary` is there after `fit` in the same process. Received: a model without")
         return self._summary
 
-    def fitted_by(self, uid: str, summary: TrainingSummary) -> KerasModel:
-        """The same model, with its estimator's id, as Spark's own models have it, and a summary."""
-        self._resetUid(uid)
-        self._summary = summary
+    def fitted_by(self, estimator: Any, summary: TrainingSummary) -> KerasModel:
+        """The same model, with its estimator, whose id it takes over, as Spark's own models do, and a summary."""
+        self._resetUid(estimator.uid)
+        self.parent, self._summary = estimator, summary
         return self
+
+    @property
+    def numFeatures(self) -> int:
+        """Return how many numbers a row of the model's input has.
+
+        Raises:
+            ConfigurationError: the model has several inputs, or one of no fixed size.
+        """
+        inputs = self.packed_model.inputs
+        if len(inputs) != 1 or None in inputs[0][0]:
+            shapes = [shape for shape, _ in inputs]
+            raise ConfigurationError(f"`numFeatures` needs one input of fixed size. Received: inputs of shape {shapes}")
+        return math.prod(extent or 1 for extent in inputs[0][0])
+
+    @property
+    def numClasses(self) -> int:
+        """Return how many classes a classifier distinguishes.
+
+        Raises:
+            ConfigurationError: the model is no classifier, or has several outputs.
+        """
+        return max(2, self._only_classifier("numClasses").size)
+
+    def _only_classifier(self, name: str) -> Head:
+        self.packed_model  # noqa: B018 - raises if there is no model
+        if len(self._heads) != 1 or not self._heads[0].classes:
+            raise ConfigurationError(
+                f"`{name}` needs a classifier of one output. Received: a model with outputs {self._output_names}, "
+                f"of which {[head.classes for head in self._heads]} are classes"
+            )
+        return self._heads[0]
+
+    @short_errors
+    def predict(self, value: Any) -> Any:
+        """Return the prediction for one row, computed in this process.
+
+        Args:
+            value: the model's input: a vector, a list or an array, of any shape with its numbers; a number where it
+                takes one. A list or a mapping of those where it has several inputs.
+
+        Returns:
+            What `transform` writes to ``prediction_col``: a float, or an array; a list for several outputs.
+
+        Raises:
+            ShapeError: another number of values.
+        """
+        outputs = self._outputs_of(value)
+        columns = [column for column in self.output_columns() if not column.derived]
+        found = [
+            outputs[column.output][0]
+            if column.form in ("values", "vector")
+            else float(np.ravel(classes(outputs[column.output], column))[0])
+            if column.form == "class"
+            else float(np.ravel(outputs[column.output])[0])
+            for column in columns
+        ]
+        return found[0] if len(found) == 1 else found
+
+    @short_errors
+    def predictProbability(self, value: Any) -> np.ndarray:
+        """Return the classes' probabilities for one row, shape ``(numClasses,)``, float64; see `predict`.
+
+        Raises:
+            ConfigurationError: the model is no classifier, or has several outputs.
+        """
+        head = self._only_classifier("predictProbability")
+        return np.ravel(class_probabilities(self._outputs_of(value)[0], OutputColumn("", 0, logits=head.logits)))
+
+    @short_errors
+    def predictRaw(self, value: Any) -> np.ndarray:
+        """Return the classes' logits for one row, shape ``(numClasses,)``, float64; see `predict`.
+
+        Raises:
+            ConfigurationError: the model is no classifier, or has several outputs.
+        """
+        head = self._only_classifier("predictRaw")
+        return np.ravel(class_logits(self._outputs_of(value)[0], OutputColumn("", 0, logits=head.logits)))
+
+    def _outputs_of(self, value: Any) -> list[np.ndarray]:
+        """The model's outputs for one row, each ``(1, …)``."""
+        import keras
+
+        packed = self.packed_model
+        parts = packed.input_parts
+        if isinstance(value, Mapping):
+            given = [value[name] for name in parts.bound({name: name for name in value}, "value")]
+        else:
+            given = [value] if len(packed.inputs) == 1 else list(value)
+        if len(given) != len(packed.inputs):
+            raise ShapeError(f"`value` must have {len(packed.inputs)} inputs. Received: {len(given)}")
+        if self._local is None:
+            self._local = archive.from_bytes(packed.data, packed.objects)
+        arrays = [
+            one_row(one, shape, dtype, name)
+            for one, (shape, dtype), name in zip(given, packed.inputs, parts.names, strict=True)
+        ]
+        structure = getattr(self._local, "_inputs_struct", None)
+        x = arrays[0] if structure is None else keras.tree.pack_sequence_as(structure, arrays)
+        return [np.asarray(output) for output in keras.tree.flatten(self._local.predict_on_batch(x))]
 
     def _saved_bytes(self) -> bytes:
         if self._data is None:
@@ -407,13 +526,22 @@ class KerasModel(Model, PredictionParams, Saveable):
                 "class" if head.classes else "number" if head.size == 1 else "vector" if vectors and flat else "values"
             )
             dtype = column_type(packed.outputs[number][1])[0]
-            columns.append(OutputColumn(name, number, form, dtype, head.logits))
-        for keyword, form in (("raw_prediction_col", "scores"), ("probability_col", "probability")):
+            thresholds = self._thresholds(head) if form == "class" else ()
+            columns.append(OutputColumn(name, number, form, dtype, head.logits, thresholds))
+        for keyword, form in (("raw_prediction_col", "logits"), ("probability_col", "probability")):
             names = self._with_output_names(self.value(keyword)) if self.value(keyword) else []
             for number, name in enumerate(names):
                 if self._heads[number].classes:
                     columns.append(OutputColumn(name, number, form, logits=self._heads[number].logits))
         return columns
+
+    def _thresholds(self, head: Head) -> tuple[float, ...]:
+        thresholds = tuple(self.value("thresholds") or ())
+        if thresholds and len(thresholds) != max(2, head.size):
+            raise ConfigurationError(
+                f"`thresholds` must have one for each of {max(2, head.size)} classes. Received: {list(thresholds)}"
+            )
+        return thresholds
 
     def _with_output_names(self, name: str) -> list[str]:
         """The name of a column, or one for each output."""

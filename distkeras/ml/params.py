@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -15,11 +16,13 @@ from pyspark.ml.param.shared import (
     HasProbabilityCol,
     HasRawPredictionCol,
     HasSeed,
+    HasThresholds,
     HasValidationIndicatorCol,
     HasWeightCol,
 )
 
 from distkeras.keras_model.archive import require_model
+from distkeras.ml.persistence import keeping, live
 from distkeras.options import texts_of_arguments
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import GROUPS, TrainSettings, flattened
@@ -52,6 +55,21 @@ SPARK_NAMES = {
 KEYWORDS = {name: keyword for keyword, name in SPARK_NAMES.items()}
 
 
+#: What Keras, Spark or dist-keras call a keyword that has another name here.
+_CALLED_ELSEWHERE = {
+    "epochs": "num_epoch",
+    "optimizer": "worker_optimizer",
+    "compile_loss": "loss",
+    "workers": "num_workers",
+    "inputCol": "features_col",
+    "inputCols": "features_col",
+    "outputCol": "prediction_col",
+    "sample_weight": "sample_weight_col",
+    "callback": "callbacks",
+    "keras_model": "model",
+}
+
+
 def trainer_keywords() -> Mapping[str, inspect.Parameter]:
     """The keywords of `Trainer` and their defaults, in its order."""
     return inspect.signature(Trainer).parameters
@@ -66,13 +84,44 @@ def with_trainer_params(kind: _P) -> _P:
             setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
     own = [param.name for param in vars(TrainingParams).values() if isinstance(param, Param)]
     own = [name for name in own if name not in trainer_keywords()]
+    for name in dir(kind):
+        found = getattr(kind, name)
+        if isinstance(found, Param):
+            setattr(kind, name, keeping(found))
     keywords = [
         *(parameter.replace(annotation=Any) for parameter in trainer_keywords().values()),
         *(inspect.Parameter(KEYWORDS.get(name, name), inspect.Parameter.KEYWORD_ONLY, default=None) for name in own),
     ]
     signature = inspect.Signature(list({keyword.name: keyword for keyword in keywords}.values()))
     setattr(kind, "__signature__", signature)  # noqa: B010 - what `inspect` and `help` show, unknown to type checkers
+    return with_accessors(kind)
+
+
+def with_accessors(kind: _P) -> _P:
+    """Give a class `setX` and `getX` for each of its parameters that has none, as Spark's own stages have them."""
+    for name in dir(kind):
+        if isinstance(getattr(kind, name), Param):
+            _add_accessors(kind, name)
     return kind
+
+
+def _add_accessors(kind: type[Params], name: str) -> None:
+    words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+    def set_value(stage: Any, value: Any) -> Any:
+        return stage.setParams(**{name: value})
+
+    def get_value(stage: Any) -> Any:
+        return stage.getOrDefault(name)
+
+    for prefix, function, text in (
+        ("set", set_value, f"Set ``{name}``; None sets it back to its default."),
+        ("get", get_value, f"Return ``{name}``."),
+    ):
+        if not hasattr(kind, prefix + words):
+            function.__name__, function.__doc__ = prefix + words, text
+            function.__qualname__ = f"{kind.__name__}.{prefix}{words}"
+            setattr(kind, prefix + words, function)
 
 
 def _checked(keyword: str) -> Callable[[Any], Any]:
@@ -110,11 +159,30 @@ def fraction(value: Any) -> float:
     return float(value)
 
 
+def positive_float(value: Any) -> float:
+    """Return a finite number above 0 as a float; ValueError for another one."""
+    if finite_float(value) <= 0:
+        raise ValueError
+    return float(value)
+
+
+def class_thresholds(value: Any) -> list[float]:
+    """Return thresholds of classes as floats; ValueError where they cannot work."""
+    thresholds = [finite_float(one) for one in value]
+    if len(thresholds) < 2 or min(thresholds) < 0 or thresholds.count(0.0) > 1:
+        raise ValueError
+    return thresholds
+
+
 def name_or_empty(value: Any) -> str:
     """The name of a column; "" for none."""
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 class KeywordParams(Params):
@@ -137,15 +205,42 @@ class KeywordParams(Params):
         for keyword, value in keywords.items():
             name = SPARK_NAMES.get(keyword, keyword)
             if not isinstance(getattr(type(self), name, None), Param):
-                known = sorted(KEYWORDS.get(known.name, known.name) for known in self.params)
-                raise ConfigurationError(
-                    f"{type(self).__name__} takes {', '.join(known)}. Received: {keyword}={value!r}"
-                )
+                raise self._unknown_keyword(keyword, value)
             if value is None:
                 self.clear(self.getParam(name))
             else:
                 self._set(**{name: value})
         return self
+
+    def _unknown_keyword(self, keyword: str, value: Any) -> ConfigurationError:
+        known = {KEYWORDS.get(param.name, param.name) for param in self.params}
+        by_plain_name = {_plain(name): name for name in sorted(known)}
+        likely = [_CALLED_ELSEWHERE.get(keyword, ""), by_plain_name.get(_plain(keyword), "")]
+        likely += [by_plain_name[name] for name in difflib.get_close_matches(_plain(keyword), by_plain_name, n=1)]
+        meant = next((f"Did you mean `{name}`? " for name in likely if name in known), "")
+        return ConfigurationError(
+            f"`{keyword}` must be a keyword of {type(self).__name__}. {meant}The keywords are "
+            f"{', '.join(sorted(known))}. Received: {keyword}={value!r}"
+        )
+
+    def _set(self, **values: Any) -> Any:
+        return super()._set(**{name: live(value) for name, value in values.items()})
+
+    def getOrDefault(self, param: Any) -> Any:
+        """Return a parameter's value, or its default.
+
+        Args:
+            param: the parameter, Spark's name of it, or the constructor's keyword.
+        """
+        return live(super().getOrDefault(param))
+
+    def extractParamMap(self, extra: Any = None) -> Any:
+        """Return the values of all parameters that are set or have a default.
+
+        Args:
+            extra: values that replace them.
+        """
+        return {param: live(value) for param, value in super().extractParamMap(extra).items()}
 
     def value(self, keyword: str) -> Any:
         """What is set for a keyword, or its default; None where there is neither."""
@@ -160,6 +255,7 @@ class PredictionParams(
     HasPredictionCol,
     HasProbabilityCol,
     HasRawPredictionCol,
+    HasThresholds,
     HasOutputType,
     HasDecode,
     KeywordParams,
@@ -191,10 +287,16 @@ class PredictionParams(
     )
     rawPredictionCol = param(
         "rawPredictionCol",
-        'new column of what a classifier returns, or one for each output that is one; "" for none',
+        'new column of the logits of a classifier, or one for each output that is one; "" for none',
         name_or_empty,
         "a column name",
         keyword="raw_prediction_col",
+    )
+    thresholds = param(
+        "thresholds",
+        "for each class a number by which its probability is divided before the largest is taken",
+        class_thresholds,
+        "numbers of at least 0, of which at most one is 0",
     )
     prediction_batch_size = param(
         "prediction_batch_size", "rows a call of the model, to predict, at most", integer_from(1), "a positive integer"
@@ -255,6 +357,12 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
     )
     validation_rows = param(
         "validation_rows", "rows to validate on, at most; the driver holds them", integer_from(1), "a positive integer"
+    )
+    worker_learning_rate = param(
+        "worker_learning_rate",
+        "learning rate of the workers' optimizer, in place of the optimizer's own",
+        positive_float,
+        "a positive number",
     )
     callbacks = param("callbacks", "of `Trainer.train`", list, "a list of callbacks")
     checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`")  # noqa: SLF001 - as Spark ML's own mixins

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.ml.param import Params
+from pyspark.ml import Transformer
+from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable
 
 from distkeras.keras_model import archive
@@ -24,6 +26,7 @@ from distkeras.transformers.files import StageWriter, load_archive, save_archive
 
 if TYPE_CHECKING:
     import keras
+    from pyspark.sql import DataFrame
 
 #: The key that marks a JSON object as a value of another kind.
 _KIND = "distkeras"
@@ -105,6 +108,92 @@ class Saveable(Params, MLReadable[Any], MLWritable, ABC):
 _S = TypeVar("_S", bound=Saveable)
 
 
+class KeptValue(Transformer, Saveable):
+    """A parameter's value that JSON cannot hold, such as an optimizer or a model, in a form that Spark can save.
+
+    Spark's searches write each value of a grid as JSON, or as a stage in a folder of its own. So parameters keep such
+    values as stages. `KerasEstimator.getOrDefault` and the getters return the value itself; a search's
+    ``getEstimatorParamMaps`` returns this, with the value as ``value``.
+
+    Args:
+        value: the value.
+        name: of the parameter.
+    """
+
+    def __init__(self, value: Any = None, name: str = "") -> None:
+        super().__init__()
+        self.value, self.name = value, name
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        raise ConfigurationError(f"a stage must transform rows. Received: the value of the parameter {self.name!r}")
+
+    def write(self) -> KerasMLWriter:
+        """Return a writer of the value."""
+        return KerasMLWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasMLReader[KeptValue]:
+        """Return a reader of what `write` has written."""
+        return KerasMLReader(cls)
+
+    def archive_to_save(self) -> bytes | None:
+        """Return the archive of a model; None for other values.
+
+        Raises:
+            ConfigurationError: the model cannot be saved.
+        """
+        return archive_with_optimizer(self.value) if self._is_model() else None
+
+    def extra_to_save(self) -> dict[str, Any]:
+        """Return the description of a value that is no model.
+
+        Raises:
+            ConfigurationError: it has none.
+        """
+        return {"name": self.name, "value": None if self._is_model() else to_json(self.value, self.name)}
+
+    def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
+        """Take the value from an archive, or from its description."""
+        self.name = str(saved["name"])
+        if data is None:
+            self.value = from_json(saved["value"], self.name)
+        else:
+            self.value = archive.from_bytes(data, compiled=True)
+
+    def _is_model(self) -> bool:
+        import keras
+
+        return isinstance(self.value, keras.Model)
+
+
+def keeping(param: Param[Any]) -> Param[Any]:
+    """Return a parameter like ``param``, whose values Spark's searches can save; see `KeptValue`."""
+    convert: Callable[[Any], Any] = param.typeConverter
+
+    @functools.wraps(convert)
+    def converted(value: Any) -> Any:
+        value = convert(live(value))
+        return value if _is_json(value) else KeptValue(value, param.name)
+
+    return Param(Params._dummy(), param.name, param.doc, converted)  # noqa: SLF001 - as Spark ML's own mixins
+
+
+def live(value: Any) -> Any:
+    """Return what a `KeptValue` holds, and any other value as it is."""
+    return value.value if isinstance(value, KeptValue) else value
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(isinstance(key, str) and _is_json(part) for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_json(part) for part in value)
+    return value is None or isinstance(value, (str, bool, int, float))
+
+
 class KerasMLWriter(StageWriter):
     """Writes metadata, parameters as JSON, and the archive as rows of Parquet next to them.
 
@@ -121,7 +210,7 @@ class KerasMLWriter(StageWriter):
         """Writes."""
         spark = self.sparkSession
         params = {
-            param.name: to_json(value, param.name)
+            param.name: to_json(live(value), param.name)
             for param, value in self.instance._paramMap.items()  # noqa: SLF001 - as Spark ML's own writers do
             if param.name not in self.left_out
         }

@@ -1,0 +1,285 @@
+"""What users of Spark ML and of xgboost.spark expect from an estimator and its model."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.linalg import Vectors
+from pyspark.ml.param import Param
+from pyspark.ml.tuning import (
+    CrossValidator,
+    CrossValidatorModel,
+    ParamGridBuilder,
+    TrainValidationSplit,
+    TrainValidationSplitModel,
+)
+from pyspark.sql import DataFrame, SparkSession
+
+from distkeras import KerasEstimator, KerasModel, rules
+from distkeras.ps.errors import ConfigurationError, ShapeError
+
+SPARSE = "sparse_categorical_crossentropy"
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    draw = np.random.default_rng(4).normal(size=(90, 2))
+    rows = [(i, float(a), float(b), float(a > b)) for i, (a, b) in enumerate(draw)]
+    frame = spark.createDataFrame(rows, "id int, a double, b double, label double")
+    return VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame).cache()
+
+
+def network(*units: int, activation: str | None = "softmax") -> keras.Model:
+    hidden = [keras.layers.Dense(count, "relu") for count in units[:-1]]
+    return keras.Sequential([keras.Input((2,)), *hidden, keras.layers.Dense(units[-1], activation)])
+
+
+def estimator(**keywords: Any) -> KerasEstimator:
+    given = {"model": network(2), "worker_optimizer": "sgd", "loss": SPARSE, "num_workers": 1, "num_epoch": 1}
+    return KerasEstimator(**given | keywords)
+
+
+def fixed(kernel: list[list[float]], loss: str, activation: str | None) -> KerasModel:
+    model = network(len(kernel[0]), activation=activation)
+    model.set_weights([np.array(kernel), np.zeros(len(kernel[0]))])
+    model.compile(loss=loss)
+    return KerasModel(model)
+
+
+def column(df: DataFrame, name: str) -> np.ndarray:
+    values = [row[name] for row in df.orderBy("id").select(name).collect()]
+    return np.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
+
+
+class TestSearches:
+    def grid(self, made: KerasEstimator) -> list[dict[Param[Any], Any]]:
+        return (
+            ParamGridBuilder()
+            .addGrid(made.getParam("worker_optimizer"), [keras.optimizers.Adam(0.03), keras.optimizers.SGD(0.25)])
+            .addGrid(made.getParam("model"), [network(2), network(3, 2)])
+            .addGrid(made.getParam("rule"), [rules.make("agn", window=2)])
+            .addGrid(made.getParam("class_weight"), [{0: 1.0, 1: 2.0}])
+            .build()
+        )
+
+    def test_one_over_optimizers_models_and_rules_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
+        made = estimator()
+        search = CrossValidator(
+            estimator=made, estimatorParamMaps=self.grid(made), evaluator=BinaryClassificationEvaluator(), numFolds=2
+        )
+        search.save(str(tmp_path / "search"))
+        loaded = CrossValidator.load(str(tmp_path / "search"))
+        for was, now in zip(search.getEstimatorParamMaps(), loaded.getEstimatorParamMaps(), strict=True):
+            values = {param.name: value for param, value in made.copy(was).extractParamMap().items()}
+            again = {param.name: value for param, value in made.copy(now).extractParamMap().items()}
+            assert again["worker_optimizer"].get_config() == values["worker_optimizer"].get_config()
+            assert again["rule"] == rules.make("agn", window=2)
+            assert again["class_weight"] == {0: 1.0, 1: 2.0}
+            for one, other in zip(again["model"].get_weights(), values["model"].get_weights(), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+    def test_a_fitted_one_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
+        made = estimator()
+        search = TrainValidationSplit(
+            estimator=made, estimatorParamMaps=self.grid(made)[:2], evaluator=BinaryClassificationEvaluator()
+        )
+        fitted = search.fit(df)
+        fitted.save(str(tmp_path / "fitted"))
+        loaded = TrainValidationSplitModel.load(str(tmp_path / "fitted"))
+        assert loaded.validationMetrics == fitted.validationMetrics
+        np.testing.assert_array_equal(
+            column(loaded.transform(df), "probability"), column(fitted.transform(df), "probability")
+        )
+
+    def test_a_value_without_a_description_is_named(self, df: DataFrame, tmp_path: Path) -> None:
+        made = estimator()
+        grid = ParamGridBuilder().addGrid(made.getParam("loss"), [lambda y, p: keras.ops.mean(p - y)]).build()
+        search = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=BinaryClassificationEvaluator())
+        with pytest.raises(ConfigurationError, match="`loss`"):
+            search.save(str(tmp_path / "search"))
+
+    def test_numbers_tune_the_workers_learning_rate(self, df: DataFrame, tmp_path: Path) -> None:
+        made = estimator(worker_optimizer=keras.optimizers.Adam(0.1, beta_1=0.5), num_epoch=4, batch_size=8)
+        grid = ParamGridBuilder().addGrid(made.getParam("worker_learning_rate"), [1e-9, 0.1]).build()
+        evaluator = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # its stub forgets it
+        fitted = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(df)
+        assert fitted.avgMetrics[1] < 0.8 * fitted.avgMetrics[0]
+        optimizer = fitted.bestModel.keras_model.optimizer  # type: ignore[attr-defined]  # a KerasModel
+        assert optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
+        assert optimizer.get_config()["beta_1"] == 0.5
+        fitted.save(str(tmp_path / "search"))
+        loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+        assert [list(one.values()) for one in loaded.getEstimatorParamMaps()] == [[1e-9], [0.1]]
+
+    def test_a_rule_without_steps_at_the_workers_has_no_such_rate(self, df: DataFrame) -> None:
+        with pytest.raises(ConfigurationError, match="`learning_rate`"):
+            estimator(rule="asgd", worker_learning_rate=0.1).fit(df)
+
+    @pytest.mark.parametrize("rate", [0, -1, float("nan"), "fast"])
+    def test_a_rate_that_cannot_work_is_refused(self, rate: Any) -> None:
+        with pytest.raises(ConfigurationError, match="`worker_learning_rate`"):
+            estimator(worker_learning_rate=rate)
+
+
+class TestParams:
+    @pytest.mark.parametrize("kind", [KerasEstimator, KerasModel])
+    def test_each_has_a_setter_and_a_getter(self, kind: type[Any]) -> None:
+        made = kind()
+        for param in made.params:
+            name = "".join(word[:1].upper() + word[1:] for word in param.name.split("_"))
+            assert inspect.getdoc(getattr(made, f"get{name}")), param.name
+            assert inspect.getdoc(getattr(made, f"set{name}")), param.name
+
+    def test_setters_set_and_return_the_estimator(self) -> None:
+        untyped: Any = estimator()
+        made = untyped.setNumEpoch(3).setBatchSize(7).setWorkerLearningRate(0.5).setFeaturesCol(["a", "b"])
+        assert (made.getNumEpoch(), made.getBatchSize(), made.getWorkerLearningRate()) == (3, 7, 0.5)
+        assert made.setBatchSize(None).getBatchSize() == 32
+        with pytest.raises(ConfigurationError, match="`batch_size`"):
+            made.setBatchSize(0)
+
+    @pytest.mark.parametrize(
+        ("wrong", "meant"),
+        [
+            ("epochs", "num_epoch"),
+            ("optimizer", "worker_optimizer"),
+            ("batchSize", "batch_size"),
+            ("inputCols", "features_col"),
+            ("labelCol", None),
+            ("predction_col", "prediction_col"),
+            ("numWorkers", "num_workers"),
+        ],
+    )
+    def test_a_wrong_keyword_has_a_suggestion(self, wrong: str, meant: str | None) -> None:
+        if meant is None:
+            estimator(**{wrong: "label"})
+            return
+        with pytest.raises(ConfigurationError, match=f"Did you mean `{meant}`"):
+            estimator(**{wrong: 1})
+
+    def test_a_keyword_like_no_other_has_none(self) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            estimator(qqqqqqqq=1)
+        assert "Did you mean" not in str(caught.value)
+
+    def test_star_imports_have_the_predictor(self) -> None:
+        names: dict[str, Any] = {}
+        exec("from distkeras.transformers import *", names)
+        from distkeras.transformers import ModelPredictor
+
+        assert names["ModelPredictor"] is ModelPredictor
+
+
+class TestClassifiers:
+    def test_logits_of_softmax(self, df: DataFrame) -> None:
+        out = fixed([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], SPARSE, "softmax").transform(df)
+        x = column(out, "features")
+        margins = x @ np.array([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]])
+        raw = column(out, "rawPrediction")
+        # Logits are known up to a number that all classes share.
+        np.testing.assert_allclose(raw - raw[:, :1], margins - margins[:, :1], atol=1e-4)
+        np.testing.assert_allclose(column(out, "probability"), np.exp(raw), rtol=1e-6)
+
+    def test_logits_of_a_sigmoid(self, df: DataFrame) -> None:
+        out = fixed([[2.0], [-1.0]], "binary_crossentropy", "sigmoid").transform(df)
+        margins = column(out, "features") @ np.array([2.0, -1.0])
+        np.testing.assert_allclose(column(out, "rawPrediction"), np.stack([-margins, margins], 1), atol=1e-4)
+
+    @pytest.mark.parametrize(("activation", "loss"), [("softmax", SPARSE), ("sigmoid", "binary_crossentropy")])
+    def test_logits_are_finite_where_probabilities_are_not_distinguished(
+        self, df: DataFrame, activation: str, loss: str
+    ) -> None:
+        kernel = [[1e4, -1e4], [0.0, 0.0]] if activation == "softmax" else [[1e4], [0.0]]
+        out = fixed(kernel, loss, activation).transform(df)
+        assert np.isfinite(column(out, "rawPrediction")).all()
+        np.testing.assert_array_equal(
+            column(out, "rawPrediction").argmax(1),
+            np.asarray(column(out, "features")[:, 0] > 0) ^ (activation == "softmax"),
+        )
+
+    @pytest.mark.parametrize("thresholds", [[0.2, 0.5, 0.3], [0.9, 0.05, 0.4], [0.0, 0.5, 0.5]])
+    def test_thresholds_choose_as_sparks_own_classifiers(
+        self, spark: SparkSession, df: DataFrame, thresholds: list[float]
+    ) -> None:
+        from pyspark.ml.classification import LogisticRegression
+
+        rows = [(i, Vectors.dense(np.random.default_rng(i).normal(size=2)), float(i % 3)) for i in range(60)]
+        frame = spark.createDataFrame(rows, ["id", "features", "label"])
+        spark_model = LogisticRegression(maxIter=3, thresholds=thresholds).fit(frame)
+        ours = fixed(spark_model.coefficientMatrix.toArray().T.tolist(), SPARSE, "softmax")
+        model = ours.keras_model
+        model.set_weights([spark_model.coefficientMatrix.toArray().T, spark_model.interceptVector.toArray()])
+        ours = KerasModel(model, thresholds=thresholds)
+        expected = column(spark_model.transform(frame), "prediction")
+        np.testing.assert_array_equal(column(ours.transform(frame), "prediction"), expected)
+        assert len(set(expected)) == (1 if 0.0 in thresholds else len(set(expected)))
+
+    @pytest.mark.parametrize("thresholds", [[0.5], [0.0, 0.0], [-1.0, 1.0], [0.5, float("nan")], "half"])
+    def test_thresholds_that_cannot_work_are_refused(self, thresholds: Any) -> None:
+        with pytest.raises(ConfigurationError, match="`thresholds`"):
+            estimator(thresholds=thresholds)
+
+    def test_a_threshold_for_each_class(self, df: DataFrame) -> None:
+        model: Any = fixed([[1.0, 0.0], [0.0, 1.0]], SPARSE, "softmax")
+        model.setThresholds([0.1, 0.2, 0.3])
+        with pytest.raises(ConfigurationError, match="2 classes"):
+            model.transform(df)
+
+    def test_sizes(self, df: DataFrame) -> None:
+        several, binary = (
+            fixed([[1.0, 2.0, 3.0]] * 2, SPARSE, "softmax"),
+            fixed([[1.0]] * 2, "binary_crossentropy", None),
+        )
+        assert (several.numClasses, several.numFeatures) == (3, 2)
+        assert (binary.numClasses, binary.numFeatures) == (2, 2)
+        with pytest.raises(ConfigurationError, match="numClasses"):
+            fixed([[1.0]] * 2, "mse", None).numClasses  # noqa: B018 - it raises
+
+    def test_the_fitted_model_knows_its_estimator(self, df: DataFrame) -> None:
+        made = estimator()
+        fitted = made.fit(df)
+        assert fitted.parent is made
+        assert fitted.uid == made.uid
+
+    @pytest.mark.parametrize(
+        ("kernel", "loss", "activation"),
+        [
+            ([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], SPARSE, "softmax"),
+            ([[1.0], [-2.0]], "binary_crossentropy", "sigmoid"),
+            ([[1.0], [-2.0]], "mse", None),
+        ],
+    )
+    def test_one_row_at_a_time(self, df: DataFrame, kernel: list[list[float]], loss: str, activation: str) -> None:
+        model = fixed(kernel, loss, activation)
+        out = model.transform(df).orderBy("id").limit(5).collect()
+        for row in out:
+            assert model.predict(row["features"]) == pytest.approx(row["prediction"], abs=1e-6)
+            assert model.predict(list(row["features"])) == pytest.approx(row["prediction"], abs=1e-6)
+            if loss != "mse":
+                np.testing.assert_allclose(model.predictProbability(row["features"]), row["probability"], atol=1e-6)
+                np.testing.assert_allclose(model.predictRaw(row["features"]), row["rawPrediction"], atol=1e-4)
+        with pytest.raises(ShapeError, match=r"shape \(3,\)"):
+            model.predict([1.0, 2.0, 3.0])
+
+    def test_vectors_are_made_only_where_they_are_read(self, df: DataFrame) -> None:
+        out = fixed([[1.0, 2.0]] * 2, SPARSE, "softmax").transform(df)
+
+        def functions(frame: DataFrame) -> int:
+            return str(frame._jdf.queryExecution().optimizedPlan().toString()).count("ArrowEvalPython")  # noqa: SLF001 - there is no public way
+
+        assert functions(out.select("prediction")) == 1
+        assert functions(out.select("prediction", "rawPrediction")) == 2
+        assert functions(out.select("id")) == 0
+
+    def test_in_a_pipeline_with_params_by_sparks_names(self, df: DataFrame) -> None:
+        made = estimator(featuresCol="features", labelCol="label", predictionCol="guess")
+        fitted = Pipeline(stages=[made]).fit(df)
+        assert "guess" in fitted.transform(df).columns
