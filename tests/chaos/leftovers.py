@@ -12,6 +12,9 @@ import psutil
 from chaos import targets
 
 _PATIENCE = 30.0
+#: Seconds that a job's threads and its server have to end after it. Spark gives a task that it has cancelled two
+#: seconds before it kills its Python, which is what ends a server that is stopped at that moment.
+_PATIENCE_OF_A_JOB = 10.0
 
 
 class Before:
@@ -48,9 +51,12 @@ def of_a_job(before: set[threading.Thread]) -> list[str]:
     """What a job must not leave to the next one: its threads and its server."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(("distkeras-", "ps-"))]
     for thread in threads:
-        thread.join(10.0)  # it may have just said its last word
+        thread.join(_PATIENCE_OF_A_JOB)
     left = [f"thread {thread.name}" for thread in threads if thread.is_alive() and thread not in before]
-    return left + [f"process {server.pid}: a parameter server" for server in targets.servers()]
+    deadline = time.monotonic() + _PATIENCE_OF_A_JOB
+    while (servers := targets.servers()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left + [f"process {server.pid}: a parameter server" for server in servers]
 
 
 def files(scratch: Path, *folders: str) -> list[str]:
