@@ -221,7 +221,9 @@ class Callback:
     Args:
         every_commits: commits from one call to the next, at least 1; None: calls do not depend on them.
         every_seconds: seconds from the beginning to the first call, and from one call to the next, more than 0; None:
-            10, or no time at all where ``every_commits`` is given. Attributes of a class may say both, too.
+            10, or no time at all where another one is given. Attributes of a class may say all of them, too.
+        every_epochs: epochs from one call to the next, more than 0, as the partitions have passed them on average;
+            None: calls do not depend on them.
 
     Raises:
         ConfigurationError: a number that cannot work.
@@ -229,20 +231,29 @@ class Callback:
 
     every_commits: int | None = None
     every_seconds: float | None = None
+    every_epochs: float | None = None
 
-    def __init__(self, *, every_commits: int | None = None, every_seconds: float | None = None) -> None:
-        if every_commits is not None or every_seconds is not None:
-            self.every_commits, self.every_seconds = every_commits, every_seconds
+    def __init__(
+        self,
+        *,
+        every_commits: int | None = None,
+        every_seconds: float | None = None,
+        every_epochs: float | None = None,
+    ) -> None:
+        if (every_commits, every_seconds, every_epochs) != (None, None, None):
+            self.every_commits, self.every_seconds, self.every_epochs = every_commits, every_seconds, every_epochs
         self.settle()
 
     def settle(self) -> None:
         """Settles how often it is called; also for a class whose constructor does not call this one's."""
-        if self.every_commits is None and self.every_seconds is None:
+        if (self.every_commits, self.every_seconds, self.every_epochs) == (None, None, None):
             self.every_seconds = _DEFAULT_SECONDS
         if self.every_commits is not None:
             self.every_commits = require_integer("every_commits", self.every_commits)
         if self.every_seconds is not None:
             self.every_seconds = require_number("every_seconds", self.every_seconds)
+        if self.every_epochs is not None:
+            self.every_epochs = require_number("every_epochs", self.every_epochs)
 
     def on_begin(self, setup: TrainingSetup) -> None:
         """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
@@ -299,7 +310,8 @@ class EarlyStopping(Callback):
         target: value that is good enough; None: there is none.
         restore_best_weights: have `Trainer.train` return the best center evaluated, at the job's end too, however that
             comes; else the last one.
-        every_commits, every_seconds: between two evaluations; see `Callback`. None is made without a new commit.
+        every_commits, every_seconds, every_epochs: between two evaluations; see `Callback`. None is made without a new
+            commit.
         max_rows: more rows than these are sampled: the same ones each time.
 
     Attributes:
@@ -325,9 +337,10 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = False,
         every_commits: int | None = None,
         every_seconds: float | None = None,
+        every_epochs: float | None = None,
         max_rows: int = 10_000,
     ) -> None:
-        super().__init__(every_commits=every_commits, every_seconds=every_seconds)
+        super().__init__(every_commits=every_commits, every_seconds=every_seconds, every_epochs=every_epochs)
         self.monitor = require_text("monitor", monitor, "the name of a metric").removeprefix("val_")
         self.patience = None if patience is None else require_integer("patience", patience)
         self.min_delta = require_number("min_delta", min_delta, inclusive=True)

@@ -20,9 +20,11 @@ from distkeras.data.schema import (
     require_batch,
     require_class_numbers,
     require_classes,
+    require_dataframe,
     weighted,
 )
 from distkeras.data.spec import DataSpec
+from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.keras_model import archive
 from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
@@ -262,6 +264,39 @@ class Trainer(JobResults):
                 fail_callbacks(plan.callbacks, error)
                 raise
         return self.model
+
+    @short_errors
+    def valid_rows(self, df: DataFrame) -> DataFrame:
+        """Return the rows of ``df`` that can be trained on: ``trainer.train(trainer.valid_rows(df))``.
+
+        A row cannot be trained on if one of the trainer's columns has a null, NaN or infinity, an array of another
+        size, a label that is no class, or a value that ``decode`` fails on. The check reads each row once more, in
+        Python.
+
+        Args:
+            df: the data.
+
+        Raises:
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: columns that cannot work.
+        """
+        return valid_rows(df, self._checked_spec(df))
+
+    @short_errors
+    def invalid_rows(self, df: DataFrame, reason_col: str = REASON) -> DataFrame:
+        """Return the rows of ``df`` that `valid_rows` leaves out, with the reason in a new column of text.
+
+        Args:
+            df: the data.
+            reason_col: name of the new column.
+
+        Raises:
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: columns that cannot work.
+        """
+        return invalid_rows(df, self._checked_spec(df), reason_col)
+
+    def _checked_spec(self, df: DataFrame) -> DataSpec:
+        require_dataframe("df", df)
+        return self._spec(self._build_replica().model, df)
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool

@@ -54,6 +54,13 @@ def column_name(value: Any) -> str:
     return require_text("column", value, "the name of a column")
 
 
+def text_or_empty(value: Any) -> str:
+    """The name of a column; "" for none."""
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
 def column_names(value: Any) -> list[str]:
     """A list of names; one name alone is a list of one."""
     names = [value] if isinstance(value, str) else list(value)

@@ -8,10 +8,13 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
-from distkeras.data.schema import arrow_ready, decoders, is_vector, map_in_arrow, quoted
+from distkeras.data.schema import arrow_ready, decoders, field_of, is_vector, map_in_arrow, parts_of, quoted
 from distkeras.keras_model import archive
 from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.errors import ConfigurationError
@@ -34,7 +37,9 @@ from distkeras.transformers.params import (
     StageTransformer,
     integer_from,
     names_or_mapping,
+    one_of,
     param,
+    text_or_empty,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +68,7 @@ _TYPES: dict[str, tuple[str, T.DataType]] = {
 _FLOAT = ("float32", T.FloatType())
 
 #: Of the outputs on their way, where there are several, and of the partition's number.
-_OUTPUTS, _PARTITION = "__distkeras_outputs", "__distkeras_partition"
+_OUTPUTS, _PARTITION, _REASON = "__distkeras_outputs", "__distkeras_partition", "__distkeras_reason"
 
 
 class ModelFunction:
@@ -84,7 +89,7 @@ class ModelFunction:
         inputs = [column.name for column in self.plan.inputs]
         batches = (pa.RecordBatch.from_arrays(self.columns(given), names=inputs) for given in arguments)
         for batch in serving.predict(self.plan, batches, _partition()):
-            outputs = batch.columns[len(inputs) :]
+            outputs = batch.columns[len(inputs) :][: len(self._names or ("",))]  # a caller may not want the reasons
             if self._names is None:
                 yield outputs[0]
             else:
@@ -115,10 +120,17 @@ class _DerivedColumn:
 
     def result(self, output: pa.Array) -> pa.Array:
         """The column for an output's column of numbers or arrays."""
-        rows, numbers = len(output), output
+        valid = numbers = output.drop_null()
         while pa.types.is_list(numbers.type):
             numbers = numbers.flatten()
-        return self._column.to_arrow(numbers.to_numpy(zero_copy_only=False).reshape(rows, -1))
+        if len(valid):
+            values = numbers.to_numpy(zero_copy_only=False).reshape(len(valid), -1)
+        else:
+            values = np.zeros((min(1, len(output)), 2))  # of the right type, for `spread`
+        column = self._column.to_arrow(values)
+        if not output.null_count:
+            return column
+        return serving.spread(column, ["null" if null else None for null in output.is_null().to_pylist()])
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
@@ -128,7 +140,7 @@ def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
 
 
 def _without_vectors(output: pa.Array) -> pa.Array:
-    return output.field("values") if pa.types.is_struct(output.type) else output
+    return pc.struct_field(output, "values") if pa.types.is_struct(output.type) else output  # null where the vector is
 
 
 def column_type(dtype: str) -> tuple[str, T.DataType]:
@@ -149,6 +161,7 @@ def predicted(
     columns: Sequence[OutputColumn],
     limits: tuple[int, int],
     decode: Mapping[str, Callable[[Any], Any]] | None = None,
+    invalid: serving.InvalidRows = serving.InvalidRows(),  # noqa: B008 - frozen
 ) -> DataFrame:
     """``dataset`` with the new ``columns``; lazy, like any transformation.
 
@@ -159,17 +172,27 @@ def predicted(
         columns: the new ones.
         limits: rows and bytes of a call.
         decode: what executors make arrays of a feature's values with, by column; none where they are numbers.
+        invalid: what becomes of rows that cannot be predicted from.
 
     Raises:
         ConfigurationError: a new column that is there already.
         MissingColumnError: no such feature column, or it holds no numbers.
     """
     arrow_ready(dataset, features, decode or ())
-    expressions.check_new_columns(dataset, *(column.name for column in columns))
+    shown = [invalid.reason_col] if invalid.reason_col else []
+    expressions.check_new_columns(dataset, *(column.name for column in columns), *shown)
     through = _through_function if arrow_udf is not None else _through_python
     made = _with_sources(packed, columns) if arrow_udf is not None else list(columns)
     plan = packed.plan(dataset.sparkSession, features, made, limits, decode or {})
-    return through(dataset, plan, packed, columns)
+    parts = {name: parts_of(field_of(dataset.schema.fields, name)) for name in features}
+    inputs = tuple(replace(one, parts=parts[one.name]) for one in plan.inputs)
+    plan = replace(plan, inputs=inputs, tolerant=invalid.handle != "error")
+    out = through(dataset, plan, packed, columns)
+    if not plan.tolerant:
+        return out
+    if invalid.handle == "skip":
+        out = out.where(F.col(_REASON).isNull())
+    return out.withColumnRenamed(_REASON, invalid.reason_col) if shown else out.drop(_REASON)
 
 
 def _with_sources(packed: PackedModel, columns: Sequence[OutputColumn]) -> list[OutputColumn]:
@@ -188,6 +211,8 @@ def _through_function(
     table has ML vectors, given to it or not. A value that only rows have makes rows of them.
     """
     fields_by_key = {f"output_{number}": field_of_output(packed, made) for number, made in enumerate(plan.columns)}
+    if plan.tolerant:
+        fields_by_key[_REASON] = T.StructField(_REASON, T.StringType())
     several = len(fields_by_key) > 1
     function = _RowsFunction(plan, list(fields_by_key) if several else None)
     struct = struct_of({key: field.dataType for key, field in fields_by_key.items()})
@@ -198,7 +223,7 @@ def _through_function(
     rows = dataset.select("*", F.spark_partition_id().alias(_PARTITION))
     if not several:
         return rows.select("*", outputs.alias(columns[0].name)).drop(_PARTITION)
-    keys = {(made.name, made.output): key for key, made in zip(fields_by_key, plan.columns, strict=True)}
+    keys = {(made.name, made.output): key for key, made in zip(fields_by_key, plan.columns, strict=False)}
     named = []
     for column in columns:
         kind = field_of_output(packed, column).dataType
@@ -208,8 +233,10 @@ def _through_function(
                 value = arrow_udf(_DerivedColumn(column).result, kind)(made_of)
         else:
             value = F.col(_OUTPUTS)[keys[column.name, column.output]]
-            value = array_to_vector(value) if is_vector(kind) else value
+            value = F.when(value.isNotNull(), array_to_vector(value)) if is_vector(kind) else value
         named.append(value.alias(column.name))
+    if plan.tolerant:
+        named.append(F.col(_OUTPUTS)[_REASON].alias(_REASON))
     return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *named).drop(_OUTPUTS, _PARTITION)
 
 
@@ -218,6 +245,8 @@ def _through_python(
 ) -> DataFrame:
     """All columns go to Python and back."""
     fields = [field_of_output(packed, column) for column in columns]
+    if plan.tolerant:
+        fields.append(T.StructField(_REASON, T.StringType()))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return serving.predict(plan, batches, _partition())
@@ -271,6 +300,11 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
             They travel to the workers, and are not saved: register them before you load the predictor.
         decode: function from the value of the column of features to an array of the input's shape, or a dictionary with
             one for some columns, as in `Trainer`. To be saved, a function is registered with `keras.saving`.
+        handle_invalid: what becomes of a row with a null, NaN or infinity, an array of another size, or a value that
+            ``decode`` fails on. "error" (the default): the job that reads it fails. "skip": it is left out. "keep": it
+            stays, with null predictions.
+        invalid_col: with handle_invalid="keep", a new column of text: why a row has no prediction, or null. "" for none
+            (the default).
 
     Raises:
         ConfigurationError: a model that is not built, cannot be saved, or has no fixed inputs; a number of
@@ -284,9 +318,18 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
     batch_bytes = param(
         "batch_bytes", "of the inputs and outputs of a call, at most", integer_from(1), "a positive integer"
     )
+    handle_invalid = param(
+        "handle_invalid",
+        "what becomes of a row with a null, NaN or the like",
+        one_of(*serving.HANDLE_INVALID),
+        "one of 'error', 'skip' and 'keep'",
+    )
+    invalid_col = param(
+        "invalid_col", "new column with the reason why a kept row has no prediction", text_or_empty, "a column name"
+    )
 
     @short_errors
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword a parameter
         self,
         keras_model: keras.Model | PackedModel | None = None,
         features_col: str | Sequence[str] | Mapping[str, str] | None = None,
@@ -296,6 +339,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         custom_objects: Mapping[str, Any] | None = None,
         batch_bytes: int | None = None,
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        handle_invalid: str | None = None,
+        invalid_col: str | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
@@ -303,7 +348,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         self._set_given(
             features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
         )
-        self._set_given(output_type=output_type, decode=decode)
+        self._setDefault(handle_invalid="error", invalid_col="")
+        self._set_given(output_type=output_type, decode=decode, handle_invalid=handle_invalid, invalid_col=invalid_col)
         self.feature_decoders()  # what cannot work is refused here
         if keras_model is not None and not isinstance(keras_model, PackedModel):
             keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects)
@@ -348,7 +394,8 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
             for number, (name, form) in enumerate(zip(outputs, forms, strict=True))
         ]
         limits = (self._required("batch_size"), self._required("batch_bytes"))
-        return predicted(dataset, packed, features, columns, limits, self.feature_decoders())
+        invalid = serving.InvalidRows(self._required("handle_invalid"), self._required("invalid_col"))
+        return predicted(dataset, packed, features, columns, limits, self.feature_decoders(), invalid)
 
     def predict(self, dataframe: DataFrame) -> DataFrame:
         """Return `transform` of the rows, under the name that dist-keras has for it."""

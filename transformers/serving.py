@@ -16,8 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from distkeras.data.columns import Column, to_numpy
+from distkeras.data.validity import reasons
 from distkeras.keras_model.archive import CustomObjects, from_bytes
-from distkeras.ps.errors import BadValueError, ShapeError
+from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.ps.validate import require_choice
+from distkeras.spark.failures import message_first
 from distkeras.spark.first_import import import_keras
 from distkeras.transformers.outputs import OutputColumn
 
@@ -80,13 +83,42 @@ class ModelInput:
         name: DataFrame column.
         shape: shape of one row's value; None for one extent that the data decides.
         dtype: numpy name.
-        decode: makes an array of a row's value; see `Column`.
+        decode, parts: see `Column`.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
     decode: Callable[[Any], Any] | None = None
+    parts: tuple[str, ...] = ()
+
+
+#: What may become of rows that cannot be predicted from.
+HANDLE_INVALID = ("error", "skip", "keep")
+
+
+@dataclass(frozen=True)
+class InvalidRows:
+    """What becomes of rows that cannot be predicted from: a null among the features, for example.
+
+    Args:
+        handle: "error": the job fails; "skip": they are left out; "keep": they stay, without a prediction.
+        reason_col: new column of text, with "keep": why a row has no prediction, or null; "" for none.
+
+    Raises:
+        ConfigurationError: ``handle`` is another word, or there is a column of reasons for rows that are not kept.
+    """
+
+    handle: str = "error"
+    reason_col: str = ""
+
+    def __post_init__(self) -> None:
+        require_choice("handle_invalid", self.handle, HANDLE_INVALID)
+        if self.reason_col and self.handle != "keep":
+            raise ConfigurationError(
+                "`invalid_col` must be left out unless handle_invalid='keep'. "
+                f"Received: invalid_col={self.reason_col!r} with handle_invalid={self.handle!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -102,6 +134,7 @@ class PredictionPlan:
         batch_size: rows a call, at most.
         batch_bytes: of the inputs and outputs of a call, at most, unless one row has more.
         row_bytes: of a row's inputs and outputs, as far as their shapes are fixed.
+        tolerant: rows that cannot be predicted from get nulls, and a last column of text says why.
     """
 
     archive: Archive
@@ -112,6 +145,7 @@ class PredictionPlan:
     batch_size: int
     batch_bytes: int
     row_bytes: int
+    tolerant: bool = False
 
     def rows_a_call(self, row_bytes: int = 0) -> int:
         """Rows a call of the model, of which each has ``row_bytes``, or as many as the shapes tell."""
@@ -119,7 +153,7 @@ class PredictionPlan:
 
 
 def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
-    """The batches of one partition with the model's outputs as further columns, in order.
+    """The batches of one partition with the model's outputs as further columns, in order; see `PredictionPlan`.
 
     Raises:
         BadValueError: a null, NaN or infinite feature.
@@ -132,14 +166,57 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
     most = max(size, plan.batch_bytes // max(1, plan.row_bytes) // size * size)
     for batch in rebatched(batches, size, most):
         # Bad data is found before seconds go into importing a backend, on each of Spark's attempts.
-        arrays = [_input_array(batch, column, worker, first_row) for column in plan.inputs]
+        arrays, why = _inputs(plan, batch, worker, first_row)
         if model is None:
             model = _cached_model(plan)
         outputs = _predict_batches(model, arrays, plan, worker)
         columns = [column.to_arrow(outputs[column.output]) for column in plan.columns]
         names = [*batch.schema.names, *(column.name for column in plan.columns)]
+        if plan.tolerant:
+            columns = [spread(column, why) for column in columns] + [pa.array(why, pa.string())]
+            names.append("")
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names)
         first_row += batch.num_rows
+
+
+def _inputs(
+    plan: PredictionPlan, batch: pa.RecordBatch, worker: int | None, first_row: int
+) -> tuple[list[np.ndarray], list[str | None]]:
+    """The model's inputs from the rows that they can be made of, and for each row why it is not among them."""
+
+    def convert(part: pa.RecordBatch, first: int) -> list[np.ndarray]:
+        return [_input_array(part, column, worker, first) for column in plan.inputs]
+
+    try:
+        return convert(batch, first_row), [None] * batch.num_rows
+    except (BadValueError, ShapeError):
+        if not plan.tolerant:
+            with message_first():
+                raise
+    why = reasons(batch.num_rows, lambda start, stop: convert(batch.slice(start, stop - start), first_row + start))
+    usable = batch.filter(pa.array([text is None for text in why]))
+    if usable.num_rows:
+        return convert(usable, first_row), why
+    # The types of the columns come from the model: a row of zeros, which no row of the batch gets.
+    shapes = [[1, *(extent or 1 for extent in column.shape)] for column in plan.inputs]
+    return [np.zeros(shape, column.dtype) for shape, column in zip(shapes, plan.inputs, strict=True)], why
+
+
+def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
+    """Values of the rows that have no reason, in the order of all rows, with nulls for the others.
+
+    Args:
+        values: one for each row without a reason, or one value of the right type if there is no such row.
+        why: for each row its reason, or None.
+    """
+    missing = np.array([text is not None for text in why])
+    places = np.maximum(np.cumsum(~missing) - 1, 0)
+    if not pa.types.is_struct(values.type):
+        return values.take(pa.array(places, pa.int64(), mask=missing))
+    # Spark wants the fields of a vector not to be null, not even within one that is.
+    parts = [values.field(number).take(pa.array(places)) for number in range(values.type.num_fields)]
+    names = [values.type.field(number).name for number in range(values.type.num_fields)]
+    return pa.StructArray.from_arrays(parts, names=names, mask=pa.array(missing))
 
 
 def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
@@ -232,7 +309,7 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
     if column.decode is not None:
         fixed = tuple(extent for extent in column.shape if extent is not None)
         decoded = Column(column.name, fixed, column.dtype, column.decode)
-        return to_numpy(values, decoded, worker=worker, first_row=first_row)
+        return to_numpy(values, decoded, worker=worker, first_row=first_row, record=batch)
     if pa.types.is_struct(values.type):
         values = dense_vectors(values, column.name, worker, first_row)
     shape = column.shape
@@ -244,7 +321,8 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
         rows = max(1, len(numbers) // (known * len(values)))
         shape = tuple(rows if extent is None else extent for extent in shape)
     fixed = tuple(extent for extent in shape if extent is not None)
-    return to_numpy(values, Column(column.name, fixed, column.dtype), worker=worker, first_row=first_row)
+    whole = Column(column.name, fixed, column.dtype, parts=column.parts)
+    return to_numpy(values, whole, worker=worker, first_row=first_row, record=batch)
 
 
 def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:

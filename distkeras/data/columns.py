@@ -29,6 +29,7 @@ class Column:
         shape: shape of one row's value; `()` for a scalar.
         dtype: numpy name of an integer, floating or boolean type.
         decode: makes an array of that shape from a row's value of any kind; None where it is numbers.
+        parts: the names of the columns of one number each that were put together in it; empty for a single column.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -38,6 +39,7 @@ class Column:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     decode: Callable[[Any], Any] | None = None
+    parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -66,6 +68,10 @@ class Column:
         """Bytes of one row's value."""
         return self.size * np.dtype(self.dtype).itemsize
 
+    def name_of(self, place: int) -> str:
+        """Return the name of the user's column that the number at ``place`` of a row's value comes from."""
+        return self.parts[place % self.size] if len(self.parts) == self.size else self.name
+
 
 ColumnArrays = tuple[np.ndarray, ...]
 """One array per column, all of the same length."""
@@ -78,6 +84,7 @@ def to_numpy(
     worker: int | None = None,
     step: int | None = None,
     first_row: int = 0,
+    record: pa.RecordBatch | None = None,
 ) -> np.ndarray:
     """One Arrow column as an array.
 
@@ -91,6 +98,7 @@ def to_numpy(
         worker: id of the worker, for error texts.
         step: mini-batch within the epoch, for error texts.
         first_row: number of the first row within its partition, for error texts.
+        record: the rows with all their columns, for error texts.
 
     Returns:
         Array of shape `(n, *column.shape)` and dtype `column.dtype`, C-contiguous.
@@ -102,11 +110,15 @@ def to_numpy(
         ColumnTypeError: a type that holds no numbers.
     """
 
-    def fail(kind: type[BadValueError | ShapeError], row: int, expected: str, received: object) -> NoReturn:
+    def fail(
+        kind: type[BadValueError | ShapeError], row: int, expected: str, received: object, place: int | None = None
+    ) -> NoReturn:
+        name = column.name if place is None else column.name_of(place)
+        others = "" if record is None else _row_text(record, row)
         raise kind(
-            f"{expected}. Received: {received} in row {first_row + row}",
+            f"{expected}. Received: {received} in row {first_row + row}{others}",
             worker=worker,
-            column=column.name,
+            column=name,
             step=step,
         )
 
@@ -163,7 +175,20 @@ def check_classes(
         )
 
 
-_Fail = Callable[[type[Any], int, str, object], NoReturn]
+_Fail = Callable[..., NoReturn]
+#: Characters of a row's other values in an error text, and of one of them.
+_ROW_MAX, _VALUE_MAX = 300, 40
+
+
+def _row_text(record: pa.RecordBatch, row: int) -> str:
+    """The row's single numbers and texts, by which its owner finds it; "" where it has none."""
+    texts = []
+    for name, values in zip(record.schema.names, record.columns, strict=True):
+        kind = values.type
+        if not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or name.startswith(("__", "distkeras_"))):
+            texts.append(f"{name}={str(values[row].as_py())[:_VALUE_MAX]}")
+    text = ", ".join(texts)
+    return f" ({text[:_ROW_MAX]})" if text else ""
 
 
 def _one_chunk(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -188,7 +213,8 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
     while True:
         if values.null_count:
             position = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-            fail(BadValueError, position // math.prod(nesting), "values must not be null", "null")
+            place = position if nesting else None
+            fail(BadValueError, position // math.prod(nesting), "values must not be null", "null", place)
         if not _is_list(values.type):
             break
         if pa.types.is_fixed_size_list(values.type):
@@ -246,5 +272,5 @@ def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:
         text = f"values must be exact as {dtype.name}"
     if good is not None and not good.all():
         position = int(np.argmin(good))
-        fail(BadValueError, position // column.size, text, raw[position].item())
+        fail(BadValueError, position // column.size, text, raw[position].item(), position)
     return values

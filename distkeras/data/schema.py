@@ -212,10 +212,25 @@ def arrow_ready(
         ColumnTypeError: its type holds no numbers.
         ConfigurationError: `df` has several columns of that name.
     """
+    return df.select(*ready_columns(df, names, encoded, exact))
+
+
+def ready_columns(
+    df: DataFrame, names: Iterable[str], encoded: Container[str] = (), exact: Container[str] = ()
+) -> list[SparkColumn]:
+    """Return the expressions that `arrow_ready` selects."""
     fields = df.schema.fields
     kinds = {name: field_of(fields, name).dataType for name in names}
-    ready = (_ready(name, kind, name in encoded, name in exact).alias(name) for name, kind in kinds.items())
-    return df.select(*ready)
+    return [_ready(name, kind, name in encoded, name in exact).alias(name) for name, kind in kinds.items()]
+
+
+#: Key of a field's metadata: the names of the columns that were put together in it.
+PARTS = "distkeras_parts"
+
+
+def parts_of(field: StructField) -> tuple[str, ...]:
+    """Return the names of the columns that were put together in one; empty for a single column."""
+    return tuple(field.metadata.get(PARTS, ()))
 
 
 def _ready(name: str, kind: DataType, encoded: bool, exact: bool) -> SparkColumn:
@@ -472,7 +487,11 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
             require_length(df.schema[column.name], column, loss, classes)
     return DataSpec(
         features=tuple(
-            replace(_feature_column(df.schema[name], tensor, name in decode), decode=decode.get(name))
+            replace(
+                _feature_column(df.schema[name], tensor, name in decode),
+                decode=decode.get(name),
+                parts=parts_of(df.schema[name]),
+            )
             for name, tensor in zip(features, inputs, strict=True)
         ),
         labels=tuple(replace(column, decode=decode.get(column.name)) for column, _ in targets),

@@ -228,8 +228,6 @@ class BatchSource:
         self._arrow = _in_pieces(arrow, spec.batch_size) if spec.encoded else arrow
         self._ended = False
         self._spec = spec
-        self._columns = spec.columns
-        self._labels = dict(zip(spec.labels, zip(spec.class_limits, spec.label_losses, strict=True), strict=True))
         self._worker = worker
         self._depth = depth
         self._timeout = timeout
@@ -365,20 +363,7 @@ class BatchSource:
             "step": self.rows // self._spec.batch_size,
             "first_row": self.rows,
         }
-        arrays = []
-        for column in self._columns:
-            if record.schema.get_field_index(column.name) < 0:
-                raise MissingColumnError(
-                    f"the rows must have the column {column.name!r}. Received: columns={record.schema.names}",
-                    worker=self._worker,
-                    column=column.name,
-                )
-            values = record.column(column.name)
-            if column in self._labels:
-                arrays.append(_labels(values, column, self._labels[column], **place))
-            else:
-                arrays.append(to_numpy(values, column, **place))
-        rows = tuple(arrays)
+        rows = checked_columns(record, self._spec, **place)
         self._checksum.update(record)
         if self._spool is not None:
             rows = self._spool.append(rows)
@@ -424,11 +409,44 @@ def _in_pieces(records: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
             yield record.slice(start, rows)
 
 
-def _labels(values: pa.Array, column: Column, known: tuple[int | None, str], **place: int) -> np.ndarray:
+def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step: int, first_row: int) -> ColumnArrays:
+    """The columns of ``spec`` as arrays, whose values can be trained on.
+
+    Args:
+        record: rows with the columns of ``spec``.
+        spec: which columns, and what their values must be.
+        worker: id of the worker, for error texts.
+        step: mini-batch within the epoch, for error texts.
+        first_row: number of the first row within its partition, for error texts.
+
+    Raises:
+        BadValueError, ShapeError, ColumnTypeError: see `to_numpy`; a label that is no class.
+        MissingColumnError: a column did not come.
+    """
+    known = dict(zip(spec.labels, zip(spec.class_limits, spec.label_losses, strict=True), strict=True))
+    arrays = []
+    for column in spec.columns:
+        if record.schema.get_field_index(column.name) < 0:
+            raise MissingColumnError(
+                f"the rows must have the column {column.name!r}. Received: columns={record.schema.names}",
+                worker=worker,
+                column=column.name,
+            )
+        values, place = record.column(column.name), {"worker": worker, "step": step, "first_row": first_row}
+        if column in known:
+            arrays.append(_labels(values, column, known[column], record, **place))
+        else:
+            arrays.append(to_numpy(values, column, record=record, **place))
+    return tuple(arrays)
+
+
+def _labels(
+    values: pa.Array, column: Column, known: tuple[int | None, str], record: pa.RecordBatch, **place: int
+) -> np.ndarray:
     """A column of labels, of which the number of classes and the loss are known: the error tells that, too."""
     classes, loss = known
     try:
-        array = to_numpy(values, column, **place)
+        array = to_numpy(values, column, record=record, **place)
         if classes is not None:
             check_classes(array, column, classes, **place)
     except (BadValueError, ShapeError) as error:

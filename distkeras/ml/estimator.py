@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 
-from distkeras.callbacks import EarlyStopping
 from distkeras.data.binding import listed, names_of
 from distkeras.data.schema import quoted
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
-from distkeras.ml.model import KerasModel, TrainingSummary, assembled
+from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
+from distkeras.ml.validation import ValidationCurve
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.errors import ConfigurationError, MissingColumnError
 from distkeras.settings import rule_of
@@ -30,6 +31,9 @@ from distkeras.transformers.params import on_dataframe
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
+
+
+log = logging.getLogger(__name__)
 
 
 def split(
@@ -130,6 +134,19 @@ def _with_rate(keywords: Mapping[str, Any], rate: float) -> keras.optimizers.Opt
     return type(optimizer).from_config({**optimizer.get_config(), "learning_rate": rate})
 
 
+def _evaluate_on_executors(fitted: KerasModel, rows: DataFrame, point: dict[str, float]) -> None:
+    """Replace the values of a summary's last point, which are of a sample, by those of all rows.
+
+    Metrics of the user's own classes may not add up over executors: then the sample's values stay.
+    """
+    try:
+        values = fitted.evaluate(rows)
+    except ConfigurationError as error:
+        log.warning("the last validation is of %d rows, a sample: %s", point["rows"], error.message)
+        return
+    point.update(values, rows=rows.count())
+
+
 #: Keras makes a model from its archive under names that it counts globally: one thread at a time.
 _BUILDING = threading.Lock()
 
@@ -164,18 +181,29 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             of the probabilities (log p - log(1 - p) of a single p, after its negative). Made only where they are read
             (PySpark 4.1 or newer). "" for none. Default: "probability" and "rawPrediction", which Spark's evaluators
             look for.
+        handle_invalid: what becomes of a row with a null, NaN or infinity, an array of another size, a label that is no
+            class, or a value that ``decode`` fails on. "error" (the default): the job that reads it fails. "skip": it
+            is left out, in training, `transform` and `evaluate`. "keep": `transform` keeps it, with null predictions;
+            the others leave it out. `TrainingSummary.invalid_rows` has the rows that training left out. The check reads
+            the training rows once more, in Python.
+        invalid_col: with handle_invalid="keep", a new column of text: why a row has no prediction, or null. "" for
+            none (the default).
         thresholds: for each class a number by which its probability is divided before the largest is taken, as in
             Spark's classifiers: at least 0, and at most one of them 0. Default: none.
         output_type: of flat outputs of several numbers: "array" (the default), or "vector".
         prediction_batch_size: rows a call of the model, to predict, at most. Default: 1024.
         prediction_batch_bytes: of the inputs and outputs of such a call, at most. Default: 64 MiB.
         worker_learning_rate: replaces the learning rate of ``worker_optimizer``, so that a search over numbers tunes
-            it. An optimizer that the model was compiled with starts anew then. Not for rules that take their steps at
-            the server: those have ``learning_rate``.
+            it. An optimizer that the model was compiled with loses its state then. Not for rules that take their steps
+            at the server: those have ``learning_rate``.
         validation_indicator_col: boolean column that is true for rows that are left out of training; loss and metrics
             of the center over them are the `validation` of the summary.
         validation_split: share of the rows, in [0, 1), to do the same with, chosen by their values. Default: 0.
-        validation_rows: of those rows, how many to evaluate on, at most. Default: 10000.
+        validation_rows: of those rows, how many to evaluate on while training goes on, at most. The driver holds them.
+            Default: 10000. If there are more, the last point of the summary's `validation` is evaluated on all of them,
+            on executors, after training.
+        validation_every_epochs, validation_every_seconds, validation_every_commits: what is between two points of
+            `validation`: epochs, seconds or commits. Default: one epoch.
         callbacks, checkpoint, resume: as in `Trainer.train`. Each fit works with copies of the callbacks (`copy.copy`),
             for several fits may run at once; `summary.callbacks` has them. Those of Keras get the rows left
             out: see `KerasCallbacks`. Each later fit of the same estimator in this process, as in a search, has a
@@ -214,17 +242,24 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             trainer = Trainer(**keywords | {"features_col": inputs})
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
         training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
-        evaluations = [] if held_out is None else [EarlyStopping(held_out, max_rows=self.value("validation_rows"))]
+        given = training
+        if self.value("handle_invalid") != "error":
+            training = trainer.valid_rows(training)
+            held_out = None if held_out is None else trainer.valid_rows(held_out)
+        every = {name: self.value(f"validation_{name}") for name in ("every_epochs", "every_seconds", "every_commits")}
+        curves = [] if held_out is None else [ValidationCurve(held_out, self.value("validation_rows"), **every)]
         callbacks = [copy.copy(callback) for callback in with_keras_callbacks(self.value("callbacks"), held_out)]
         resume = self.value("resume")
         with folder_of_fit(self.uid, self.value("checkpoint"), resume) as checkpoint:
-            trained = trainer.train(
-                training, callbacks=[*callbacks, *evaluations], checkpoint=checkpoint, resume=resume
-            )
+            trained = trainer.train(training, callbacks=[*callbacks, *curves], checkpoint=checkpoint, resume=resume)
         with _BUILDING:
             fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
-        curve = [point for evaluation in evaluations for point in evaluation.evaluations]
-        return self._copyValues(fitted.fitted_by(self, TrainingSummary(trainer, curve, callbacks)))
+        points = [point for curve in curves for point in curve.points]
+        summary = TrainingSummary(trainer, points, callbacks, given)
+        fitted = self._copyValues(fitted.fitted_by(self, summary))
+        if curves and curves[0].sampled and held_out is not None:
+            _evaluate_on_executors(fitted, held_out.drop(ASSEMBLED), points[-1])
+        return fitted
 
     def write(self) -> KerasMLWriter:
         """Writes parameters and model."""

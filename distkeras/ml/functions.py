@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,8 @@ def register_function(
     columns of one number each. Where the inputs are named, make it of a `KerasModel` whose ``features_col`` is a
     mapping: the function takes its arguments in the order of that mapping. It returns what `KerasModel` puts into its
     columns: of a model with several outputs a struct with a field for each, by the outputs' names, in which vectors are
-    arrays.
+    arrays. A row that cannot be predicted from, as one with a null, fails the query, unless ``model`` is a `KerasModel`
+    whose ``handle_invalid`` is "skip" or "keep": it gets NULL then.
 
     Spark 4.3 hands a function the batches of a columnar source such as Parquet as they are, and fails where the table
     has ML vectors or the function returns them. So this turns
@@ -71,6 +73,7 @@ def register_function(
         inputs = listed(given) if len(given) == count else tuple(f"input {number}" for number in range(count))
         order = list(range(count))
     plan = packed.plan(spark, inputs, columns, fitted.limits, fitted.feature_decoders())
+    plan = replace(plan, tolerant=fitted.value("handle_invalid") != "error")
     kinds = [field_of_output(packed, column).dataType for column in columns]
     names = [fitted.output_names[column.output] for column in columns]
     single = len(packed.outputs) == 1

@@ -15,9 +15,20 @@ from pyspark.ml import Model
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns, Parts, listed, names_of, outputs_of
-from distkeras.data.schema import arrow_ready, data_spec, decoders, example, loss_name, losses_of, map_in_arrow, quoted
+from distkeras.data.schema import (
+    PARTS,
+    arrow_ready,
+    data_spec,
+    decoders,
+    example,
+    loss_name,
+    losses_of,
+    map_in_arrow,
+    quoted,
+)
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
+from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive
 from distkeras.keras_model.compiled_steps import model_inputs
 from distkeras.keras_model.recipe import Recipe, compiled_recipe
@@ -29,7 +40,7 @@ from distkeras.transformers import expressions
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
 from distkeras.transformers.params import on_dataframe
 from distkeras.transformers.predictor import PackedModel, column_type, predicted
-from distkeras.transformers.serving import Archive
+from distkeras.transformers.serving import Archive, InvalidRows
 
 if TYPE_CHECKING:
     import keras
@@ -70,7 +81,8 @@ def assembled(df: DataFrame, features: GivenColumns, inputs: int) -> tuple[DataF
             )
     kind = _common({kinds[name].typeName() for name in given if name in kinds})
     numbers = [F.col(quoted(name)).cast(kind) for name in given]
-    return df.withColumn(ASSEMBLED, F.array(*numbers)), (ASSEMBLED,)
+    together = F.array(*numbers).alias(ASSEMBLED, metadata={PARTS: list(given)})
+    return df.select("*", together), (ASSEMBLED,)
 
 
 def _common(kinds: set[str]) -> str:
@@ -243,18 +255,33 @@ class TrainingSummary:
     """The records of training: DataFrames of `Trainer`, by the same names.
 
     Attributes:
-        validation: a dictionary for each evaluation of the center on the rows left out: clock, seconds, loss, metrics.
+        validation: a dictionary for each evaluation of the center on the rows left out: epoch (the mean of what the
+            partitions have passed), clock (commits), seconds since the beginning, rows, loss and metrics.
         callbacks: the fit's own copies of them, with what they have seen.
         timings: seconds of the parts of the job.
         stopped: why a callback ended it early, or None.
     """
 
-    def __init__(self, trainer: Trainer, validation: Sequence[dict[str, float]], callbacks: Sequence[Callback]) -> None:
-        self._trainer = trainer
-        self.validation = list(validation)
+    def __init__(
+        self,
+        trainer: Trainer,
+        validation: Sequence[dict[str, float]],
+        callbacks: Sequence[Callback],
+        given: DataFrame,
+    ) -> None:
+        self._trainer, self._given = trainer, given
+        self.validation = validation
         self.callbacks = list(callbacks)
         self.timings = trainer.timings
         self.stopped = trainer.stopped
+
+    @property
+    def invalid_rows(self) -> DataFrame:
+        """The rows that cannot be trained on, with the reason in the column ``reason``.
+
+        Each reading finds them again. Under ``handle_invalid="error"`` there are none, or the fit would have failed.
+        """
+        return self._trainer.invalid_rows(self._given)
 
     @property
     def history(self) -> DataFrame:
@@ -290,7 +317,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
         prediction_batch_size, prediction_batch_bytes: the same.
         decode: as in `Trainer`; of the features, to predict.
-        thresholds: see `KerasEstimator`.
+        thresholds, handle_invalid, invalid_col: see `KerasEstimator`.
         label_col, sample_weight_col: for `evaluate`.
         custom_objects: classes and functions of the model, by registered name, in addition to what `keras.saving`
             knows. They travel to the workers, and are not saved: register them before you load the model.
@@ -455,7 +482,8 @@ class KerasModel(Model, PredictionParams, Saveable):
         packed = self.packed_model
         ready, given = assembled(dataset, self.value("features_col"), len(packed.inputs))
         inputs = packed.input_parts.bound(given, "features_col")
-        out = predicted(ready, packed, inputs, self.output_columns(), self.limits, self.feature_decoders())
+        invalid = InvalidRows(self.value("handle_invalid"), self.value("invalid_col"))
+        out = predicted(ready, packed, inputs, self.output_columns(), self.limits, self.feature_decoders(), invalid)
         return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
 
     @on_dataframe
@@ -490,6 +518,8 @@ class KerasModel(Model, PredictionParams, Saveable):
             spool_bytes=0,
             decode=decoders(self.value("decode"), listed(names_of(inputs, "features_col"))),
         )
+        if self.value("handle_invalid") != "error":
+            ready = valid_rows(ready, spec)
         metric_states(model, example(spec))  # makes the metrics
         require_additive(model)
         return evaluate(ready, EvaluationTask(packed.archive(dataset.sparkSession), recipe, spec), model)

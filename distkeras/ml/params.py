@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
+    HasHandleInvalid,
     HasLabelCol,
     HasPredictionCol,
     HasProbabilityCol,
@@ -35,10 +36,13 @@ from distkeras.transformers.params import (
     columns_by_name,
     finite_float,
     integer_from,
+    one_of,
     param,
+    text_or_empty,
     true_or_false,
 )
 from distkeras.transformers.predictor import BATCH_BYTES
+from distkeras.transformers.serving import HANDLE_INVALID
 
 _P = TypeVar("_P", bound="type[Params]")
 
@@ -50,6 +54,7 @@ SPARK_NAMES = {
     "prediction_col": "predictionCol",
     "probability_col": "probabilityCol",
     "raw_prediction_col": "rawPredictionCol",
+    "handle_invalid": "handleInvalid",
     "validation_indicator_col": "validationIndicatorCol",
 }
 KEYWORDS = {name: keyword for keyword, name in SPARK_NAMES.items()}
@@ -174,13 +179,6 @@ def class_thresholds(value: Any) -> list[float]:
     return thresholds
 
 
-def name_or_empty(value: Any) -> str:
-    """The name of a column; "" for none."""
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
@@ -256,6 +254,7 @@ class PredictionParams(
     HasProbabilityCol,
     HasRawPredictionCol,
     HasThresholds,
+    HasHandleInvalid,
     HasOutputType,
     HasDecode,
     KeywordParams,
@@ -281,16 +280,29 @@ class PredictionParams(
     probabilityCol = param(
         "probabilityCol",
         'new column of class probabilities, or one for each output that is a classifier; "" for none',
-        name_or_empty,
+        text_or_empty,
         "a column name",
         keyword="probability_col",
     )
     rawPredictionCol = param(
         "rawPredictionCol",
         'new column of the logits of a classifier, or one for each output that is one; "" for none',
-        name_or_empty,
+        text_or_empty,
         "a column name",
         keyword="raw_prediction_col",
+    )
+    handleInvalid = param(
+        "handleInvalid",
+        "what becomes of a row with a null, NaN or the like: error, skip or keep, without a prediction",
+        one_of(*HANDLE_INVALID),
+        "one of 'error', 'skip' and 'keep'",
+        keyword="handle_invalid",
+    )
+    invalid_col = param(
+        "invalid_col",
+        'new column with the reason why a row that is kept has no prediction; "" for none',
+        text_or_empty,
+        "a column name",
     )
     thresholds = param(
         "thresholds",
@@ -318,6 +330,7 @@ class PredictionParams(
         super().__init__()
         self._setDefault(prediction_batch_size=1024, prediction_batch_bytes=BATCH_BYTES, output_type="array")
         self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
+        self._setDefault(handleInvalid="error", invalid_col="")
 
     def setFeaturesCol(self, value: str | list[str]) -> Any:
         """Sets ``featuresCol``."""
@@ -356,7 +369,19 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
         "a number in [0, 1)",
     )
     validation_rows = param(
-        "validation_rows", "rows to validate on, at most; the driver holds them", integer_from(1), "a positive integer"
+        "validation_rows",
+        "rows to validate on while training, at most; the driver holds them",
+        integer_from(1),
+        "a positive integer",
+    )
+    validation_every_epochs = param(
+        "validation_every_epochs", "epochs between two validations", positive_float, "a positive number"
+    )
+    validation_every_seconds = param(
+        "validation_every_seconds", "seconds between two validations", positive_float, "a positive number"
+    )
+    validation_every_commits = param(
+        "validation_every_commits", "commits between two validations", integer_from(1), "a positive integer"
     )
     worker_learning_rate = param(
         "worker_learning_rate",

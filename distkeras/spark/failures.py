@@ -9,9 +9,11 @@ environment everything is shown.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -92,6 +94,20 @@ def innermost(failure: BaseException) -> str:
     except (OSError, Py4JError):  # the JVM has ended
         pass
     return headline(str(failure))
+
+
+@contextmanager
+def message_first() -> Iterator[None]:
+    """Within a task's Python: what Spark says of an error of ours that leaves this begins with the error's message.
+
+    Spark would show the worker's traceback first. The worker ends with the error, and its environment with it.
+    """
+    try:
+        yield
+    except DistkerasError:
+        if not shown_in_full():
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:

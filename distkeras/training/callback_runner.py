@@ -194,7 +194,7 @@ class _CallbackThread(threading.Thread):
         self._client = client
         self._job = job
         self._on_stop, self._on_error = on_stop, on_error
-        self._called_at, self._called_clock = 0.0, 0
+        self._called_at, self._called_clock, self._called_epochs = 0.0, 0, 0
         self.link = JobLink(self._ask, job.evaluations, type(callback).__name__)
 
     def replica(self) -> KerasReplica:
@@ -218,6 +218,7 @@ class _CallbackThread(threading.Thread):
     def _next_context(self) -> CallbackContext | None:
         """Waits until a call is due; None when the job is over."""
         job, commits, seconds = self._job, self.callback.every_commits, self.callback.every_seconds
+        epochs = self.callback.every_epochs
         with job.changed:
             while True:
                 if job.over.is_set():
@@ -226,8 +227,11 @@ class _CallbackThread(threading.Thread):
                 due = math.inf if seconds is None else self._called_at + seconds
                 if now >= due or (commits is not None and status.clock - self._called_clock >= commits):
                     break
+                if epochs is not None and int(status.epochs / epochs) > self._called_epochs:
+                    break
                 job.changed.wait(min(due - now, threading.TIMEOUT_MAX))
         self._called_at, self._called_clock = now, status.clock
+        self._called_epochs = 0 if epochs is None else int(status.epochs / epochs)
         return CallbackContext(status, now, self._fetch_center, self.replica, self._on_stop, link=self.link)
 
     def _fetch_center(self) -> CenterWeights:

@@ -1,0 +1,92 @@
+"""The curve of the rows that a fit leaves out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from distkeras import KerasEstimator
+from distkeras.ps.errors import ConfigurationError
+
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    columns = [F.rand(1).alias("a"), F.rand(2).alias("b"), (F.col("id") % 4 == 0).alias("held")]
+    rows = spark.range(ROWS, numPartitions=2).select("id", *columns)
+    return rows.withColumn("label", (F.col("a") > F.col("b")).cast("int")).cache()
+
+
+def estimator(**keywords: Any) -> KerasEstimator:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+    given = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "features_col": ["a", "b"]}
+    options = {"num_workers": 1, "validation_indicator_col": "held", "num_epoch": 4}
+    return KerasEstimator(model, "agn", **given | options | keywords)
+
+
+def test_a_point_for_each_epoch(df: DataFrame) -> None:
+    summary = estimator(validation_rows=100).fit(df).summary
+    assert {int(point["epoch"]) for point in summary.validation} == {1, 2, 3, 4}
+    clocks = [point["clock"] for point in summary.validation]
+    assert clocks == sorted(set(clocks))
+
+
+def test_the_last_point_is_of_all_rows(df: DataFrame) -> None:
+    fitted = estimator(validation_rows=100, num_epoch=1).fit(df)
+    *sampled, last = fitted.summary.validation
+    assert all(point["rows"] == 100 for point in sampled)
+    assert last["rows"] == ROWS // 4
+    held = df.where("held").orderBy("id")
+    expected = fitted.keras_model.evaluate(
+        np.array(held.select("a", "b").collect(), np.float32),
+        np.array([row[0] for row in held.select("label").collect()]),
+        verbose=0,
+        return_dict=True,
+    )
+    assert {name: last[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_few_rows_are_evaluated_once(df: DataFrame) -> None:
+    few = df.where("id < 200")
+    fitted = estimator(num_epoch=1, validation_rows=51).fit(few)
+    assert fitted.summary.validation[-1]["rows"] == 50
+
+
+def test_by_commits(df: DataFrame) -> None:
+    summary = estimator(validation_every_commits=10, validation_rows=100, num_epoch=2).fit(df).summary
+    commits = summary.commits.count()
+    clocks = [point["clock"] for point in summary.validation]
+    assert clocks[-1] == commits
+    assert len(clocks) > 2
+    assert min(np.diff(clocks[:-1])) >= 10
+
+
+@pytest.mark.parametrize("option", ["validation_every_epochs", "validation_every_seconds", "validation_every_commits"])
+def test_what_cannot_be_between_two_points(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"`{option}`"):
+        estimator(**{option: 0})
+
+
+@keras.saving.register_keras_serializable("tests")
+class Latest(keras.metrics.Mean):
+    """A metric of the user's own class."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(y_pred, sample_weight)
+
+
+def test_a_metric_that_does_not_add_up_stays_that_of_the_sample(
+    df: DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "distkeras"):
+        fitted = estimator(validation_rows=100, num_epoch=1, metrics=[Latest()]).fit(df)
+    assert fitted.summary.validation[-1]["rows"] == 100
+    assert "a sample" in caplog.text
