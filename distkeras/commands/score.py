@@ -6,19 +6,19 @@ Leaves in OUT: the rows of DATA as Parquet, with the new columns that `KerasMode
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras import KerasEstimator, KerasModel
+from distkeras import KerasModel
+from distkeras.commands.console import run_command, spark_session
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
 from distkeras.keras_model import archive
 from distkeras.ml.params import KEYWORDS
-from distkeras.options import texts_of_arguments
-from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
+from distkeras.ps.errors import ConfigurationError
+from distkeras.transformers.serving import HANDLE_INVALID
 
 if TYPE_CHECKING:
     from pyspark.ml import Transformer
@@ -46,6 +46,14 @@ RENAMED = {
     "raw_prediction_col": "raw_prediction",
     "prediction_batch_size": "batch_size",
     "prediction_batch_bytes": "batch_bytes",
+}
+#: How argparse reads a keyword that is no single name or number.
+_KINDS: dict[str, dict[str, Any]] = {
+    "features_col": {"nargs": "+"},
+    "prediction_col": {"nargs": "+"},
+    "thresholds": {"nargs": "+", "type": float, "metavar": "X"},
+    "handle_invalid": {"choices": HANDLE_INVALID, "metavar": None},
+    "output_type": {"choices": ("array", "vector"), "metavar": None},
 }
 #: Keywords that are no flags: they serve evaluation, or hold no text.
 LEFT_OUT = {"label_col", "sample_weight_col", "decode", "custom_objects"}
@@ -82,13 +90,14 @@ def parser() -> TomlArgumentParser:
     where = "folder that keeps how far the stream has come, of this stream alone"
     stream.add_argument("--checkpoint", metavar="URI", help=where)
     columns = main.add_argument_group("columns and batches (of a .keras file, or of a saved `KerasModel`)")
-    texts, blank = texts_of_arguments(KerasEstimator), KerasModel()
+    blank = KerasModel()
     for keyword, flag in keywords().items():
-        several = {"nargs": "+"} if keyword in ("features_col", "prediction_col") else {}
         param = blank.getParam(keyword)
-        number = blank.hasDefault(param) and isinstance(blank.getOrDefault(param), int)
-        kind: dict[str, Any] = {"type": int, "metavar": "N"} if number else {"metavar": "NAME", **several}
-        columns.add_argument(f"--{flag.replace('_', '-')}", **kind, help=texts[keyword].replace("%", "%%"))
+        default = blank.getOrDefault(param) if blank.hasDefault(param) else None
+        kind: dict[str, Any] = {"type": int} if isinstance(default, int) else {}
+        text = param.doc if default in (None, "") else f"{param.doc} (default: {default})"
+        kind |= {"metavar": "N" if kind else "NAME"} | _KINDS.get(keyword, {})
+        columns.add_argument(f"--{flag.replace('_', '-')}", **kind, help=text.replace("%", "%%"))
     more = main.add_argument_group("more")
     more.add_argument("--import", nargs="+", metavar="MODULE", help="modules that register custom Keras objects")
     more.add_argument("--debug", **SWITCH, help="the whole traceback of an error, not one line")
@@ -99,7 +108,10 @@ def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keywords of `KerasModel` that were given."""
     given = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
     given = {keyword: value for keyword, value in given.items() if value is not None}
-    given = {keyword: columns_of(value) if isinstance(value, list) else value for keyword, value in given.items()}
+    given = {
+        keyword: columns_of(value) if keyword in ("features_col", "prediction_col") else value
+        for keyword, value in given.items()
+    }
     return {
         keyword: value[0] if isinstance(value, list) and len(value) == 1 else value for keyword, value in given.items()
     }
@@ -117,7 +129,10 @@ def model_of(arguments: argparse.Namespace) -> Transformer:
 
     uri, given = arguments.model, given_keywords(arguments)
     if uri.endswith(".keras"):
-        return KerasModel(archive.from_bytes(bytes_of(uri), compiled=True), **given)
+        with warnings.catch_warnings():
+            # Scoring needs no optimizer. That of a model that has been trained by others' optimizers has no state.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            return KerasModel(archive.from_bytes(bytes_of(uri), compiled=True), **given)
     kind = DefaultParamsReader.loadMetadata(uri, SparkSession.active())["class"].rpartition(".")[2]
     if kind == KerasModel.__name__:
         loaded: Transformer = KerasModel.load(uri).setParams(**given)
@@ -178,36 +193,21 @@ def write(spark: SparkSession, model: Transformer, arguments: argparse.Namespace
 
 def run(arguments: argparse.Namespace) -> None:
     """The job."""
-    from pyspark.sql import SparkSession
-
     require_options(arguments)
-    for module in getattr(arguments, "import") or ():
-        importlib.import_module(module)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # run as a plain script, not by spark-submit
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.getOrCreate()
-    try:
-        write(spark, model_of(arguments), arguments)
-    finally:
-        spark.stop()
+    with spark_session() as spark:
+        try:
+            write(spark, model_of(arguments), arguments)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_stopped_where(arguments)) from None
     sys.stdout.write(f"Predictions are in {arguments.out}\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for an error that has a name."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from pyspark.errors import PySparkException
+def _stopped_where(arguments: argparse.Namespace) -> str:
+    if arguments.stream:
+        return f"The same command continues after the last batch of rows that {arguments.checkpoint} has."
+    return f"{arguments.out} may be incomplete: the same command with --overwrite begins again."
 
-    debug = False
-    try:
-        arguments = parser().parse_with_file(sys.argv[1:] if argv is None else argv)
-        debug = bool(arguments.debug)
-        if debug:
-            os.environ[VARIABLE] = "full"
-        run(arguments)
-    except (DistkerasError, ImportError, OSError, PySparkException) as error:
-        if debug:
-            raise
-        sys.stderr.write(f"distkeras score: {type(error).__name__}: {headline(str(error))}\n")
-        return 2
-    return 0
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
+    return run_command("distkeras score", parser, run, sys.argv[1:] if argv is None else argv)

@@ -1,18 +1,15 @@
 """Trains a Keras model on Parquet under any update rule.
 
-Leaves in OUT: model.keras, history.parquet (a row a mini-batch), commits.parquet (a row a commit), summary.json, and,
-where matplotlib is installed, plots of each metric against time and of the staleness.
+Leaves in OUT: model.keras, history.parquet (a row a mini-batch), commits.parquet (a row a commit), summary.json with
+what is printed at the end, and, where matplotlib is installed, plots of each metric against time and of the staleness.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import importlib.util
 import json
-import logging
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import Checkpoint, EnsembleTrainer, Trainer
+from distkeras.commands.console import run_command, spark_session
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
-from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
 
 if TYPE_CHECKING:
     import keras
+    import pandas as pd
     from pyspark.sql import DataFrame
 
 #: What `--rule` takes in addition to the rules: trainers without one.
@@ -206,9 +205,11 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
         "commits": len(commits),
         "samples": sum(history["samples"].to_pylist()),
         "seconds": trainer.timings,
+        "epochs": epochs_of(history.to_pandas()),
         "options": {name: value for name, value in vars(arguments).items() if value not in (None, [])},
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    sys.stdout.write(report_of(summary))
     if plots:
         from distkeras.analysis.plots import curves, staleness
 
@@ -218,24 +219,67 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
         staleness(commits.to_pandas(), folder / "staleness.png")
 
 
+def epochs_of(history: pd.DataFrame) -> list[dict[str, float]]:
+    """For each epoch its number from 1 on, its samples, and the mean of loss and metrics over them."""
+    from distkeras.analysis import metrics
+
+    names = [name for name in history.columns if name not in metrics.HISTORY_KEYS]
+    rows = []
+    for epoch, part in history.groupby("epoch"):
+        samples = part["samples"]
+        means = {name: float((part[name] * samples).sum() / samples.sum()) for name in names}
+        rows.append({"epoch": int(epoch) + 1, "samples": int(samples.sum()), **means})
+    return rows
+
+
+def report_of(summary: dict[str, Any]) -> str:
+    """What is printed at the end: a line about the job, and a row for each epoch."""
+    seconds = summary["seconds"]["total"]
+    lines = [
+        f"{summary['rule']}: {summary['samples']:,} samples and {summary['commits']:,} commits of "
+        f"{summary['workers']} workers in {seconds:.1f} s"
+    ]
+    epochs = summary["epochs"]
+    names = list(epochs[0]) if epochs else []
+    lines.append("  ".join(f"{name:>{_width(name)}}" for name in names))
+    for row in epochs:
+        texts = (f"{row[name]:,}" if isinstance(row[name], int) else f"{row[name]:.4f}" for name in names)
+        lines.append("  ".join(f"{text:>{_width(name)}}" for name, text in zip(names, texts, strict=True)))
+    return "\n".join(lines) + "\n"
+
+
+def _width(name: str) -> int:
+    return max(10, len(name))
+
+
+def stopped_where(trainer: Any, arguments: argparse.Namespace) -> str:
+    """What Ctrl-C prints: how far the job has come, and how it can be continued."""
+    outcome = getattr(trainer, "outcome", None)
+    records = None if outcome is None else outcome.records
+    ledger = None if records is None else records.ledger().to_pandas()
+    if ledger is None or ledger.empty:
+        done = "Nothing had been committed."
+    else:
+        done = f"{len(ledger):,} commits were applied; the latest are of epoch {int(ledger['epoch'].max()) + 1}."
+    if arguments.checkpoint is None:
+        return f"{done} A job with --checkpoint can be continued. This one begins again."
+    return f"{done} The same command with --resume continues from {arguments.checkpoint}."
+
+
 def run(arguments: argparse.Namespace) -> None:
     """The job. What cannot work fails before Spark starts."""
-    from pyspark.sql import SparkSession
-
-    for module in getattr(arguments, "import") or ():
-        importlib.import_module(module)
     drawn = importlib.util.find_spec("matplotlib") is not None
     if arguments.plots and not drawn:
         raise ConfigurationError("`--plots` needs matplotlib: pip install 'distkeras[plots]'. Received: --plots")
     saving = saving_of(arguments)
     trainer = trainer_of(arguments, load(arguments.model))
     system, path = target(arguments.out, bool(arguments.overwrite))
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # run as a plain script, not by spark-submit
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.getOrCreate()
-    try:
+    with spark_session() as spark:
         df: DataFrame = spark.read.parquet(arguments.data)
-        trainer.train(df, **saving)
+        try:
+            trainer.train(df, **saving)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(stopped_where(trainer, arguments)) from None
         with tempfile.TemporaryDirectory() as folder:
             several = getattr(trainer, "trainers", None)
             for place, one in enumerate(several or [trainer]):
@@ -244,29 +288,9 @@ def run(arguments: argparse.Namespace) -> None:
             from pyarrow import fs
 
             fs.copy_files(folder, path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=system)
-    finally:
-        spark.stop()
     sys.stdout.write(f"Model, history and commits are in {arguments.out}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for an error that has a name."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from pyspark.errors import PySparkException
-
-    debug = False
-    try:
-        arguments = parser().parse_with_file(sys.argv[1:] if argv is None else argv)
-        debug = bool(arguments.debug)
-        if debug:
-            os.environ[VARIABLE] = "full"
-        # Libraries that log at INFO are not asked to.
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-        logging.getLogger("distkeras").setLevel(logging.INFO)
-        run(arguments)
-    except (DistkerasError, ImportError, OSError, PySparkException) as error:
-        if debug:
-            raise
-        sys.stderr.write(f"distkeras train: {type(error).__name__}: {headline(str(error))}\n")
-        return 2
-    return 0
+    """Return the exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
+    return run_command("distkeras train", parser, run, sys.argv[1:] if argv is None else argv)

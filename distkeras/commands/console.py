@@ -1,0 +1,123 @@
+"""What the commands that run Spark have in common: a quiet console, the session, and what an error or Ctrl-C prints."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from distkeras.flags import TomlArgumentParser
+from distkeras.ps.errors import VARIABLE, DistkerasError, headline
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pyspark.sql import SparkSession
+
+#: What TensorFlow and Spark print at every start, before any setting of theirs counts.
+_CHATTER = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog|[IE]0000 .*(?i:cuda|onednn|cpu_feature_guard|tensorrt)"
+    rb"|To enable the following instructions:|WARNING: Using incubator modules|Using Spark's default log4j profile"
+    rb"|NOTE: Picked up |Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS)|Setting default log level to|To adjust logging level use|SLF4J"
+    rb"|\S+ \S+ WARN (NativeCodeLoader|Utils: (Your hostname|Set SPARK_LOCAL_IP|Service 'SparkUI'))"
+)
+_END = b"distkeras: end of the console\n"
+#: Seconds that the last lines have to get through.
+_FLUSH_SECONDS = 2.0
+
+
+def run_command(
+    prog: str, parser: Callable[[], TomlArgumentParser], run: Callable[[argparse.Namespace], None], argv: Sequence[str]
+) -> int:
+    """Run a command, and return its exit status: 0; 2 for an error that has a name; 130 after Ctrl-C.
+
+    Args:
+        prog: name of the command.
+        parser: makes its parser, which has the options ``--debug`` and ``--import``.
+        run: does the work. A KeyboardInterrupt may have a text that says where it stopped.
+        argv: the words of the command line.
+    """
+    from pyspark.errors import PySparkException
+
+    debug = False
+    try:
+        arguments = parser().parse_with_file(argv)
+        debug = bool(arguments.debug)
+        if debug:
+            os.environ[VARIABLE] = "full"
+        with contextlib.nullcontext() if debug else _quiet():
+            # The name tells these lines from those of Spark. Libraries that log at INFO are not asked to.
+            logging.basicConfig(format="%(asctime)s distkeras %(levelname)s %(message)s", datefmt="%H:%M:%S")
+            logging.getLogger("distkeras").setLevel(logging.INFO)
+            for module in getattr(arguments, "import") or ():
+                importlib.import_module(module)
+            run(arguments)
+    except (DistkerasError, ImportError, OSError, PySparkException) as error:
+        if debug:
+            raise
+        sys.stderr.write(f"{prog}: {type(error).__name__}: {headline(str(error))}\n")
+        return 2
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"{prog}: interrupted. {error}\n")
+        return 130
+    return 0
+
+
+@contextlib.contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """The session of a command: that of spark-submit, or a new one. It ends with the context."""
+    from pyspark.sql import SparkSession
+
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # run as a plain script, not by spark-submit
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    if VARIABLE not in os.environ:
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+    spark = builder.getOrCreate()
+    try:
+        if VARIABLE not in os.environ and not spark.conf.get("spark.log.level", ""):
+            spark.sparkContext.setLogLevel("WARN")
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out of the standard error, also of child processes, what TensorFlow and Spark print at every start."""
+    sys.stderr.flush()
+    saved, was = os.dup(2), sys.stderr
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    ended = threading.Event()
+    reader = threading.Thread(target=_forward, args=(reading, saved, ended), name="distkeras-console", daemon=True)
+    reader.start()
+    # Python's own lines go straight to the terminal, where a progress bar may be.
+    sys.stderr = os.fdopen(os.dup(saved), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    try:
+        yield
+    finally:
+        sys.stderr, mine = was, sys.stderr
+        mine.flush()
+        os.write(2, _END)
+        os.dup2(saved, 2)
+        ended.wait(_FLUSH_SECONDS)
+
+
+def _forward(source: int, target: int, ended: threading.Event) -> None:
+    with os.fdopen(source, "rb", buffering=0) as pipe:
+        rest = b""
+        while piece := pipe.read(1 << 16):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line + b"\n" == _END:
+                    ended.set()
+                elif not _CHATTER.match(line):
+                    os.write(target, line + b"\n")

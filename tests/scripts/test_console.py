@@ -1,0 +1,102 @@
+"""What a person sees of `distkeras train` and `distkeras score`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from support.patience import patience, until
+
+from distkeras.data.datasets import write_parquet
+
+LOSS = "sparse_categorical_crossentropy"
+#: A line of ours: the time, the name, the level.
+LINE = re.compile(r"\d\d:\d\d:\d\d distkeras (INFO|WARNING) ")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    features = np.random.default_rng(0).random((2000, 4)).astype(np.float32)
+    write_parquet(folder / "data.parquet", features, (features.sum(axis=1) > 2).astype(np.int64))
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")]).save(folder / "model.keras")
+    return folder
+
+
+def command(files: Path, *words: str) -> list[str]:
+    options = ["--rule", "agn", "--workers", "2", "--optimizer", "adam", "--loss", LOSS, "--metrics", "accuracy"]
+    where = ["--data", str(files / "data.parquet"), "--model", str(files / "model.keras")]
+    return [sys.executable, "-m", "distkeras", "train", *where, *options, *words]
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patience(240))
+
+
+def test_train_and_score(files: Path, tmp_path: Path) -> None:
+    trained = run(command(files, "--out", "out", "--epochs", "2"), tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert all(LINE.match(line) for line in trained.stderr.splitlines()), trained.stderr
+    history = pq.read_table(tmp_path / "out" / "history.parquet").to_pandas()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [row["epoch"] for row in summary["epochs"]] == [1, 2]
+    for row, (_, part) in zip(summary["epochs"], history.groupby("epoch"), strict=True):
+        assert row["samples"] == part["samples"].sum() == 2000
+        assert row["loss"] == pytest.approx(np.average(part["loss"], weights=part["samples"]))
+        assert row["accuracy"] == pytest.approx(np.average(part["accuracy"], weights=part["samples"]))
+    first, head, *rows, last = trained.stdout.splitlines()
+    assert first.startswith("agn: 4,000 samples and ")
+    assert head.split() == ["epoch", "samples", "loss", "accuracy"]
+    assert [row.split()[:2] for row in rows] == [["1", "2,000"], ["2", "2,000"]]
+    assert last == "Model, history and commits are in out"
+
+    data, model = str(files / "data.parquet"), str(tmp_path / "out" / "model.keras")
+    words = [sys.executable, "-m", "distkeras", "score", "--data", data, "--model", model, "--out", "scored"]
+    scored = run([*words, "--thresholds", "0.9", "0.1"], tmp_path)
+    assert (scored.returncode, scored.stderr) == (0, "")
+    assert scored.stdout == "Predictions are in scored\n"
+
+
+def test_an_error_is_one_line(files: Path, tmp_path: Path) -> None:
+    ended = run(command(files, "--out", "out", "--features", "pixels"), tmp_path)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("distkeras train: MissingColumnError: the DataFrame must have the column 'pixels'")
+
+
+def test_debug_shows_everything(files: Path, tmp_path: Path) -> None:
+    ended = run(command(files, "--out", "out", "--features", "pixels", "--debug"), tmp_path)
+    assert ended.returncode != 0
+    assert "Traceback" in ended.stderr
+    assert "log4j" in ended.stderr
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(files: Path, tmp_path: Path, saved: bool) -> None:
+    words = ["--out", "out", "--epochs", "1000000", "--log-every", "0.5"]
+    words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
+    with (tmp_path / "printed").open("w") as printed:
+        process = subprocess.Popen(
+            command(files, *words), cwd=tmp_path, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            until(lambda: "samples/s" in (tmp_path / "printed").read_text())
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(patience(60)) == 130
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    *_, last = (tmp_path / "printed").read_text().splitlines()
+    assert re.match(r"distkeras train: interrupted\. [\d,]+ commits were applied; the latest are of epoch \d+\. ", last)
+    assert ("with --resume continues from" in last) == saved
+    assert not list((tmp_path / "out").iterdir())
