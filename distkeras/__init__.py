@@ -11,6 +11,7 @@ folder imports only from those above it, and from ``ps``::
     callbacks    stop conditions and the user's own hooks
     keras_callbacks  Keras' own callbacks, called on the driver
     mlflow_logger  a job as a run of MLflow
+    prometheus   a job's numbers for Prometheus
     results      tables of history, commits and events
     dashboard    the live page of a job
     training     one training job on Spark
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from distkeras.ml.functions import register_function as register_function
     from distkeras.ml.model import KerasModel as KerasModel
     from distkeras.mlflow_logger import MLflowLogger as MLflowLogger
+    from distkeras.prometheus import PrometheusMetrics as PrometheusMetrics
     from distkeras.ps import errors as errors
     from distkeras.ps import rules as rules
     from distkeras.ps.checkpoint.checkpointer import Checkpoint as Checkpoint
@@ -84,6 +86,7 @@ _NAMES = {
     "distkeras.ml.functions": ("register_function",),
     "distkeras.ml.model": ("KerasModel",),
     "distkeras.mlflow_logger": ("MLflowLogger",),
+    "distkeras.prometheus": ("PrometheusMetrics",),
     "distkeras.ps": ("errors", "rules"),
     "distkeras.ps.checkpoint.checkpointer": ("Checkpoint",),
     "distkeras.ps.rules": ("schedules",),

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _CHATTER = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog|[IE]0000 .*(?i:cuda|onednn|cpu_feature_guard|tensorrt)"
     rb"|To enable the following instructions:|WARNING: Using incubator modules|Using Spark's default log4j profile"
-    rb"|NOTE: Picked up |Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS)|Setting default log level to|To adjust logging level use|SLF4J"
+    rb"|NOTE: Picked up |Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS)|Setting default log level to"
+    rb"|To adjust logging level use|SLF4J"
     rb"|\S+ \S+ WARN (NativeCodeLoader|Utils: (Your hostname|Set SPARK_LOCAL_IP|Service 'SparkUI'))"
 )
 _END = b"distkeras: end of the console\n"

@@ -33,15 +33,20 @@ def add_actions(jobs: argparse.ArgumentParser) -> None:
     _add_predict(_action(actions, "predict", "send a predict job"))
     listing = _action(actions, "list", "list jobs, the latest first")
     listing.add_argument("--state", choices=[state.value for state in JobState], help="only those in it")
+    listing.add_argument("--text", help="only those with this in their name, or in their user's")
+    listing.add_argument("--tag", help="only those with this tag")
     listing.add_argument("--count", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
     for name, text in (
         ("watch", "show a job as it gets on, until it has ended"),
         ("show", "print what the server says of a job, as JSON"),
-        ("log", "print what a job's driver and Spark print"),
         ("cancel", "end a job"),
+        ("resubmit", "send a job once more, as yours, with the same model"),
         ("remove", "remove an ended job, and its files"),
     ):
         _action(actions, name, text).add_argument("job", help="the job's id")
+    printed = _action(actions, "log", "print what a job's driver and Spark print")
+    printed.add_argument("job", help="the job's id")
+    printed.add_argument("-f", "--follow", action="store_true", help="print what comes, until the job has ended")
     fetch = _action(actions, "fetch", "fetch the model of a job that is done")
     fetch.add_argument("job", help="the job's id")
     fetch.add_argument("--out", type=Path, default=Path("model.keras"), help="file to write (default: %(default)s)")
@@ -83,6 +88,7 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rule", required=True, choices=list(all_rules()), metavar="RULE", help="the update rule")
     parser.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
     parser.add_argument("--name", default="", help="what you call the job")
+    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
     parser.add_argument(
         "--early-stopping", **PAIRS, help="data=PLACE of validation rows as the server finds them, patience, monitor, …"
@@ -98,6 +104,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="Parquet to predict for, as the server finds it")
     parser.add_argument("--output", required=True, help="folder to write to, as the server finds it")
     parser.add_argument("--name", default="", help="what you call the job")
+    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
     parser.add_argument("--features", nargs="+", metavar="COLUMN", help="columns to predict from (default: features)")
     parser.add_argument("--predictions", nargs="+", metavar="COLUMN", help="new columns (default: prediction)")
@@ -131,6 +138,7 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         data=arguments.data,
         hyper_parameters=from_text(arguments.rule, arguments.set),
         name=arguments.name,
+        tags=arguments.tags,
         checkpoint_every=arguments.checkpoint_every,
         early_stopping=values_of(arguments.early_stopping) or None,
         **options,
@@ -150,16 +158,19 @@ def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
     }
     given = {name: value for name, value in options.items() if value is not None}
     model = arguments.model or client.job(arguments.job)
-    job = client.predict(model, data=arguments.data, output=arguments.output, name=arguments.name, **given)
+    given |= {"name": arguments.name, "tags": arguments.tags}
+    job = client.predict(model, data=arguments.data, output=arguments.output, **given)
     _write(f"{job.id}\n")
     if arguments.wait is not None:
         job.wait(arguments.wait)
 
 
 def _list(client: JobClient, arguments: argparse.Namespace) -> None:
-    for job in islice(client.jobs(arguments.state), arguments.count):
+    jobs = client.jobs(arguments.state, text=arguments.text, tag=arguments.tag)
+    for job in islice(jobs, arguments.count):
         began = _moment(job.record["created"])
-        _write(f"{job.id}  {job.state:<9}  {began}  {job.record['user']:<12}  {job.record['name']}\n")
+        words = " ".join([job.record["name"], *job.record["tags"]])
+        _write(f"{job.id}  {job.state:<9}  {began}  {job.record['user']:<12}  {words}\n")
 
 
 def _tokens(client: JobClient, _arguments: argparse.Namespace) -> None:
@@ -215,6 +226,12 @@ def _job(client: JobClient, arguments: argparse.Namespace) -> RemoteJob:
     return client.job(arguments.job)
 
 
+def _log(client: JobClient, arguments: argparse.Namespace) -> None:
+    job = _job(client, arguments)
+    for text in job.follow_log() if arguments.follow else [job.log()]:
+        _write(text)
+
+
 def _token(client: JobClient, arguments: argparse.Namespace) -> None:
     _write(client.new_token(arguments.note, days=arguments.days, user=arguments.user) + "\n")
 
@@ -235,7 +252,8 @@ _ACTIONS: dict[str, Any] = {
     "list": _list,
     "watch": _watch,
     "show": _show,
-    "log": lambda client, arguments: _write(_job(client, arguments).log()),
+    "log": _log,
+    "resubmit": lambda client, arguments: _write(_job(client, arguments).resubmit().id + "\n"),
     "cancel": lambda client, arguments: _job(client, arguments).cancel(),
     "remove": lambda client, arguments: _job(client, arguments).remove(),
     "fetch": lambda client, arguments: _job(client, arguments).save_model(arguments.out),

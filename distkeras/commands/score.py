@@ -16,9 +16,8 @@ from distkeras import KerasModel
 from distkeras.commands.console import run_command, spark_session
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
 from distkeras.keras_model import archive
-from distkeras.ml.params import KEYWORDS
+from distkeras.ml.params import HANDLE_INVALID, KEYWORDS
 from distkeras.ps.errors import ConfigurationError
-from distkeras.transformers.serving import HANDLE_INVALID
 
 if TYPE_CHECKING:
     from pyspark.ml import Transformer

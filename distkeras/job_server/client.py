@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LOOK = 1.0
 #: Seconds that a server may be away, as for a restart, while its job is waited for.
 _AWAY = 120.0
+#: An offset behind the end of any log.
+_END = 2**53
 _WEEK = 7 * 86400.0
 #: Names of metrics that only `keras.Model.compile` resolves.
 _NAMES_OF_COMPILE = {"accuracy", "acc", "crossentropy", "ce"}
@@ -60,7 +62,7 @@ class JobClient:
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0, plain_http: bool = False) -> None:
         self.connection = ServerConnection(url, token, timeout, plain_http=plain_http)
 
-    def submit(
+    def submit(  # noqa: PLR0913 - one keyword a field of the description
         self,
         model: keras.Model | str | PathLike[str] | Trainer,
         rule: str | None = None,
@@ -68,6 +70,7 @@ class JobClient:
         data: str | PathLike[str],
         hyper_parameters: Mapping[str, Any] = _NO_OPTIONS,
         name: str = "",
+        tags: Sequence[str] = (),
         checkpoint_every: int = 100,
         time_budget: float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
@@ -84,6 +87,7 @@ class JobClient:
             data: Parquet to train on, as the server finds it.
             hyper_parameters: of the rule.
             name: what you call the job.
+            tags: words by which you find it, without spaces.
             checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
             time_budget: seconds after which training ends early, and well.
             early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
@@ -101,6 +105,7 @@ class JobClient:
                 f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
             )
         description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
+        description |= {"tags": list(tags)} if tags else {}
         description |= {} if time_budget is None else {"time_budget": time_budget}
         description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
         if _is_trainer(model):
@@ -121,6 +126,7 @@ class JobClient:
         data: str,
         output: str,
         name: str = "",
+        tags: Sequence[str] = (),
         **options: Any,
     ) -> RemoteJob:
         """Sends a predict job, and returns at once: it writes the rows of ``data`` with what the model predicts.
@@ -131,13 +137,15 @@ class JobClient:
             output: folder to write to, as the server finds it: where nothing is yet, below one that it allows and that
                 has your name. It is whole once the job is done.
             name: what you call the job.
+            tags: words by which you find it, without spaces.
             options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
 
         Raises:
             DescriptionError: it cannot be sent, or the server finds that it cannot work; ``field`` says which part.
             QuotaError: you have too much there.
         """
-        description = {"data": data, "output": output, "name": name, "options": options}
+        description: dict[str, Any] = {"data": data, "output": output, "name": name, "options": options}
+        description |= {"tags": list(tags)} if tags else {}
         if isinstance(model, RemoteJob):
             return self.send("/predictions", description | {"job": model.id}, None)
         return self.send("/predictions", description, _bytes_of(model))
@@ -159,13 +167,15 @@ class JobClient:
         """
         return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
 
-    def jobs(self, state: str | None = None) -> Iterator[RemoteJob]:
+    def jobs(self, state: str | None = None, *, text: str | None = None, tag: str | None = None) -> Iterator[RemoteJob]:
         """Your jobs, the latest first; read in pages, as you go on.
 
         Args:
             state: only those in it.
+            text: only those with this in their name, or in their user's.
+            tag: only those with this tag.
         """
-        for record in self._pages("/jobs", "jobs", state=state):
+        for record in self._pages("/jobs", "jobs", state=state, text=text, tag=tag):
             yield RemoteJob(self.connection, record)
 
     def new_token(self, note: str = "", *, days: float | None = None, user: str | None = None) -> str:
@@ -333,6 +343,49 @@ class RemoteJob:
                 return rows
             rows += answer["rows"]
             offset = answer["next"]
+
+    def follow_log(self, last: int = 20_000, timeout: float = _WEEK) -> Iterator[str]:
+        """What its driver and Spark print, as it comes, until the job has ended.
+
+        Args:
+            last: bytes of what has been printed so far to begin with, at most.
+            timeout: seconds.
+
+        Raises:
+            DeadlineError: the job has not ended in time; it goes on.
+            ServerLostError: the server is away for longer than a restart takes.
+        """
+        deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
+        offset, away = -last if last else _END, time.monotonic() + _AWAY
+        while True:
+            try:
+                ended = self.refresh().state in FINAL  # asked before the log: nothing comes after
+                answer = self.connection.call("GET", self._path("log"), offset=offset)
+            except (ServerLostError, DeadlineError):
+                if time.monotonic() > min(away, deadline):
+                    raise
+                time.sleep(_LOOK)
+                continue
+            away = time.monotonic() + _AWAY
+            offset = answer["next"]
+            if answer["text"]:
+                yield answer["text"]
+            elif ended:
+                return
+            elif time.monotonic() > deadline:
+                raise DeadlineError(f"job {self.id} has not ended in time; it is {self.state}, and continues")
+            else:
+                time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
+
+    def resubmit(self) -> RemoteJob:
+        """Submit the job once more, as yours, with the same model, and return the new one.
+
+        Raises:
+            DescriptionError: the server finds that it cannot work any more; ``field`` says which part.
+            StateError: its model does not exist any more.
+            QuotaError: you have too much there.
+        """
+        return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit")))
 
     def log(self, last: int = 20_000) -> str:
         """The end of what its driver and Spark have printed: at most so many bytes."""

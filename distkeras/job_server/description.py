@@ -64,6 +64,10 @@ Columns = (
 ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], float], Field(max_length=100_000)]
 
 
+#: A word by which a job is found.
+Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,64}$")]
+
+
 class OptimizerConfig(Submitted):
     """An optimizer of Keras, by the name of its class."""
 
@@ -166,6 +170,7 @@ class Description(Submitted):
 
     name: Line = Field("", description="A name of your choice for the job.")
     data: Place = Field(description="Path or URI of the Parquet to read, in a folder that the server allows.")
+    tags: list[Tag] = Field([], max_length=20, description="Words by which you find the job.")
 
     @classmethod
     def from_json(cls, value: Any) -> Self:

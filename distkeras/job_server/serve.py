@@ -112,9 +112,10 @@ class JobServer:
         )
         files = JobFiles(options.files or self._folder / "files")
         tempfile.tempdir = str(files.temporary())  # uploads wait where they will lie
-        services = Services(Accounts(self._engine), JobStore(self._engine), files, settings)
+        jobs = JobStore(self._engine)
+        self._runner = JobRunner(jobs, files, runner)
+        services = Services(Accounts(self._engine), jobs, files, settings, self._runner.silence)
         self._write_first_token(services.accounts)
-        self._runner = JobRunner(services.jobs, files, runner)
         self._host = options.host
         self._http = HttpListener(
             create_app(services),

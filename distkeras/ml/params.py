@@ -42,7 +42,7 @@ from distkeras.transformers.params import (
     true_or_false,
 )
 from distkeras.transformers.predictor import BATCH_BYTES
-from distkeras.transformers.serving import HANDLE_INVALID
+from distkeras.transformers.serving import HANDLE_INVALID as HANDLE_INVALID
 
 _P = TypeVar("_P", bound="type[Params]")
 

@@ -116,12 +116,18 @@ class JobRunner:
         #: Signs of life of servers and drivers, and when each was new here (monotonic).
         self._signs: dict[tuple[str, str], tuple[str, float]] = {}
         self._next_sweep = self._next_renewal = 0.0
+        self._looked_at = time.monotonic()
+
+    def silence(self) -> float:
+        """Return the seconds since the jobs were last looked after."""
+        return time.monotonic() - self._looked_at
 
     def run(self, stop: threading.Event) -> None:
         """Looks after the jobs until ``stop``; the drivers go on after it."""
         while not stop.wait(_LOOK):
             try:
                 self.tick()
+                self._looked_at = time.monotonic()
             except (SQLAlchemyError, OSError) as error:
                 log.warning("the jobs could not be looked after, and will be again: %s", str(error).partition("\n")[0])
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import saved_page
-from distkeras.job_server.description import JobDescription, JobId
+from distkeras.job_server.description import Description, JobDescription, JobId, Tag
 from distkeras.job_server.errors import DescriptionError, NotThereError, StateError, StorageError
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.places import Place, require_allowed, require_elsewhere, require_existing, require_output
@@ -67,6 +67,8 @@ class JobsQuery(BaseModel):
     """Which jobs to list."""
 
     state: JobState | None = Field(None, description="Only jobs in this state.")
+    text: str = Field("", max_length=200, description="Only jobs with this in their name, or in their user's.")
+    tag: Tag | None = Field(None, description="Only jobs with this tag.")
     before: JobId | None = Field(None, description="Only jobs that were submitted before this one.")
     limit: int = Field(100, ge=1, le=1000)
 
@@ -86,22 +88,48 @@ class LogQuery(BaseModel):
 @jobs_api.post("/jobs", responses={201: JobView})
 def submit_job(form: JobForm) -> Any:
     """Submit a training job: its description, and a model that Keras saved."""
-    description = form.job
-    order = {"kind": TRAIN, "data": _data(description.data)}
-    if description.early_stopping is not None:
-        order["validation"] = _data(description.early_stopping.data, "early_stopping.data")
-    return _accept(description.name, description.to_json() | {ORDER: order}, _sent_model(form.model))
+    return _accept(form.job, _training_order(form.job), _sent_model(form.model))
 
 
 @jobs_api.post("/predictions", responses={201: JobView})
 def submit_prediction(form: PredictionForm) -> Any:
     """Submit a predict job: its description, and a model that Keras saved or the job that trained one."""
-    description = form.job
+    model = _sent_model(form.model) if form.job.job is None else _model_of(form.job.job)
+    return _accept(form.job, _prediction_order(form.job), model)
+
+
+@jobs_api.post("/jobs/<job>/resubmit", responses={201: JobView})
+def resubmit_job(path: JobPath) -> Any:
+    """Submit a job once more, as yours: its description is checked again, and its model is the one that was sent."""
+    job = _job(path)
+    sent = services().files.of(job.id).sent_model
+
+    def write(place: Path) -> None:
+        try:
+            shutil.copyfile(sent, place)
+        except FileNotFoundError:
+            raise StateError(f"a job's model must still exist to submit it again. Received: {job.id}") from None
+
+    if job.kind == TRAIN:
+        training = JobDescription.from_json(job.submitted)
+        return _accept(training, _training_order(training), write)
+    prediction = PredictionDescription.from_json(job.submitted)
+    return _accept(prediction, _prediction_order(prediction), write)
+
+
+def _training_order(description: JobDescription) -> dict[str, Any]:
+    """Return what only the driver gets, if the server allows what the job reads."""
+    order = {"kind": TRAIN, "data": _data(description.data)}
+    if description.early_stopping is not None:
+        order["validation"] = _data(description.early_stopping.data, "early_stopping.data")
+    return order
+
+
+def _prediction_order(description: PredictionDescription) -> dict[str, Any]:
+    """Return what only the driver gets, if the server allows what the job reads and writes."""
     output = require_output(description.output, services().settings.output, g.account.name)
     _require_public(output, "output")
-    order = {"kind": PREDICT, "data": _data(description.data), "output": output.uri}
-    model = _sent_model(form.model) if description.job is None else _model_of(description.job)
-    return _accept(description.name, description.to_json() | {ORDER: order}, model)
+    return {"kind": PREDICT, "data": _data(description.data), "output": output.uri}
 
 
 def _data(data: str, field: str = "data") -> str:
@@ -155,7 +183,7 @@ def _model_of(job_id: str) -> Callable[[Path], object]:
     return write
 
 
-def _accept(name: str, description: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
+def _accept(description: Description, order: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
     """Put a job into the queue with its model; all of it or nothing."""
     files, settings = services().files, services().settings
     if files.free() < settings.reserve:
@@ -166,7 +194,8 @@ def _accept(name: str, description: Mapping[str, Any], write_model: Callable[[Pa
         require_archive(folder.sent_model)
         size, job_id = folder.sent_model.stat().st_size, new_id()
         folder = files.accept(folder, job_id)
-        job = services().jobs.add(g.account, name, description, size, settings.quota, job_id)
+        stored = description.to_json() | {ORDER: order}
+        job = services().jobs.add(g.account, description.name, stored, size, settings.quota, job_id)
     except BaseException:
         files.remove(folder)
         raise
@@ -179,7 +208,9 @@ def list_jobs(query: JobsQuery) -> Any:
     """List jobs, the latest first."""
     store, before = services().jobs, query.before
     number = None if before is None else store.get(g.account, before).number
-    jobs = store.page(g.account, state=query.state, before=number, limit=query.limit)
+    jobs = store.page(
+        g.account, state=query.state, text=query.text, tag=query.tag or "", before=number, limit=query.limit
+    )
     summaries = [JobSummary.model_validate(job) for job in jobs]
     following = jobs[-1].id if len(jobs) == query.limit else None
     return JobsView(jobs=summaries, next=following).model_dump(mode="json")

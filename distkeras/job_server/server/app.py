@@ -21,6 +21,7 @@ from distkeras.dashboard.page import server_page
 from distkeras.job_server.description import LONGEST, description_error, json_of
 from distkeras.job_server.errors import DescriptionError, JobServerError, RateError, UnauthorizedError
 from distkeras.job_server.server.about_jobs import jobs_api
+from distkeras.job_server.server.about_server import server_pages
 from distkeras.job_server.server.about_users import account_api, admin_api
 from distkeras.job_server.server.services import FailureLimit, Services
 from distkeras.job_server.server.views import ErrorView
@@ -28,8 +29,8 @@ from distkeras.ps.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-#: Paths that need no token: they describe the interface, and show nothing of the server.
-PUBLIC = {"/", "/openapi.json", "/dashboard"}
+#: Paths that need no token: they describe the interface, and show nothing of jobs and users.
+PUBLIC = {"/", "/openapi.json", "/dashboard", "/healthz"}
 _POLICY = "Content-Security-Policy"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -83,6 +84,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
     app.register_error_handler(Exception, _answer_error)
     for api in (jobs_api, account_api, admin_api):
         app.register_api(api)
+    app.register_blueprint(server_pages)
     page = description_page(app.api_doc)
     app.add_url_rule("/openapi.json", "openapi", lambda: jsonify(app.api_doc))
     app.add_url_rule("/dashboard", "dashboard", _dashboard)

@@ -45,6 +45,8 @@ class Services:
     jobs: JobStore
     files: JobFiles
     settings: ServiceSettings
+    #: Seconds since the jobs were last looked after.
+    silence: Callable[[], float] = lambda: 0.0
 
 
 def services() -> Services:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from flask_openapi3.blueprint import APIBlueprint
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import AuditEntry, TokenInfo, UserInfo
@@ -45,6 +45,7 @@ class JobSummary(BaseModel):
     kind: Literal["train", "predict"]
     user: str
     name: str
+    tags: list[str]
     state: JobState
     created: float
     started: float | None
@@ -53,6 +54,12 @@ class JobSummary(BaseModel):
     cancelled: bool
     error: str | None
     bytes: int
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _words(cls, value: str | list[str]) -> list[str]:
+        """Return the tags that the database has in one text."""
+        return value.split() if isinstance(value, str) else value
 
 
 class JobView(JobSummary):

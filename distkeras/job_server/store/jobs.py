@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, func, insert, literal, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, func, insert, literal, or_, select, true, update
 
 from distkeras.job_server.errors import DescriptionError, NotThereError, QuotaError, StateError
 from distkeras.job_server.states import ACTIVE, FINAL, PREDICT, TRAIN, JobState, before
@@ -33,6 +33,7 @@ class StoredJob:
         user: whose it is.
         kind: one of `distkeras.job_server.states.KINDS`.
         name: what they call it.
+        tags: words by which its user finds it, with a space before and after each.
         state: see `JobState`.
         description: what to do, as its user has said it; and as "order", what only the driver gets.
         created: when it was submitted; ``started`` (the latest attempt) and ``ended`` are times, too.
@@ -50,6 +51,7 @@ class StoredJob:
     user: str
     kind: str
     name: str
+    tags: str
     state: JobState
     description: Mapping[str, Any]
     created: float
@@ -131,6 +133,7 @@ class JobStore:
         job_id = job_id or new_id()
         values = {"id": job_id, "user_id": account.id, "name": name, "state": JobState.QUEUED, "bytes": size}
         values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
+        values["tags"] = "".join(f" {tag} " for tag in description.get("tags", []))
         values |= {"description": json.dumps(description), "created": self._clock(), "attempt": 0}
         theirs = JOBS.c.user_id == account.id
         with self._engine.begin() as connection:
@@ -160,23 +163,44 @@ class JobStore:
         return _job_of(row)
 
     def page(
-        self, viewer: Account, *, state: JobState | None = None, before: int | None = None, limit: int = 100
+        self,
+        viewer: Account,
+        *,
+        state: JobState | None = None,
+        text: str = "",
+        tag: str = "",
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[StoredJob]:
         """The latest jobs first, without their descriptions, which may be long.
 
         Args:
             viewer: who sees their own, or as an administrator all.
             state: only those in it.
+            text: only those whose name, or whose user's name, contains it, in upper or lower case.
+            tag: only those that have it.
             before: only those of a lower number.
             limit: how many at most.
         """
         query = _LISTED.where(_seen_by(viewer)).order_by(JOBS.c.number.desc()).limit(limit)
         if state is not None:
             query = query.where(JOBS.c.state == state)
+        if text:
+            names = (JOBS.c.name, USERS.c.name)
+            query = query.where(or_(*(name.icontains(text, autoescape=True) for name in names)))
+        if tag:
+            query = query.where(JOBS.c.tags.contains(f" {tag} ", autoescape=True))
         if before is not None:
             query = query.where(JOBS.c.number < before)
         with self._engine.connect() as connection:
             return [_job_of(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[JobState, int]:
+        """Return how many jobs are in each state."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(select(JOBS.c.state, func.count()).group_by(JOBS.c.state)).all()
+        found = {JobState(state): count for state, count in rows}
+        return {state: found.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
         """Ends a job that waits at once; has the server of one that runs end it.

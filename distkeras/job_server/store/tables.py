@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from distkeras.ps.errors import ConfigurationError
 
 #: Of the tables below; a database of another one is refused.
-VERSION = 3
+VERSION = 4
 #: Seconds that a writer waits for another one, of SQLite.
 _BUSY = 30.0
 
@@ -69,6 +69,7 @@ JOBS = Table(
     Column("user_id", ForeignKey(USERS.c.id), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("name", String(200), nullable=False),
+    Column("tags", Text, nullable=False, default=""),
     Column("state", String(16), nullable=False),
     Column("description", Text, nullable=False),
     Column("created", Double, nullable=False),

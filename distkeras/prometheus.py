@@ -1,0 +1,111 @@
+"""Numbers of a job that trains, for Prometheus."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING
+
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
+from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.validate import require_integer, require_text
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import Gauge
+
+#: Attributes of the server's status, and what they are.
+_NUMBERS = {
+    "clock": "Commits applied.",
+    "batches": "Mini-batches committed.",
+    "samples": "Samples committed.",
+    "epochs": "Epochs that the partitions have passed, on average.",
+    "loss": "Mean loss of the latest commits.",
+    "staleness": "Mean staleness of the latest commits.",
+    "joined": "Workers that have joined.",
+    "finished": "Workers that have finished.",
+}
+
+
+class PrometheusMetrics(Callback):
+    """Serves numbers of the job that trains at ``http://HOST:PORT/metrics``, for Prometheus.
+
+    ::
+
+        trainer.train(df, callbacks=[PrometheusMetrics(9400)])
+
+    The names are ``distkeras_`` and clock, batches, samples, epochs, loss, staleness, joined, finished and up (1 while
+    the job trains). The numbers of the last job stay until the process ends, or `close`.
+
+    Args:
+        port: to listen at; 0 for one that is free.
+        host: address to listen at. Default: loopback, which other machines do not reach.
+        every_seconds: between two updates. Default: 5.
+
+    Attributes:
+        port: the port, once the first job has begun.
+
+    Raises:
+        ConfigurationError: an argument cannot work, the port is taken, or prometheus_client is not installed.
+    """
+
+    def __init__(self, port: int = 0, host: str = "127.0.0.1", *, every_seconds: float = 5.0) -> None:
+        super().__init__(every_seconds=every_seconds)
+        self.port = require_integer("port", port, 0)
+        self._host = require_text("host", host, "an address")
+        self._gauges: dict[str, Gauge] = {}
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Begin to serve."""
+        if self._server is None:
+            self._serve()
+        self._gauges["up"].set(1)
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Take in the server's status."""
+        for name in _NUMBERS:
+            value = getattr(context.status, name)
+            self._gauges[name].set(math.nan if value is None else value)
+
+    def on_end(self, context: CallbackContext) -> None:
+        """Take in the last status; the job trains no more."""
+        self.on_center(context)
+        self._gauges["up"].set(0)
+
+    def on_failure(self, error: BaseException) -> None:
+        """The job trains no more."""
+        if self._gauges:
+            self._gauges["up"].set(0)
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join(5.0)
+            self._server = None
+
+    def _serve(self) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Gauge, start_http_server
+        except ImportError as error:
+            raise ConfigurationError(
+                f"`PrometheusMetrics` needs more: pip install 'distkeras[prometheus]'. Received: {error}"
+            ) from error
+        registry = CollectorRegistry()
+        texts = {**_NUMBERS, "up": "1 while the job trains."}
+        self._gauges = {name: Gauge(f"distkeras_{name}", text, registry=registry) for name, text in texts.items()}
+        try:
+            self._server = start_http_server(self.port, self._host, registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"`port` must be free. Received: port={self.port} of {self._host}: {error}"
+            ) from error
+        self.port = self._server[0].server_port
+
+    def __copy__(self) -> PrometheusMetrics:
+        """Itself: one port serves the numbers of whatever job it is given to."""
+        return self

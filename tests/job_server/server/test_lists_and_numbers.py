@@ -1,0 +1,171 @@
+"""Jobs that are found by name and tag, sent once more, and numbers of the server itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.job_service import JobService
+from support.patience import patience, until
+
+from distkeras.job_server.errors import StateError
+from distkeras.job_server.runner.files import JobFolder
+from distkeras.job_server.states import JobState
+
+
+@pytest.fixture(scope="module")
+def jobs(service: JobService, model: bytes) -> Iterator[dict[str, str]]:
+    """Ids of some jobs of ann, and one of ben, by name."""
+    ids = {}
+    for who, name, tags in (
+        ("ann", "Spring sales", ["sales", "2026"]),
+        ("ann", "100% of sales_x", ["2026.1"]),
+        ("ann", "churn", []),
+        ("ben", "spring", ["sales"]),
+    ):
+        answer = service.submit(who, model, name=name, tags=tags)
+        assert answer.status == 201
+        assert answer.json["tags"] == tags
+        ids[name] = answer.json["id"]
+    yield ids
+    for name, job in ids.items():
+        service.call("POST", f"/jobs/{job}/cancel", "ben" if name == "spring" else "ann")
+
+
+@pytest.mark.parametrize(
+    ("who", "query", "found"),
+    [
+        ("ann", "text=SALES", {"Spring sales", "100% of sales_x"}),
+        ("ann", "text=%25", {"100% of sales_x"}),
+        ("ann", "text=s_x", {"100% of sales_x"}),
+        ("ann", "tag=sales", {"Spring sales"}),
+        ("ann", "tag=2026", {"Spring sales"}),
+        ("ann", "tag=sales&text=churn", set()),
+        ("ben", "text=spring", {"spring"}),
+        ("admin", "text=ben", {"spring"}),
+        ("admin", "tag=sales", {"Spring sales", "spring"}),
+    ],
+)
+def test_jobs_are_found(service: JobService, jobs: dict[str, str], who: str, query: str, found: set[str]) -> None:
+    listed = service.call("GET", f"/jobs?{query}", who).json["jobs"]
+    assert {job["name"] for job in listed if job["id"] in jobs.values()} == found
+
+
+@pytest.mark.parametrize("tags", [["two words"], [""], ["x" * 65], ["a"] * 21, "word", [1]])
+def test_tags_that_cannot_be(service: JobService, model: bytes, tags: Any) -> None:
+    answer = service.submit("ann", model, tags=tags)
+    assert answer.status == 422
+    assert answer.json["error"]["field"].startswith("tags")
+
+
+class TestOnceMore:
+    def test_a_job_is_sent_once_more(self, service: JobService, jobs: dict[str, str]) -> None:
+        first = jobs["Spring sales"]
+        again = service.client("ann").job(first).resubmit()
+        try:
+            assert again.id != first
+            assert again.state is JobState.QUEUED
+            was = service.call("GET", f"/jobs/{first}", "ann").json["description"]
+            assert again.record["description"] == was
+            folders = [service.files.of(job).sent_model.read_bytes() for job in (first, again.id)]
+            assert folders[0] == folders[1]
+        finally:
+            again.cancel()
+
+    def test_another_users_job_is_not_there(self, service: JobService, jobs: dict[str, str]) -> None:
+        assert service.call("POST", f"/jobs/{jobs['Spring sales']}/resubmit", "ben").status == 404
+
+    def test_an_administrators_copy_is_theirs(self, service: JobService, jobs: dict[str, str]) -> None:
+        answer = service.call("POST", f"/jobs/{jobs['spring']}/resubmit", "admin")
+        assert (answer.status, answer.json["user"]) == (201, "admin")
+        service.call("POST", f"/jobs/{answer.json['id']}/cancel", "admin")
+
+    def test_its_data_must_still_be_there(self, service: JobService, model: bytes) -> None:
+        data = Path(service.data("passing"))
+        job = service.submit("ann", model, data=str(data)).json["id"]
+        data.unlink()
+        answer = service.call("POST", f"/jobs/{job}/resubmit", "ann")
+        assert (answer.status, answer.json["error"]["field"]) == (422, "data")
+        service.call("POST", f"/jobs/{job}/cancel", "ann")
+
+    def test_its_model_must_still_be_there(self, service: JobService, model: bytes) -> None:
+        job = service.client("ann").job(service.submit("ann", model).json["id"])
+        service.files.of(job.id).sent_model.unlink()
+        with pytest.raises(StateError, match="model must still exist"):
+            job.resubmit()
+        job.cancel()
+
+
+class TestNumbers:
+    def test_health_needs_no_token(self, service: JobService) -> None:
+        answer = service.call("GET", "/healthz", prefix="")
+        assert (answer.status, answer.json) == (200, {"status": "ok", "problems": []})
+
+    @pytest.mark.parametrize("broken", ["database", "runner"])
+    def test_a_server_that_does_not_work_says_so(self, tmp_path: Path, broken: str) -> None:
+        (tmp_path / "data").mkdir()
+        with JobService(tmp_path) as own:
+            if broken == "database":
+                with own.engine.begin() as connection:
+                    connection.exec_driver_sql("ALTER TABLE distkeras_jobs RENAME TO elsewhere")
+            else:
+                object.__setattr__(own.services, "silence", lambda: 1e6)
+            answer = own.call("GET", "/healthz", prefix="")
+            assert answer.status == 503
+            assert answer.json["status"] == "failing"
+            assert len(answer.json["problems"]) == 1
+
+    def test_the_runner_says_when_it_looked(self, tmp_path: Path) -> None:
+        stop = threading.Event()
+        with JobService(tmp_path) as own:
+            runner = own.runner
+        looking = threading.Thread(target=runner.run, args=(stop,))
+        before = runner.silence()
+        looking.start()
+        try:
+            until(lambda: runner.silence() < before)
+        finally:
+            stop.set()
+            looking.join(patience(20))
+
+    def test_prometheus_reads_them(self, service: JobService, jobs: dict[str, str]) -> None:
+        answer = service.call("GET", "/metrics", "admin", prefix="")
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+        counts = {sample.labels["state"]: sample.value for sample in families["distkeras_jobs"].samples}
+        assert counts.keys() == {state.value for state in JobState}
+        assert sum(counts.values()) == len(service.call("GET", "/jobs?limit=1000", "admin").json["jobs"])
+        assert families["distkeras_disk_free_bytes"].samples[0].value > 0
+
+    @pytest.mark.parametrize(("who", "status"), [("ann", 403), (None, 401)])
+    def test_they_are_for_administrators(self, service: JobService, who: str | None, status: int) -> None:
+        assert service.call("GET", "/metrics", who, prefix="").status == status
+
+
+def test_a_log_is_followed_to_its_end(service: JobService, model: bytes) -> None:
+    job = service.client("ann").job(service.submit("ann", model).json["id"])
+    folder: JobFolder = service.files.of(job.id)
+    folder.log.write_text("earlier\n")
+    pieces: list[str] = []
+    follower = threading.Thread(target=lambda: pieces.extend(job.follow_log(last=1000)))
+    follower.start()
+    try:
+        until(lambda: pieces == ["earlier\n"])
+        with folder.log.open("a") as log:
+            log.write("later\n")
+        until(lambda: "".join(pieces) == "earlier\nlater\n")
+        assert follower.is_alive()
+    finally:
+        service.call("POST", f"/jobs/{job.id}/cancel", "ann")
+    follower.join(patience(20))
+    assert not follower.is_alive()
+    began = time.monotonic()
+    assert list(job.follow_log(last=0)) == []
+    assert list(job.follow_log(last=6)) == ["later\n"]
+    assert time.monotonic() - began < patience(20)

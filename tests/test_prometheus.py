@@ -1,0 +1,73 @@
+"""A job's numbers, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import SparkSession
+from support.spark_jobs import blobs, table
+
+from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
+from distkeras.ps.errors import ConfigurationError
+
+
+def numbers(metrics: PrometheusMetrics) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=20) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_numbers_during_a_job_and_after(spark: SparkSession) -> None:
+    during: list[dict[str, float]] = []
+
+    class Look(Callback):
+        def on_center(self, context: CallbackContext) -> None:
+            if context.status.clock:
+                during.append(numbers(metrics))
+
+    metrics = PrometheusMetrics(every_seconds=0.01)
+    try:
+        x, y = blobs()
+        trainer: Any = Trainer(_network(), "agn", worker_optimizer="sgd", loss=LOSS, num_workers=2, num_epoch=3)
+        trainer.train(table(spark, x, y), callbacks=[metrics, Look(every_commits=1)])
+        assert any(found["distkeras_up"] == 1 for found in during)
+        after = numbers(metrics)
+        assert after["distkeras_up"] == 0
+        assert after["distkeras_clock"] == trainer.commits.count()
+        assert after["distkeras_samples"] == 3 * len(x)
+        assert after["distkeras_joined"] == after["distkeras_finished"] == 2
+        again = Trainer(_network(), "agn", worker_optimizer="sgd", loss=LOSS, num_workers=1)
+        port = metrics.port
+        again.train(table(spark, x, y), callbacks=[metrics])
+        assert metrics.port == port
+        assert numbers(metrics)["distkeras_samples"] == len(x)
+    finally:
+        metrics.close()
+    with pytest.raises(urllib.error.URLError):
+        numbers(metrics)
+
+
+LOSS = "sparse_categorical_crossentropy"
+
+
+def _network() -> Any:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
+
+
+def test_a_port_that_is_taken_is_an_error_before_any_work(spark: SparkSession) -> None:
+    first = PrometheusMetrics()
+    x, y = blobs()
+    trainer = Trainer(_network(), "agn", worker_optimizer="sgd", loss=LOSS, num_workers=1)
+    try:
+        trainer.train(table(spark, x, y), callbacks=[first])
+        with pytest.raises(ConfigurationError, match="`port` must be free"):
+            trainer.train(table(spark, x, y), callbacks=[PrometheusMetrics(first.port)])
+    finally:
+        first.close()
