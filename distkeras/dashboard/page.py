@@ -22,6 +22,8 @@ _SCRIPTS = (
     "tables.js",
     "job.js",
     "page.js",
+    "server.js",
+    "begin.js",
 )
 _STYLES = ("uPlot.min.css", "page.css")
 

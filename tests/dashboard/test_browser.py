@@ -302,6 +302,61 @@ def test_the_job_server_s_page_goes_on_with_its_list(visit: Callable[..., Any], 
         require_count(page, "article", 0)
 
 
+def test_the_job_server_s_page_finds_and_does(visit: Callable[..., Any], tmp_path: Path) -> None:
+    """Filters, older jobs, a link to an old job; cancel, submit again, log and model of a job."""
+    import keras
+
+    from distkeras.keras_model import archive
+
+    model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+    with JobService(tmp_path) as service:
+        ids = [
+            service.submit("ann", model, name=f"job {number:02}", tags=["even"] if number % 2 == 0 else []).json["id"]
+            for number in range(60)
+        ]
+        service.call("POST", f"/jobs/{ids[0]}/cancel", "ann")
+        page = visit(f"{service.url}/dashboard#{ids[1]}", fails="409")
+        page.get_by_label("Your token").fill(service.tokens["ann"])
+        page.keyboard.press("Enter")
+        page.locator("article h2", has_text="job 01").wait_for()
+        rows = page.locator(".list tbody tr")
+        require_count(page, ".list tbody tr", 50)
+        page.get_by_role("button", name="Show older jobs").click()
+        require_count(page, ".list tbody tr", 60)
+        assert page.get_by_role("checkbox", name="show job 01").is_checked()
+        assert violations(page) == []
+        page.get_by_label("Tag").fill("even")
+        require_count(page, ".list tbody tr", 30)
+        page.get_by_label("Name or user").fill("JOB 0")
+        require_count(page, ".list tbody tr", 5)
+        page.get_by_label("State").select_option("cancelled")
+        require_count(page, ".list tbody tr", 1)
+        assert rows.first.locator("th").text_content() == "job 00"
+        page.get_by_label("Name or user").fill("nothing")
+        page.get_by_text("No such jobs").wait_for()
+
+        service.files.of(ids[1]).log.write_text("a line of the driver\n")
+        page.get_by_role("button", name="Log").click()
+        page.locator("pre", has_text="a line of the driver").wait_for()
+        with service.files.of(ids[1]).log.open("a") as log:
+            log.write("and another")
+        page.locator("pre", has_text="and another").wait_for()
+        assert violations(page) == []
+        page.get_by_role("button", name="Cancel").click()
+        page.locator("article .state[data-state=cancelled]").wait_for()
+        require_count(page, "article button:text('Cancel'):visible", 0)
+        page.get_by_role("button", name="Submit again").click()
+        require_count(page, "article", 2)
+        service.files.of(ids[1]).sent_model.unlink()
+        page.get_by_role("button", name="Submit again").first.click()
+        page.get_by_role("alert").get_by_text("must still exist").wait_for()
+        new = next(one.id for one in service.client("ann").jobs(text="job 01") if one.id != ids[1])
+        service.finish(new)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Model").click()
+        assert download.value.suggested_filename == f"{new[:8]}-model.keras"
+
+
 def test_without_scripts_it_says_what_is_missing(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
     page = visit(saved(RecordedJob(1, 10.0)), java_script_enabled=False)
     assert "does not run" in page.locator("noscript").text_content()
