@@ -89,6 +89,7 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
     parser.add_argument("--name", default="", help="what you call the job")
     parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
+    parser.add_argument("--webhook", metavar="URL", help="the end of the job is posted there, if the server allows it")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
     parser.add_argument(
         "--early-stopping", **PAIRS, help="data=PLACE of validation rows as the server finds them, patience, monitor, …"
@@ -105,6 +106,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, help="folder to write to, as the server finds it")
     parser.add_argument("--name", default="", help="what you call the job")
     parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
+    parser.add_argument("--webhook", metavar="URL", help="the end of the job is posted there, if the server allows it")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
     parser.add_argument("--features", nargs="+", metavar="COLUMN", help="columns to predict from (default: features)")
     parser.add_argument("--predictions", nargs="+", metavar="COLUMN", help="new columns (default: prediction)")
@@ -139,6 +141,7 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         hyper_parameters=from_text(arguments.rule, arguments.set),
         name=arguments.name,
         tags=arguments.tags,
+        webhook=arguments.webhook,
         checkpoint_every=arguments.checkpoint_every,
         early_stopping=values_of(arguments.early_stopping) or None,
         **options,
@@ -158,7 +161,7 @@ def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
     }
     given = {name: value for name, value in options.items() if value is not None}
     model = arguments.model or client.job(arguments.job)
-    given |= {"name": arguments.name, "tags": arguments.tags}
+    given |= {"name": arguments.name, "tags": arguments.tags, "webhook": arguments.webhook}
     job = client.predict(model, data=arguments.data, output=arguments.output, **given)
     _write(f"{job.id}\n")
     if arguments.wait is not None:

@@ -71,6 +71,7 @@ class JobClient:
         hyper_parameters: Mapping[str, Any] = _NO_OPTIONS,
         name: str = "",
         tags: Sequence[str] = (),
+        webhook: str | None = None,
         checkpoint_every: int = 100,
         time_budget: float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
@@ -88,6 +89,7 @@ class JobClient:
             hyper_parameters: of the rule.
             name: what you call the job.
             tags: words by which you find it, without spaces.
+            webhook: URL that the end of the job is posted to, as JSON; where the server's operator allows it.
             checkpoint_every: commits from one snapshot to the next, from which a job goes on whose driver died.
             time_budget: seconds after which training ends early, and well.
             early_stopping: ``data``, Parquet to evaluate the center on, as the server finds it, and keywords of
@@ -106,6 +108,7 @@ class JobClient:
             )
         description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
         description |= {"tags": list(tags)} if tags else {}
+        description |= {} if webhook is None else {"webhook": webhook}
         description |= {} if time_budget is None else {"time_budget": time_budget}
         description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
         if _is_trainer(model):
@@ -127,6 +130,7 @@ class JobClient:
         output: str,
         name: str = "",
         tags: Sequence[str] = (),
+        webhook: str | None = None,
         **options: Any,
     ) -> RemoteJob:
         """Sends a predict job, and returns at once: it writes the rows of ``data`` with what the model predicts.
@@ -138,6 +142,7 @@ class JobClient:
                 has your name. It is whole once the job is done.
             name: what you call the job.
             tags: words by which you find it, without spaces.
+            webhook: as in `submit`.
             options: keywords of `distkeras.transformers.ModelPredictor`: ``features_col``, ``output_col`` and others.
 
         Raises:
@@ -146,6 +151,7 @@ class JobClient:
         """
         description: dict[str, Any] = {"data": data, "output": output, "name": name, "options": options}
         description |= {"tags": list(tags)} if tags else {}
+        description |= {} if webhook is None else {"webhook": webhook}
         if isinstance(model, RemoteJob):
             return self.send("/predictions", description | {"job": model.id}, None)
         return self.send("/predictions", description, _bytes_of(model))

@@ -170,6 +170,9 @@ class Description(Submitted):
 
     name: Line = Field("", description="A name of your choice for the job.")
     data: Place = Field(description="Path or URI of the Parquet to read, in a folder that the server allows.")
+    webhook: Place | None = Field(
+        None, description="URL that the end of the job is posted to, as JSON; where the server may post."
+    )
     tags: list[Tag] = Field([], max_length=20, description="Words by which you find the job.")
 
     @classmethod

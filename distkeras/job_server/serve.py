@@ -22,6 +22,7 @@ from distkeras.job_server.server.services import Services, ServiceSettings, data
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore, Quota
 from distkeras.job_server.store.tables import open_database
+from distkeras.job_server.webhooks import WebhookSender
 from distkeras.ps.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PLACE",
         help="folder or URI that predict jobs may write to; repeatable",
+    )
+    add(
+        "--webhooks",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="beginning of the URLs that the ends of jobs may be posted to; repeatable",
     )
     add("--master", default="local[*,4]", help="of Spark (default: %(default)s)")
     add("--conf", action="append", default=[], metavar="NAME=VALUE", help="setting of Spark; repeatable")
@@ -105,6 +113,7 @@ class JobServer:
             reserve=options.disk_reserve * _MEGABYTE,
             quota=Quota(options.user_max * _MEGABYTE, options.queued_max),
             private=[options.folder.absolute()],
+            webhooks=options.webhooks,
         )
         self._folder = _private(options.folder)
         self._engine = open_database(
@@ -114,6 +123,7 @@ class JobServer:
         tempfile.tempdir = str(files.temporary())  # uploads wait where they will lie
         jobs = JobStore(self._engine)
         self._runner = JobRunner(jobs, files, runner)
+        self._webhooks = WebhookSender(jobs)
         services = Services(Accounts(self._engine), jobs, files, settings, self._runner.silence)
         self._write_first_token(services.accounts)
         self._host = options.host
@@ -137,12 +147,17 @@ class JobServer:
         """Serves until `stop`; the drivers of jobs go on, and are found by the next server."""
         looking = threading.Thread(target=self._runner.run, args=(self._stop,), name="distkeras-jobs", daemon=True)
         looking.start()
+        sending = threading.Thread(
+            target=self._webhooks.run, args=(self._stop,), name="distkeras-webhooks", daemon=True
+        )
+        sending.start()
         log.info("the job server listens at %s , its page is %s/dashboard", self.url, self.url)
         try:
             self._http.run(self._stop)
         finally:
             self._stop.set()
             looking.join(_LAST_LOOK)
+            sending.join(_LAST_LOOK)
             self._engine.dispose()
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ import http.client
 import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class JobService:
         upload_max: int = 1 << 20,
         trusted_proxy: str | None = None,
         database: str | None = None,
+        webhooks: Sequence[str] = (),
     ) -> None:
         (folder / "data").mkdir(exist_ok=True)
         self._stop = threading.Event()
@@ -55,7 +56,9 @@ class JobService:
         self.accounts, self.store = Accounts(self.engine), JobStore(self.engine)
         self.files = JobFiles(folder / "files")
         (folder / "output").mkdir(exist_ok=True)
-        settings = ServiceSettings([str(folder / "data")], [str(folder / "output")], upload_max, reserve=0)
+        settings = ServiceSettings(
+            [str(folder / "data")], [str(folder / "output")], upload_max, reserve=0, webhooks=webhooks
+        )
         self.services = Services(self.accounts, self.store, self.files, settings)
         self.tokens = {}
         for name, role in (("admin", "admin"), ("ann", "user"), ("ben", "user")):

@@ -24,6 +24,7 @@ from distkeras.job_server.server.services import audit, services
 from distkeras.job_server.server.views import JobSummary, JobsView, JobView, RowsView, TextView, endpoints
 from distkeras.job_server.states import PREDICT, TRAIN, JobState
 from distkeras.job_server.store.jobs import ORDER, StoredJob, new_id
+from distkeras.job_server.webhooks import require_webhook
 
 jobs_api = endpoints("jobs")
 
@@ -186,6 +187,8 @@ def _model_of(job_id: str) -> Callable[[Path], object]:
 def _accept(description: Description, order: Mapping[str, Any], write_model: Callable[[Path], object]) -> Any:
     """Put a job into the queue with its model; all of it or nothing."""
     files, settings = services().files, services().settings
+    if description.webhook is not None:
+        require_webhook(description.webhook, settings.webhooks)
     if files.free() < settings.reserve:
         raise StorageError(f"The server's disk has fewer than {settings.reserve} bytes left: try again later.")
     folder = files.incoming()

@@ -26,6 +26,7 @@ class ServiceSettings:
         upload_max: bytes of a model.
         quota: of each user.
         reserve: bytes that the disk must have left for a job to be taken.
+        webhooks: beginnings of URLs that the ends of jobs may be posted to.
         private: folders of the server's own files, which no job may read or write, even if they lie in ``data``.
     """
 
@@ -35,6 +36,7 @@ class ServiceSettings:
     quota: Quota = field(default_factory=Quota)
     reserve: int = 1 << 30
     private: Sequence[Path] = ()
+    webhooks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

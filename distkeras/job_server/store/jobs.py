@@ -43,6 +43,9 @@ class StoredJob:
         driver: the process that does it.
         cancel: when a user asked for its end.
         error: why it did not end well.
+        webhook: where its end is posted; None: nowhere.
+        tries: how often that was tried.
+        notify: when to try it next; None: no more.
         bytes: of its files, as last counted.
     """
 
@@ -63,6 +66,9 @@ class StoredJob:
     driver: str | None
     cancel: float | None
     error: str | None
+    webhook: str | None
+    tries: int
+    notify: float | None
     bytes: int
 
     @property
@@ -135,6 +141,8 @@ class JobStore:
         values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
         values["tags"] = "".join(f" {tag} " for tag in description.get("tags", []))
         values |= {"description": json.dumps(description), "created": self._clock(), "attempt": 0}
+        if description.get("webhook"):
+            values |= {"webhook": description["webhook"], "notify": 0.0}
         theirs = JOBS.c.user_id == account.id
         with self._engine.begin() as connection:
             # Others of this user's wait here: what is counted below stays so.
@@ -298,6 +306,29 @@ class JobStore:
         query = _JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment).order_by(JOBS.c.number)
         with self._engine.connect() as connection:
             return [_job_of(row) for row in connection.execute(query)]
+
+    def due_webhooks(self) -> list[StoredJob]:
+        """Jobs that have ended, and whose webhook is to be tried now; the oldest first."""
+        due = JOBS.c.state.in_(FINAL) & (JOBS.c.notify <= self._clock())
+        with self._engine.connect() as connection:
+            return [_job_of(row) for row in connection.execute(_JOINED.where(due).order_by(JOBS.c.number))]
+
+    def claim_webhook(self, job: StoredJob, pause: float | None) -> bool:
+        """Note a try of a job's webhook; return False if another server has tried meanwhile.
+
+        Args:
+            job: as `due_webhooks` had it.
+            pause: seconds to the next try, if this one fails; None: there is none.
+        """
+        values = {"tries": job.tries + 1, "notify": None if pause is None else self._clock() + pause}
+        change = update(JOBS).where(JOBS.c.id == job.id, JOBS.c.tries == job.tries, JOBS.c.notify == job.notify)
+        with self._engine.begin() as connection:
+            return bool(connection.execute(change.values(**values)).rowcount)
+
+    def end_webhook(self, job: StoredJob) -> None:
+        """Try a job's webhook no more: it was answered."""
+        with self._engine.begin() as connection:
+            connection.execute(update(JOBS).where(JOBS.c.id == job.id).values(notify=None))
 
     def _swap(self, job: StoredJob, condition: ColumnElement[bool] | None = None, **values: Any) -> bool:
         """Changes a job that is still this attempt of this server's."""
