@@ -15,7 +15,7 @@ from distkeras.ps.checkpoint import directory, ownership, snapshot
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import parsed
-from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat
+from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
@@ -84,21 +84,6 @@ def _changes_are_of_what_was_meant() -> list[Patch]:
         known[...] = vector + np.float32(0.03) * np.sign(vector - known)
 
     return [(Int8, "encode_change", encode_change)]
-
-
-@mutation
-def _a_center_is_sent_as_the_change_of_an_older_one() -> list[Patch]:
-    """With int8, a worker that pulls again is sent the center, and the server forgets that."""
-    encode = PeerFormat.encode
-
-    def forgetful(self: PeerFormat, reply: Any, take: Any, *, whole: bool) -> Any:
-        known = None if self._known is None else self._known.copy()
-        answer = encode(self, reply, take, whole=whole)
-        if whole and known is not None:
-            self._known = known
-        return answer
-
-    return [(PeerFormat, "encode", forgetful)]
 
 
 @mutation
