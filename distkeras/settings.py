@@ -242,7 +242,6 @@ class JobFacts:
         epochs: over the data.
         batch_size: rows of a mini-batch.
         rounds: the rule has rounds, in which workers wait for one another.
-        measures_gap: the gap is measured at each commit.
         saved: the server saves its state: there is a checkpoint.
     """
 
@@ -251,7 +250,6 @@ class JobFacts:
     epochs: int
     batch_size: int = 0
     rounds: bool = False
-    measures_gap: bool = False
     saved: bool = False
 
     @classmethod
@@ -263,7 +261,6 @@ class JobFacts:
             epochs=training.num_epoch,
             batch_size=training.batch_size,
             rounds=server.rule.traits.synchronous,
-            measures_gap=server.measure_gap,
             saved=server.checkpoint is not None,
         )
 

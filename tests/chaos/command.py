@@ -149,7 +149,7 @@ class JobRunner:
         return self._scene.disk.folder / f"job-{self._jobs}"
 
     def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path) -> JobResult:
-        left = leftovers.of_a_job(before) + leftovers.drafts(folder)
+        left = leftovers.of_a_job(before) + leftovers.drafts(folder, self._scene.store)
         self._findings.left += left
         shutil.rmtree(folder, ignore_errors=True)
         return replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from chaos import targets
+from chaos.store import Store
 
 _PATIENCE = 30.0
 #: Seconds that a job's threads and its server have to end after it. Spark gives a task that it has cancelled two
@@ -68,9 +69,15 @@ def files(scratch: Path, *folders: str) -> list[str]:
     return found
 
 
-def drafts(folder: Path) -> list[str]:
-    """Half-written snapshots."""
-    return [f"file {path}" for path in folder.rglob("*.part")]
+def drafts(folder: Path, store: Store) -> list[str]:
+    """Half-written snapshots.
+
+    A server that dies in its last write leaves one to the next server, which removes it; so does one whose store fails.
+    Such a draft is younger than all snapshots.
+    """
+    youngest = max((path.stat().st_mtime for path in folder.rglob("*.dks")), default=0.0)
+    found = [path for path in folder.rglob("*.part") if path.stat().st_mtime < youngest or not store.tore(path)]
+    return [f"file {path}" for path in found]
 
 
 def _command(process: psutil.Process) -> str:

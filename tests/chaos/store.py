@@ -7,8 +7,10 @@ in one file of this machine; `Store` writes that.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +32,8 @@ class Store:
 
     def __init__(self, orders: Path) -> None:
         self._orders, self._numbers = orders, dict[str, float]()
+        #: When it was torn, from and to, in seconds since the epoch.
+        self._torn: list[tuple[float, float]] = []
         os.environ[VARIABLE] = str(orders)
         take_over_servers()
 
@@ -39,11 +43,18 @@ class Store:
 
     def tear(self) -> None:
         """Calls fail half-way from now on: files are written in part, moves fail before or after they are done."""
+        self._torn.append((time.time(), math.inf))
         self._order({"failing": FAILING, "dying": DYING})
 
     def mend(self) -> None:
         """Calls do not fail from now on."""
         self._order({"failing": 0.0, "dying": 0.0})
+        self._torn = [(first, min(last, time.time())) for first, last in self._torn]
+
+    def tore(self, path: Path) -> bool:
+        """Return whether the store was torn when this file was written: its server may have died, or not delete it."""
+        written = path.stat().st_mtime
+        return any(first - 1.0 <= written <= last + 1.0 for first, last in self._torn)
 
     def hurry(self) -> None:
         """Calls are fast from now on."""

@@ -75,7 +75,7 @@ class RecordedJob:
         loss = 0.25 + 2.0 * np.exp(-4 * at / seconds) * (1 + bias) + rng.normal(0, 0.06, 4 * count) ** 2
         accuracy = np.clip(0.97 - 0.85 * np.exp(-4 * at / seconds) * (1 + bias), 0, 1)
         self.steps = np.column_stack([BEGAN + at, np.full(4 * count, 128.0), loss, accuracy])
-        self.facts = JobFacts("AGN(window=4)", workers, 2, 128, measures_gap=True, saved=True)
+        self.facts = JobFacts("AGN(window=4)", workers, 2, 128, saved=True)
 
     def pieces(self, seconds: float = 1.0) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """What has come with each look, once in so many seconds: the time, commits, and history."""

@@ -62,7 +62,6 @@ def test_the_page_tells_what_the_tables_have(spark: SparkSession, clouds: DataFr
         assert whole["now"]["state"] == "done"
         assert (whole["now"]["commits"], whole["now"]["samples"]) == (len(commits), history["samples"].sum())
         assert whole["workers"]["commits"] == commits.groupby("worker").size().tolist()
-        assert whole["facts"]["measures_gap"] is True
         assert whole["metrics"] == ["loss", "accuracy"]
         assert sum(whole["job"]["commits"]) == len(commits)
         assert sum(whole["staleness"]["counts"]) == len(commits)

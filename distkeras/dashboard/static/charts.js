@@ -11,7 +11,6 @@ const AXES = {
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 /** Seconds over which the rate of samples is a mean. */
 const RATE_SECONDS = 6;
-const GAP_NOTE = "Not measured: Trainer(measure_gap=True) does.";
 
 class JobCharts {
   /** `view`: what whoever looks has chosen: axis, metric, log, worker; `onchange` is told of another choice. */
@@ -54,8 +53,8 @@ class JobCharts {
     this.drawRate(job, axis);
     this.drawSplit(job, axis);
     this.drawStaleness(job);
-    this.drawMean(this.gap, job, axis, "gap", job.facts.measures_gap ? "" : GAP_NOTE);
-    this.drawMean(this.scalePlot, job, axis, "scale", "");
+    this.drawMean(this.gap, job, axis, "gap");
+    this.drawMean(this.scalePlot, job, axis, "scale");
   }
 
   base({ x }) {
@@ -108,7 +107,10 @@ class JobCharts {
       const samples = job.job.samples.slice(first, last + 1).reduce((sum, count) => sum + count, 0);
       return seconds > 0 ? samples / seconds : null;
     });
-    const summary = `${amount(job.now.rate)} samples a second lately.`;
+    const total = job.job.samples.reduce((sum, count) => sum + count, 0);
+    const summary = job.over
+      ? `${amount(total / job.now.at)} samples a second over the whole job.`
+      : `${amount(values.findLast((value) => value !== null))} samples a second over the last ${RATE_SECONDS} s.`;
     this.rate.set({ ...this.base(axis), series: [{ label: "samples per second", values, color: "accent", fill: "band" }], yRange: [0, null], summary });
   }
 
@@ -140,14 +142,12 @@ class JobCharts {
   }
 
   /** A mean over time, where there is one. */
-  drawMean(plot, job, axis, name, note) {
+  drawMean(plot, job, axis, name) {
     const values = axis.places.map((place) => job.job[name][place]);
     const known = values.filter((value) => value !== null);
     // A factor that never is another one than 1 says nothing.
     const telling = known.length && !(name === "scale" && known.every((value) => value === 1));
-    plot.element.hidden = !telling && !note;
-    plot.target.hidden = plot.slider.hidden = plot.details.hidden = !telling;
-    if (!telling) say(plot.reading, note);
-    else plot.set({ ...this.base(axis), series: [{ label: name, values, color: "accent" }], summary: `A mean of ${amount(known[known.length - 1])} now.` });
+    plot.element.hidden = !telling;
+    if (telling) plot.set({ ...this.base(axis), series: [{ label: name, values, color: "accent" }], summary: `A mean of ${amount(known[known.length - 1])} now.` });
   }
 }
