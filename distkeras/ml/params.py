@@ -87,26 +87,29 @@ def with_trainer_params(kind: _P) -> _P:
         name = SPARK_NAMES.get(keyword, keyword)
         if not isinstance(getattr(kind, name, None), Param):
             setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
-    own = [param.name for param in vars(TrainingParams).values() if isinstance(param, Param)]
-    own = [name for name in own if name not in trainer_keywords()]
-    for name in dir(kind):
-        found = getattr(kind, name)
-        if isinstance(found, Param):
-            setattr(kind, name, keeping(found))
+    for name in _names_of_params(kind):
+        setattr(kind, name, keeping(getattr(kind, name)))
+    own = [KEYWORDS.get(name, name) for name in _names_of_params(kind)]
     keywords = [
         *(parameter.replace(annotation=Any) for parameter in trainer_keywords().values()),
-        *(inspect.Parameter(KEYWORDS.get(name, name), inspect.Parameter.KEYWORD_ONLY, default=None) for name in own),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for name in own
+            if name not in trainer_keywords()
+        ),
     ]
-    signature = inspect.Signature(list({keyword.name: keyword for keyword in keywords}.values()))
-    setattr(kind, "__signature__", signature)  # noqa: B010 - what `inspect` and `help` show, unknown to type checkers
+    setattr(kind, "__signature__", inspect.Signature(keywords))  # noqa: B010 - what `inspect` and `help` show, unknown to type checkers
     return with_accessors(kind)
+
+
+def _names_of_params(kind: type[Params]) -> list[str]:
+    return [name for name in dir(kind) if isinstance(getattr(kind, name), Param)]
 
 
 def with_accessors(kind: _P) -> _P:
     """Give a class `setX` and `getX` for each of its parameters that has none, as Spark's own stages have them."""
-    for name in dir(kind):
-        if isinstance(getattr(kind, name), Param):
-            _add_accessors(kind, name)
+    for name in _names_of_params(kind):
+        _add_accessors(kind, name)
     return kind
 
 

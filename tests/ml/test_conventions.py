@@ -130,6 +130,11 @@ class TestSearches:
 
 
 class TestParams:
+    def test_help_has_each_keyword_once(self) -> None:
+        shown = set(inspect.signature(KerasEstimator).parameters)
+        assert {"model", "rule", "features_col", "prediction_col", "handle_invalid", "worker_learning_rate"} <= shown
+        assert not {"featuresCol", "handleInvalid"} & shown
+
     @pytest.mark.parametrize("kind", [KerasEstimator, KerasModel])
     def test_each_has_a_setter_and_a_getter(self, kind: type[Any]) -> None:
         made = kind()
