@@ -107,5 +107,5 @@ class PrometheusMetrics(Callback):
         self.port = self._server[0].server_port
 
     def __copy__(self) -> PrometheusMetrics:
-        """Itself: one port serves the numbers of whatever job it is given to."""
+        """Itself: one port serves the numbers of every job."""
         return self

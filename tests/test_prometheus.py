@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
+from support.patience import patience
 from support.spark_jobs import blobs, table
 
 from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
@@ -16,7 +17,7 @@ from distkeras.ps.errors import ConfigurationError
 
 
 def numbers(metrics: PrometheusMetrics) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=patience(20)) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 

@@ -269,6 +269,7 @@ def test_a_job_from_the_command_line(
     optimizer = "--optimizer adam --optimizer-set learning_rate=0.1"
     optimizer += f" --early-stopping data={service.data('y')} patience=3"
     what = ["--model", str(tmp_path / "model.keras"), "--data", service.data("x"), "--name", "mine"]
+    what += ["--tags", "nightly", "a.1"]
     status, out, err = run("submit", *what, *flags.split(), *optimizer.split())
     assert (status, err) == (0, "")
     job = out.strip()
@@ -277,6 +278,8 @@ def test_a_job_from_the_command_line(
         "rule": "agn",
         "data": service.data("x"),
         "name": "mine",
+        "tags": ["nightly", "a.1"],
+        "webhook": None,
         "checkpoint_every": 100,
         "time_budget": None,
         "early_stopping": {"data": service.data("y"), "patience": 3},
@@ -290,13 +293,17 @@ def test_a_job_from_the_command_line(
             "worker_optimizer": {"class_name": "adam", "config": {"learning_rate": 0.1}},
         },
     }
-    assert re.search(rf"^{job}  queued .* ann +mine$", run("list", "--state", "queued")[1], re.M)
+    found = run("list", "--state", "queued", "--text", "MIN", "--tag", "a.1")[1]
+    assert re.fullmatch(rf"{job}  queued .* ann +mine nightly a.1\n", found)
     assert run("fetch", job, "--out", str(tmp_path / "x"))[0] == 2
     assert not (tmp_path / "x").exists()
     assert run("cancel", job)[0] == 0
     status, out, _ = run("watch", job)
     assert (status, out) == (1, "cancelled\n")
-    assert run("log", job)[:2] == (0, "")
+    assert run("log", job)[:2] == run("log", "--follow", job)[:2] == (0, "")
+    again = run("resubmit", job)[1].strip()
+    assert json.loads(run("show", again)[1])["tags"] == ["nightly", "a.1"]
+    assert run("cancel", again)[0] == run("remove", again)[0] == 0
     assert run("remove", job)[0] == 0
     status, _, err = run("show", job)
     assert (status, err) == (2, f"distkeras: NotThereError: there must be such a job. Received: {job}\n")

@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 import distkeras
-from distkeras.job_server.errors import ForbiddenError
 from distkeras.job_server.server.services import Services, services
 
 server_pages = Blueprint("server", __name__)
@@ -36,8 +35,7 @@ def show_health() -> tuple[Response, int]:
 @server_pages.get("/metrics")
 def show_metrics() -> Response:
     """Answer with the server's numbers in the text format of Prometheus; for administrators."""
-    if not g.account.is_admin:
-        raise ForbiddenError("the numbers of the server are for administrators. Received: another user's token")
+    g.account.require_admin()
     registry = CollectorRegistry()
     registry.register(_ServerNumbers(services()))
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -24,11 +24,14 @@ ROUTES = {
     "GET /": PUBLIC_ONE,
     "GET /openapi.json": PUBLIC_ONE,
     "GET /dashboard": PUBLIC_ONE,
+    "GET /healthz": PUBLIC_ONE,
+    "GET /metrics": ADMIN,
     "POST /api/v1/jobs": MAKES,
     "POST /api/v1/predictions": MAKES,
     "GET /api/v1/jobs": LIST,
     "GET /api/v1/jobs/{job}": THING,
     "POST /api/v1/jobs/{job}/cancel": THING,
+    "POST /api/v1/jobs/{job}/resubmit": THING,
     "DELETE /api/v1/jobs/{job}": THING,
     "GET /api/v1/jobs/{job}/metrics": THING,
     "GET /api/v1/jobs/{job}/log": THING,
@@ -107,7 +110,7 @@ def test_every_route_is_public_or_an_administrators_or_has_an_owner(service: Job
         f"{method} " + PART.sub(r"{\1}", rule.rule)
         for rule in application.url_map.iter_rules()
         for method in present(rule.methods) - {"HEAD", "OPTIONS"}
-        if rule.endpoint.startswith("admin.")
+        if rule.endpoint.startswith("admin.") or rule.endpoint == "server.show_metrics"
     }
     assert admins == {route for route, kind in ROUTES.items() if kind == ADMIN}
     assert {route for route, kind in ROUTES.items() if kind == PUBLIC_ONE} == {f"GET {path}" for path in PUBLIC}
