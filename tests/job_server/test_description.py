@@ -185,7 +185,7 @@ def test_every_keyword_of_the_predictor_is_in_the_schema_or_left_out() -> None:
 
 def test_a_predict_job_comes_back() -> None:
     options = {"features_col": ["a", "b"], "output_col": "p", "batch_size": 7, "output_type": "vector"}
-    given = {"data": "/a", "output": "/b", "job": "a" * 32, "options": options, "name": "mine"}
+    given: dict[str, Any] = {"data": "/a", "output": "/b", "job": "a" * 32, "options": options, "name": "mine"}
     given |= {"tags": ["a"], "webhook": None}
     made = PredictionDescription.from_json(given)
     assert made.to_json() == given
