@@ -25,7 +25,8 @@ _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages|python3?\.\d+t?|pyspark)[/\\]|\.zip[/\\]|^<frozen"
     r"|[/\\]distkeras[/\\](?:"
     r"(?:analysis|commands|compat|dashboard|data|job_server|keras_model|ml|ps|results|spark|training|transformers)[/\\]"
-    r"|(?:__(?:init|main)__|callbacks|evaluators|flags|job_deployment|keras_callbacks|mlflow_logger|options|predictors|settings"
+    r"|(?:__(?:init|main)__|callbacks|evaluators|flags|job_deployment|keras_callbacks|mlflow_logger|options|predictors"
+    r"|prometheus|settings"
     r"|trainers?|utils)\.py$)"
 )
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in .*\n(?:^    .*\n?)*', re.M)

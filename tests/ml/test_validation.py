@@ -65,8 +65,7 @@ def test_by_commits(df: DataFrame) -> None:
     commits = summary.commits.count()
     clocks = [point["clock"] for point in summary.validation]
     assert clocks[-1] == commits
-    assert len(clocks) > 2
-    assert min(np.diff(clocks[:-1])) >= 10
+    assert 2 < len(clocks) <= 1 + commits // 10  # a center may be fetched some commits after its time
 
 
 @pytest.mark.parametrize("option", ["validation_every_epochs", "validation_every_seconds", "validation_every_commits"])
@@ -75,18 +74,15 @@ def test_what_cannot_be_between_two_points(option: str) -> None:
         estimator(**{option: 0})
 
 
-@keras.saving.register_keras_serializable("tests")
-class Latest(keras.metrics.Mean):
-    """A metric of the user's own class."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        return super().update_state(y_pred, sample_weight)
-
-
 def test_a_metric_that_does_not_add_up_stays_that_of_the_sample(
     df: DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
+    @keras.saving.register_keras_serializable("tests")  # within the function, so that executors get its code
+    class MeanOutput(keras.metrics.Mean):
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            return super().update_state(y_pred, sample_weight)
+
     with caplog.at_level(logging.WARNING, "distkeras"):
-        fitted = estimator(validation_rows=100, num_epoch=1, metrics=[Latest()]).fit(df)
+        fitted = estimator(validation_rows=100, num_epoch=1, metrics=[MeanOutput()]).fit(df)
     assert fitted.summary.validation[-1]["rows"] == 100
     assert "a sample" in caplog.text
