@@ -122,3 +122,4 @@ def _forward(source: int, target: int, ended: threading.Event) -> None:
                     ended.set()
                 elif not _CHATTER.match(line):
                     os.write(target, line + b"\n")
+    os.close(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -95,13 +96,13 @@ class _Validity:
         worker, first_row = context.partitionId() if context else 0, 0
         for record in records:
             ready = pa.RecordBatch.from_struct_array(record.columns[-1])
-            place = {"worker": worker, "step": first_row // self.spec.batch_size}
-
-            def convert(start: int, stop: int) -> None:
-                part = ready.slice(start, stop - start)  # noqa: B023 - called within this turn of the loop
-                checked_columns(part, self.spec, first_row=first_row + start, **place)  # noqa: B023 - within this turn too
-
-            texts = pa.array(reasons(record.num_rows, convert), pa.string())
+            check = partial(self._check, ready, worker, first_row)
+            texts = pa.array(reasons(record.num_rows, check), pa.string())
             names = [*record.schema.names[:-1], self.name]
             yield pa.RecordBatch.from_arrays([*record.columns[:-1], texts], names=names)
             first_row += record.num_rows
+
+    def _check(self, rows: pa.RecordBatch, worker: int, first_row: int, start: int, stop: int) -> None:
+        first = first_row + start
+        step = first // self.spec.batch_size
+        checked_columns(rows.slice(start, stop - start), self.spec, worker=worker, step=step, first_row=first)

@@ -318,11 +318,26 @@ class RemoteJob:
         Raises:
             DeadlineError, ServerLostError: as in `wait`.
         """
-        offset, away = 0, time.monotonic() + _AWAY
+        for answer in self._answers("metrics", 0, "rows", deadline):
+            yield from answer["rows"] or [{}]
+
+    def _answers(self, part: str, offset: int, key: str, deadline: float) -> Iterator[dict[str, Any]]:
+        """The parts of something that grows, as they come, until the job has ended; also those without news.
+
+        Args:
+            part: path of it, below that of the job.
+            offset: where to begin.
+            key: name of the news in an answer.
+            deadline: by `time.monotonic`.
+
+        Raises:
+            DeadlineError, ServerLostError: as in `wait`.
+        """
+        away = time.monotonic() + _AWAY
         while True:
             try:
-                self.refresh()
-                answer = self.connection.call("GET", self._path("metrics"), offset=offset)
+                ended = self.refresh().state in FINAL  # asked before the news: none comes after
+                answer = self.connection.call("GET", self._path(part), offset=offset)
             except (ServerLostError, DeadlineError):
                 if time.monotonic() > min(away, deadline):
                     raise
@@ -330,10 +345,10 @@ class RemoteJob:
                 continue
             away = time.monotonic() + _AWAY
             offset = answer["next"]
-            yield from answer["rows"] or [{}]
-            if answer["rows"]:
+            yield answer
+            if answer[key]:
                 continue
-            if self.state in FINAL:
+            if ended:
                 return
             if time.monotonic() > deadline:
                 raise DeadlineError(f"job {self.id} has not ended in time; it is {self.state}, and continues")
@@ -362,26 +377,9 @@ class RemoteJob:
             ServerLostError: the server is away for longer than a restart takes.
         """
         deadline = time.monotonic() + require_number("timeout", timeout, inclusive=True)
-        offset, away = -last if last else _END, time.monotonic() + _AWAY
-        while True:
-            try:
-                ended = self.refresh().state in FINAL  # asked before the log: nothing comes after
-                answer = self.connection.call("GET", self._path("log"), offset=offset)
-            except (ServerLostError, DeadlineError):
-                if time.monotonic() > min(away, deadline):
-                    raise
-                time.sleep(_LOOK)
-                continue
-            away = time.monotonic() + _AWAY
-            offset = answer["next"]
+        for answer in self._answers("log", -last if last else _END, "text", deadline):
             if answer["text"]:
                 yield answer["text"]
-            elif ended:
-                return
-            elif time.monotonic() > deadline:
-                raise DeadlineError(f"job {self.id} has not ended in time; it is {self.state}, and continues")
-            else:
-                time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
 
     def resubmit(self) -> RemoteJob:
         """Submit the job once more, as yours, with the same model, and return the new one.

@@ -418,16 +418,15 @@ class KerasModel(Model, PredictionParams, Saveable):
         Raises:
             ShapeError: another number of values.
         """
-        outputs = self._outputs_of(value)
-        columns = [column for column in self.output_columns() if not column.derived]
-        found = [
-            outputs[column.output][0]
-            if column.form in ("values", "vector")
-            else float(np.ravel(classes(outputs[column.output], column))[0])
-            if column.form == "class"
-            else float(np.ravel(outputs[column.output])[0])
-            for column in columns
-        ]
+        outputs, found = self._outputs_of(value), []
+        for column in self.output_columns():
+            output = outputs[column.output]
+            if column.form == "class":
+                found.append(float(classes(output, column)[0]))
+            elif column.form == "number":
+                found.append(float(np.ravel(output)[0]))
+            elif not column.derived:
+                found.append(output[0])
         return found[0] if len(found) == 1 else found
 
     @short_errors
@@ -437,8 +436,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         Raises:
             ConfigurationError: the model is no classifier, or has several outputs.
         """
-        head = self._only_classifier("predictProbability")
-        return np.ravel(class_probabilities(self._outputs_of(value)[0], OutputColumn("", 0, logits=head.logits)))
+        return self._of_classes("predictProbability", class_probabilities, value)
 
     @short_errors
     def predictRaw(self, value: Any) -> np.ndarray:
@@ -447,8 +445,11 @@ class KerasModel(Model, PredictionParams, Saveable):
         Raises:
             ConfigurationError: the model is no classifier, or has several outputs.
         """
-        head = self._only_classifier("predictRaw")
-        return np.ravel(class_logits(self._outputs_of(value)[0], OutputColumn("", 0, logits=head.logits)))
+        return self._of_classes("predictRaw", class_logits, value)
+
+    def _of_classes(self, name: str, make: Callable[[np.ndarray, OutputColumn], np.ndarray], value: Any) -> np.ndarray:
+        head = self._only_classifier(name)
+        return np.ravel(make(self._outputs_of(value)[0], OutputColumn("", 0, logits=head.logits)))
 
     def _outputs_of(self, value: Any) -> list[np.ndarray]:
         """The model's outputs for one row, each ``(1, …)``."""

@@ -130,7 +130,8 @@ def test_an_address_that_is_away_is_tried_again(service: JobService, receiver: R
     clock = Clock()
     sender = WebhookSender(JobStore(service.engine, clock))
     sender.send_due()
-    assert service.store.due_webhooks() == [] or service.store.due_webhooks()[0].tries == 1
+    (waiting,) = service.store.due_webhooks()  # by today's clock
+    assert waiting.tries == 1
     with service.engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE distkeras_jobs SET webhook = '{receiver.url}/hooks'")
     clock.now += 10

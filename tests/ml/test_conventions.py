@@ -113,6 +113,10 @@ class TestSearches:
         evaluator = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # its stub forgets it
         fitted = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(df)
         assert fitted.avgMetrics[1] < fitted.avgMetrics[0]
+        for rate, least, most in ((1e-9, 0.0, 1e-6), (0.1, 0.1, np.inf)):
+            found = made.copy({made.getParam("worker_learning_rate"): rate}).fit(df).keras_model.get_weights()
+            moved = [np.abs(now - was).max() for now, was in zip(found, made.value("model").get_weights(), strict=True)]
+            assert least <= max(moved) <= most
         optimizer = fitted.bestModel.keras_model.optimizer  # type: ignore[attr-defined]  # a KerasModel
         assert optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
         assert optimizer.get_config()["beta_1"] == 0.5
