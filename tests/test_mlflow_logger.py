@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from support.spark_jobs import blobs, table
+from support.training.spark_jobs import blobs, table
 
 from distkeras import KerasCallbacks, KerasEstimator, MLflowLogger, Trainer, rules
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup

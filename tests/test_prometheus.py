@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 from support.patience import patience
-from support.spark_jobs import blobs, table
+from support.training.spark_jobs import blobs, table
 
 from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
 from distkeras.ps.errors import ConfigurationError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience
-from support.spark_jobs import assert_nothing_left, blobs, step_callback_layer, table, wrong_model
+from support.training.spark_jobs import assert_nothing_left, blobs, step_callback_layer, table, wrong_model
 
 from distkeras import Trainer
 from distkeras.analysis import metrics

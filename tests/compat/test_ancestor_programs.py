@@ -15,7 +15,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector, Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from support.present import present
-from support.spark_jobs import assert_nothing_left
+from support.training.spark_jobs import assert_nothing_left
 
 from distkeras.evaluators import *
 from distkeras.ps.errors import ConfigurationError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pyspark.sql import Row
 from support.present import present
-from support.spark_jobs import wrong_model
+from support.training.spark_jobs import wrong_model
 
 from distkeras import Trainer
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError

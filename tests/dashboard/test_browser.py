@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from support.browser import DESKTOP, PHONE, ink
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.patience import patience
-from support.recorded_job import BEGAN, RecordedJob, record_of, write_journal
+from support.training.recorded_job import BEGAN, RecordedJob, record_of, write_journal
 
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.journal import Journal

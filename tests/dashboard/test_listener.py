@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.patience import patience, until
-from support.recorded_job import RecordedJob
+from support.training.recorded_job import RecordedJob
 
 from distkeras.dashboard.dashboard import Dashboard
 from distkeras.dashboard.journal import Journal

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.job_process import Server
+from support.job_server.process import Server
 from support.present import present
-from support.recorded_job import BEGAN, RecordedJob
+from support.training.recorded_job import BEGAN, RecordedJob
 
 from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import JobRecord, Now

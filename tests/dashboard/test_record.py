@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.recorded_job import BEGAN, RecordedJob, commits, steps
+from support.training.recorded_job import BEGAN, RecordedJob, commits, steps
 
 from distkeras.callbacks import Evaluation
 from distkeras.dashboard.record import JobRecord

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from support.recorded_job import commits
+from support.training.recorded_job import commits
 
 from distkeras.dashboard.record import TimeSplitter
 

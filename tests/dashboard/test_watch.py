@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import patience
-from support.recorded_job import RecordedJob
-from support.running_server import SIZE, Running
-from support.worker_thread import running_worker
+from support.ps.running_server import SIZE, Running
+from support.ps.worker_thread import running_worker
+from support.training.recorded_job import RecordedJob
 
 from distkeras.callbacks import CallbackContext, Evaluation, JobLink, JobOver, TrainingSetup
 from distkeras.dashboard.journal import read_since

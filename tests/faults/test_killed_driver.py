@@ -19,7 +19,7 @@ DRIVER = """
 import json, os, signal, sys
 from pyspark.sql import SparkSession
 import keras
-from support.spark_jobs import *
+from support.training.spark_jobs import *
 from distkeras.callbacks import Callback
 
 spark = (

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.fault_job import DEADLINES, LARGE, Job
-from support.faults import PATIENCE, Faults
+from support.faults.job import DEADLINES, LARGE, Job
+from support.faults.plan import PATIENCE, Faults
 from support.patience import PATIENT, brief
 from support.present import present
 

@@ -1,6 +1,6 @@
 """Every fault in every phase of a worker's life: each mini-batch counts once, and nothing is left.
 
-Workers and server are processes; see `fault_job`. The cells one by one are slow; storms of several faults in one job
+Workers and server are processes; see `faults.job`. The cells one by one are slow; storms of several faults in one job
 have each fault and each phase in the default suite.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fault_job import LARGE, LONG, SIZE, Job
-from support.faults import FAULTS, PHASES, Faults
+from support.faults.job import LARGE, LONG, SIZE, Job
+from support.faults.plan import FAULTS, PHASES, Faults
 
 from distkeras.ps.rules import Rule, make
 

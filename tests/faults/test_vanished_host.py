@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.namespaces import HOSTS, Namespaces
+from support.faults.namespaces import HOSTS, Namespaces
 from support.patience import brief, patience
 
 ROOT = Path(__file__).parents[2]
-PEER = [sys.executable, str(ROOT / "tests" / "support" / "vanishing_peers.py")]
+PEER = [sys.executable, str(ROOT / "tests" / "support" / "faults" / "vanishing_peers.py")]
 #: Seconds in which each end must have noticed.
 NOTICED = 40
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
-from support.postgres import postgres
+from support.job_server.postgres import postgres
 from support.present import present
 
 from distkeras.job_server.store.accounts import Account, Accounts

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.patience import patience, until
 
 from distkeras.commands.main import main, parser

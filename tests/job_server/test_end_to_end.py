@@ -17,12 +17,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from support.browser import chromium, ink
-from support.job_process import Server
+from support.job_server.process import Server
 from support.patience import patience, until
 from support.present import present
 from support.processes import descendants
-from support.spark_jobs import accuracy, blobs, wrong_model
-from support.standalone import daemon, said
+from support.training.spark_jobs import accuracy, blobs, wrong_model
+from support.training.standalone import daemon, said
 
 from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet

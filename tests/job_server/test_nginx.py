@@ -18,7 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.patience import patience, until
 
 from distkeras.job_server import Client

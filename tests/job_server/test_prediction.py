@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from support.spark_jobs import table
+from support.training.spark_jobs import table
 
 from distkeras.job_server.prediction import PredictionDescription, predict
 from distkeras.job_server.runner.files import JobFolder, read_progress

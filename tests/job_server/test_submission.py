@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 
 from distkeras import DOWNPOUR, Deadlines, Trainer, rules, schedules
 from distkeras.job_server import Client

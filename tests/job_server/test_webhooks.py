@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.states import JobState

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from support.small_classifier import ROWS, batches, classifier, weights
+from support.training.small_classifier import ROWS, batches, classifier, weights
 
 from distkeras.data.batches import Batch, Stack
 from distkeras.keras_model.replica import KerasReplica

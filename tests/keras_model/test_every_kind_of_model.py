@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from support.running_server import Running
+from support.ps.running_server import Running
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive

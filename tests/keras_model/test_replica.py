@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from support.small_classifier import ROWS, batches, classifier, mini, weights
+from support.training.small_classifier import ROWS, batches, classifier, mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from support.small_classifier import batches, mini, weights
+from support.training.small_classifier import batches, mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive

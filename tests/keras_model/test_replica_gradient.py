@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from support.small_classifier import batches, classifier, mini, weights
+from support.training.small_classifier import batches, classifier, mini, weights
 
 from distkeras.keras_model.archive import to_bytes
 from distkeras.keras_model.recipe import recipe_of

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import everywhere
 from support.patience import patience
-from support.standalone import master, worker
+from support.training import everywhere
+from support.training.standalone import master, worker
 
 PROGRAM = everywhere.__file__
 #: What is expected to be missing where, and what its error says; a row that is no longer true fails.

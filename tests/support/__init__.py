@@ -1,1 +1,1 @@
-"""What several tests share: toy models, servers, workers that can be killed, transcriptions of the papers."""
+"""What several tests share: one folder for each part of the project, and here what all of them use."""

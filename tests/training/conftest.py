@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.small_jobs import ROWS
-from support.spark_jobs import (
+from support.training.small_jobs import ROWS
+from support.training.spark_jobs import (
     assert_nothing_left,
     blobs,
     counting_rows,

@@ -11,8 +11,8 @@ import pytest
 from pyspark.ml.feature import OneHotEncoder
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
-from support.labeled_rows import GOOD, SCHEMA, SPARSE, frame, train
-from support.spark_jobs import assert_nothing_left, wrong_model
+from support.training.labeled_rows import GOOD, SCHEMA, SPARSE, frame, train
+from support.training.spark_jobs import assert_nothing_left, wrong_model
 
 from distkeras import Executors, TimeBudget, Trainer
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError

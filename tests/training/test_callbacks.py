@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.present import present
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     accuracy,
     assert_nothing_left,
     blobs,

@@ -17,7 +17,7 @@ import json, os, signal, sys
 from pathlib import Path
 import keras, psutil
 from pyspark.sql import SparkSession
-from support.spark_jobs import *
+from support.training.spark_jobs import *
 from distkeras import Trainer
 from distkeras.ps.rules import make
 

@@ -9,7 +9,7 @@ import keras
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
-from support.spark_jobs import assert_nothing_left, counting_model, counting_rows, counts, total
+from support.training.spark_jobs import assert_nothing_left, counting_model, counting_rows, counts, total
 
 from distkeras import Trainer
 from distkeras.ps.rules import make

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience
-from support.spark_jobs import blobs, table, wrong_model
+from support.training.spark_jobs import blobs, table, wrong_model
 
 from distkeras import KerasEstimator, KerasModel
 from distkeras.transformers import MinMaxTransformer, ModelPredictor
@@ -26,7 +26,7 @@ from pathlib import Path
 import keras, numpy as np
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.sql import SparkSession
-from support.spark_jobs import accuracy, blobs, committed, servers, table, wrong_model
+from support.training.spark_jobs import accuracy, blobs, committed, servers, table, wrong_model
 from distkeras import KerasEstimator, KerasModel, Trainer
 from distkeras.transformers import AccuracyEvaluator, LossEvaluator, MinMaxTransformer, ModelPredictor
 

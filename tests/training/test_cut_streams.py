@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from pyspark.sql import Row, SparkSession
-from support.small_jobs import EPOCHS, ROWS, counter
-from support.spark_jobs import counting_rows, counts
+from support.training.small_jobs import EPOCHS, ROWS, counter
+from support.training.spark_jobs import counting_rows, counts
 
 from distkeras.spark.record_stream import ROWS_SETTING
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience, until
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     assert_nothing_left,
     counting_model,
     counting_rows,

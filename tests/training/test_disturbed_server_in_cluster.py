@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.patience import brief, patience
-from support.standalone import daemon, said
+from support.training.standalone import daemon, said
 
 DRIVER = """
 import json, logging, os, signal, sys, threading, time
@@ -20,9 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 import keras
 from pyspark.sql import SparkSession
-from support.cluster_job import _server_of
+from support.training.cluster_job import _server_of
 from support.patience import PATIENT
-from support.spark_jobs import *
+from support.training.spark_jobs import *
 from distkeras import Checkpoint, Network, Trainer
 
 master, directory, kind, standstill = sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])

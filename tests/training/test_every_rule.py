@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.present import present
-from support.spark_jobs import accuracy, assert_nothing_left, image_classifier
+from support.training.spark_jobs import accuracy, assert_nothing_left, image_classifier
 
 from distkeras import Trainer
 from distkeras.data import datasets

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from support.labeled_rows import BATCH, GOOD, SCHEMA, frame, train
 from support.present import present
-from support.spark_jobs import (
+from support.training.labeled_rows import BATCH, GOOD, SCHEMA, frame, train
+from support.training.spark_jobs import (
     assert_nothing_left,
     blobs,
     committed,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 from support.present import present
-from support.spark_jobs import wrong_model
+from support.training.spark_jobs import wrong_model
 
 from distkeras import DOWNPOUR, EnsembleTrainer, KerasEstimator, KerasModel, Trainer
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError

@@ -18,7 +18,7 @@ INTERRUPTED = """
 import json, os, socket, sys
 from pyspark.sql import SparkSession
 import keras
-from support.spark_jobs import *
+from support.training.spark_jobs import *
 
 fifo, port = sys.argv[1], int(sys.argv[2])
 spark = (

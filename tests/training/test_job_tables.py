@@ -7,8 +7,8 @@ import datetime
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.small_jobs import SPARSE, counter, sgd
-from support.spark_jobs import (
+from support.training.small_jobs import SPARSE, counter, sgd
+from support.training.spark_jobs import (
     committed,
     expected_ranges,
     wrong_model,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.small_jobs import EPOCHS, ROWS, counter
-from support.spark_jobs import assert_nothing_left, counting_rows, counts
+from support.training.small_jobs import EPOCHS, ROWS, counter
+from support.training.spark_jobs import assert_nothing_left, counting_rows, counts
 
 
 @pytest.fixture(autouse=True)

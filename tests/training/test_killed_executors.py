@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import cluster_job
 from support.patience import patience
-from support.standalone import master, worker
+from support.training import cluster_job
+from support.training.standalone import master, worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -10,7 +10,7 @@ import keras
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     assert_nothing_left,
     committed,
     counting_model,

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import cluster_job
 from support.patience import patience, until
-from support.standalone import master, said, worker
+from support.training import cluster_job
+from support.training.standalone import master, said, worker
 
 CONF = {
     "spark.dynamicAllocation.enabled": "true",

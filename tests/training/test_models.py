@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.small_jobs import SPARSE, deep_model, sgd
-from support.spark_jobs import (
+from support.training.small_jobs import SPARSE, deep_model, sgd
+from support.training.spark_jobs import (
     accuracy,
     batches_of,
     blobs,

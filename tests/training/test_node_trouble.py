@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import pytest
 from pyspark.sql import SparkSession
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     assert_nothing_left,
     counting_model,
     counting_rows,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import cluster_job
 from support.patience import patience
+from support.training import cluster_job
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.small_jobs import SPARSE, sgd
-from support.spark_jobs import blobs, table
+from support.training.small_jobs import SPARSE, sgd
+from support.training.spark_jobs import blobs, table
 
 from distkeras import Trainer
 from distkeras.ps.errors import DifferentJobError, LedgerError

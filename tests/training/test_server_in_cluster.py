@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import pytest
 from pyspark.sql import SparkSession
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     assert_nothing_left,
     committed,
     counting_model,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.patience import PATIENT, patience, until
-from support.toy_model import toy_client
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
-from support.small_jobs import ROWS, counter
-from support.spark_jobs import assert_nothing_left, counting_rows
+from support.training.small_jobs import ROWS, counter
+from support.training.spark_jobs import assert_nothing_left, counting_rows
 
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.errors import DistkerasError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.patience import brief, patience
-from support.standalone import daemon, said
+from support.training.standalone import daemon, said
 
 DRIVER = """
 import json, sys, time
@@ -21,7 +21,7 @@ import keras, pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from support.patience import PATIENT
-from support.spark_jobs import *
+from support.training.spark_jobs import *
 from distkeras import Trainer
 
 master, directory, lease = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])

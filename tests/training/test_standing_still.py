@@ -13,7 +13,7 @@ import keras
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import PATIENT, brief
-from support.spark_jobs import assert_nothing_left, counting_model, counting_rows, counts, total
+from support.training.spark_jobs import assert_nothing_left, counting_model, counting_rows, counts, total
 
 from distkeras import Checkpoint, Trainer
 from distkeras.callbacks import Callback, CallbackContext

@@ -16,7 +16,7 @@ import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.processes import descendants
-from support.sockets import socket_of
+from support.ps.sockets import socket_of
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, ServerLostError

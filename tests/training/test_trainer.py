@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import PATIENT, brief, patience
-from support.small_jobs import BATCH, EPOCHS, ROWS, SPARSE, counter, deep_model, sgd
-from support.spark_jobs import (
+from support.training.small_jobs import BATCH, EPOCHS, ROWS, SPARSE, counter, deep_model, sgd
+from support.training.spark_jobs import (
     accuracy,
     batches_of,
     blobs,

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     accuracy,
     assert_nothing_left,
     counting_model,

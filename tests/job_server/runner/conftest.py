@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.job_runner import STUB
+from support.job_server.runner_process import STUB
 from support.patience import until
 
 from distkeras.job_server.runner.files import JobFiles, JobFolder

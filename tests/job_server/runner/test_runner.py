@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from job_server.runner.conftest import Office
-from support import job_runner
+from support.job_server import runner_process
 from support.patience import brief, patience, until
 from support.present import present
 
@@ -169,7 +169,7 @@ def test_a_driver_is_given_no_secret_of_the_servers(office: Office, monkeypatch:
 def other_server(office: Office, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server in a process of its own."""
     url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    server = subprocess.Popen([sys.executable, job_runner.__file__, url, str(tmp_path / "files")])
+    server = subprocess.Popen([sys.executable, runner_process.__file__, url, str(tmp_path / "files")])
     yield server
     server.kill()
     server.wait(patience(20))
@@ -179,7 +179,12 @@ def test_two_servers_of_one_database_run_no_job_twice(
     office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """Each a process, with a runner that claims, starts and looks after drivers as they come."""
-    command = [sys.executable, job_runner.__file__, f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
+    command = [
+        sys.executable,
+        runner_process.__file__,
+        f"sqlite:///{tmp_path / 'jobs.sqlite'}",
+        str(tmp_path / "files"),
+    ]
     jobs = [office.add("wait") for _ in range(8)]
     third = subprocess.Popen(command)
     try:
@@ -333,7 +338,7 @@ def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: 
     if subprocess.run([*isolated, "true"], capture_output=True, timeout=patience(20), check=False).returncode:
         pytest.skip("this machine does not let us make PID namespaces")
     lease = str(brief(4.0))
-    server = [sys.executable, job_runner.__file__, f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
+    server = [sys.executable, runner_process.__file__, f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
     servers = [subprocess.Popen([*isolated, *server, lease]) for _ in range(2)]
     try:
         jobs = [office.add("wait") for _ in range(8)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import keras
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 
 from distkeras.keras_model import archive
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.job_service import JobService
-from support.recorded_job import RecordedJob, record_of, write_journal
+from support.job_server.service import JobService
+from support.training.recorded_job import RecordedJob, record_of, write_journal
 
 from distkeras.dashboard.journal import Journal
 from distkeras.job_server.states import JobState

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.job_service import Answer, JobService
+from support.job_server.service import Answer, JobService
 from support.patience import patience
 
 from distkeras.job_server.server.views import PREFIX

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.patience import patience, until
 
 from distkeras.job_server.errors import StateError

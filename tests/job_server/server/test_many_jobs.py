@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import insert
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.present import present
 
 from distkeras.job_server.states import JobState

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.patience import patience
-from support.recorded_job import RecordedJob, write_journal
+from support.training.recorded_job import RecordedJob, write_journal
 
 from distkeras.job_server.server.services import FailureLimit
 from distkeras.job_server.states import JobState

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.present import present
 
 from distkeras.job_server.server.views import JobView

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import jsonschema
 import pytest
 from sqlalchemy import event
-from support.job_service import JSON, JobService
+from support.job_server.service import JSON, JobService
 from support.patience import patience
 from support.present import present
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.job_service import JobService
+from support.job_server.service import JobService
 from support.patience import brief, patience, until
 
 from distkeras.job_server.server import listener

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from support.job_service import JSON, JobService
+from support.job_server.service import JSON, JobService
 from support.present import present
 
 from distkeras.job_server.server.app import PUBLIC, create_app

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from job_server.conftest import HandClock
 from sqlalchemy import Engine
-from support.job_servers import take_all
+from support.job_server.claims import take_all
 from support.patience import patience
 from support.present import present
 

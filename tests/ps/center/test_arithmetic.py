@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.center_commits import commit_of, joined, send
+from support.ps.center_commits import commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.errors import NonFiniteError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.center_commits import center_of, commit_of, joined, send
 from support.present import present
-from support.toy_model import ToyJob
+from support.ps.center_commits import center_of, commit_of, joined, send
+from support.ps.toy_model import ToyJob
 
 from distkeras.ps.center.schedulers import Scheduler, Synchronous
 from distkeras.ps.errors import ConfigurationError, LeaseLostError, LedgerError, RemoteProtocolError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.frames import some_commit
+from support.ps.frames import some_commit
 
 from distkeras.ps.center.center import Center, check_shapes, not_finite
 from distkeras.ps.errors import ShapeError

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support.frames import some_commit
+from support.ps.frames import some_commit
 
 from distkeras.ps.center.leases import FOLLOWS, Leases, LeaseState, PartitionLease
 from distkeras.ps.errors import LocalProtocolError

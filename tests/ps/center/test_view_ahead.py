@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.center_commits import commit_of
+from support.ps.center_commits import commit_of
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import BoundedStaleness

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from support.patience import patience, until
 from support.present import present
-from support.toy_model import ToyJob
+from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take

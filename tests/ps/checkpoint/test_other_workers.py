@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.center_commits import center_of, commit_of, joined, send
+from support.ps.center_commits import center_of, commit_of, joined, send
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.checkpoint.snapshot import capture, restore

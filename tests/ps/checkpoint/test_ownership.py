@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.toy_model import ToyJob
+from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed

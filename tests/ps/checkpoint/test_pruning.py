@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.toy_model import ToyJob
+from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
 from distkeras.ps.rules import make

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.frames import feed, joined, same_message, some_commit
+from support.ps.frames import feed, joined, same_message, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.frames import shake_hands, some_commit
+from support.ps.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.frames import deliver, same_message, shake_hands, some_commit
+from support.ps.frames import deliver, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.frames import deliver, feed, joined, same_message, shake_hands, some_commit
+from support.ps.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import LONG, TAG_BYTES, Limits, Reader, Seal, encode

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.frames import some_commit
+from support.ps.frames import some_commit
 
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol.compression import Int8, PeerFormat, WorkerFormat

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.toy_model import ToyJob
+from support.ps.toy_model import ToyJob
 
 from distkeras.ps.rules import make
 from distkeras.ps.rules.adag import ADAG

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.toy_model import ToyJob
+from support.ps.toy_model import ToyJob
 
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import Schedule, StepDecay

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.present import present
-from support.toy_model import ToyJob
-from support.transcriptions import Problem
+from support.ps.toy_model import ToyJob
+from support.ps.transcriptions import Problem
 
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import transcriptions
 from support.present import present
-from support.transcriptions import Problem
+from support.ps import transcriptions
+from support.ps.transcriptions import Problem
 
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import Cosine, Schedule, StepDecay, WarmUp

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.announced_server import AnnouncedServer
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
-from support.toy_model import toy_client
+from support.ps.announced_server import AnnouncedServer
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode

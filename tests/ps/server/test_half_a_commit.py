@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import forgetful_server
 from support.patience import PATIENT, brief, patience
-from support.running_server import KEY, Running
-from support.toy_model import toy_client
-from support.worker_thread import running_worker
+from support.ps import forgetful_server
+from support.ps.running_server import KEY, Running
+from support.ps.toy_model import toy_client
+from support.ps.worker_thread import running_worker
 
 from distkeras.ps.errors import LocalProtocolError, NodeError, ServerLostError
 from distkeras.ps.rules import make

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.frames import some_commit
-from support.hostile_peers import (
+from support.patience import PATIENT, brief, patience, until
+from support.ps.frames import some_commit
+from support.ps.hostile_peers import (
     RULE,
     AuthenticatedPeer,
     HonestWorker,
@@ -27,9 +28,8 @@ from support.hostile_peers import (
     read_to_eof,
     send_unless_closed,
 )
-from support.patience import PATIENT, brief, patience, until
-from support.running_server import KEY, Running
-from support.sockets import socket_of
+from support.ps.running_server import KEY, Running
+from support.ps.sockets import socket_of
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience, until
-from support.running_server import Running
+from support.ps.running_server import Running
 
 from distkeras.ps.protocol.messages import CommitRecord, FetchModel, Hello, ModelFile, Parked, Welcome
 from distkeras.ps.rules import make

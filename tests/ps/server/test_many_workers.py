@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
-from support.toy_model import toy_client
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.rules import Rule, make

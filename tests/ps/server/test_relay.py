@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.patience import brief
-from support.relay import Relay
-from support.running_server import Running
+from support.ps.relay import Relay
+from support.ps.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ServerLostError

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.forgetful_server import Forgetful
-from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
-from support.toy_model import toy_client
+from support.ps.forgetful_server import Forgetful
+from support.ps.frames import some_commit
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint

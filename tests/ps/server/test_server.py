@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.frames import some_commit
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
-from support.running_server import SIZE, Running
-from support.sockets import socket_of
-from support.toy_model import batches, toy_worker
-from support.worker_thread import running_worker
+from support.ps.frames import some_commit
+from support.ps.running_server import SIZE, Running
+from support.ps.sockets import socket_of
+from support.ps.toy_model import batches, toy_worker
+from support.ps.worker_thread import running_worker
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (

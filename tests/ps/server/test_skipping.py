@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
-from support.running_server import Running
-from support.toy_model import toy_client
+from support.ps.running_server import Running
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, JobStoppedError, NonFiniteError, ServerLostError

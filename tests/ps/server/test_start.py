@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.patience import PATIENT, until
-from support.running_server import KEY
+from support.ps.running_server import KEY
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ServerLostError

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.patience import PATIENT, patience
-from support.running_server import Running
-from support.toy_model import Gradient, toy_client
+from support.ps.running_server import Running
+from support.ps.toy_model import Gradient, toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint

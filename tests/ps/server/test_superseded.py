@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.frames import some_commit
 from support.patience import patience, until
-from support.running_server import Running
+from support.ps.frames import some_commit
+from support.ps.running_server import Running
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import DistkerasError, LeaseLostError

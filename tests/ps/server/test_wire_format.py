@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from support.frames import some_commit
 from support.patience import PATIENT, patience
 from support.present import present
-from support.running_server import KEY, SIZE, Running
-from support.sockets import socket_of
-from support.toy_model import toy_client
+from support.ps.frames import some_commit
+from support.ps.running_server import KEY, SIZE, Running
+from support.ps.sockets import socket_of
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import ConfigurationError, JobStoppedError, NonFiniteError, RemoteProtocolError, ShapeError

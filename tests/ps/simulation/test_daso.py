@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.daso_runs import ETA, FLAT, assert_close, blocking, cycling, run_daso, run_without_gradients
-from support.daso_transcription import bfloat16
-from support.daso_transcription import daso as transcribed
 from support.present import present
-from support.transcriptions import Problem
+from support.ps.daso_runs import ETA, FLAT, assert_close, blocking, cycling, run_daso, run_without_gradients
+from support.ps.daso_transcription import bfloat16
+from support.ps.daso_transcription import daso as transcribed
+from support.ps.transcriptions import Problem
 
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import StepDecay

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.daso_runs import assert_close, cycling, run_daso, run_without_gradients
 from support.present import present
+from support.ps.daso_runs import assert_close, cycling, run_daso, run_without_gradients
 
 from distkeras.ps.simulation.daso import Daso
 from distkeras.ps.simulation.timing import Communication

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.daso_runs import ETA, assert_close, cycling, run_daso, run_without_gradients
 from support.present import present
+from support.ps.daso_runs import ETA, assert_close, cycling, run_daso, run_without_gradients
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.schedules import Constant, WarmUp

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.daso_runs import blocking, cycling, run_daso, run_without_gradients
+from support.ps.daso_runs import blocking, cycling, run_daso, run_without_gradients
 
 from distkeras.ps.simulation.daso import Daso, simulate_daso
 from distkeras.ps.simulation.timing import Communication, Gamma, Memoryless, SlowWorkers, Timing

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, patience
 from support.present import present
-from support.running_server import SIZE, Running
-from support.toy_model import toy_worker
+from support.ps.running_server import SIZE, Running
+from support.ps.toy_model import toy_worker
 
 from distkeras.ps.protocol.messages import Compute, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, all_rules, make

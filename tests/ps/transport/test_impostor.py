@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from support.patience import brief
-from support.relay import Relay
-from support.running_server import Running
+from support.ps.relay import Relay
+from support.ps.running_server import Running
 
 from distkeras.ps.errors import AuthenticationError, ServerLostError
 from distkeras.ps.protocol.handshake import Connection

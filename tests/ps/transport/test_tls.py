@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hostile_peers import (
+from support.patience import PATIENT, brief, patience, until
+from support.present import present
+from support.ps.hostile_peers import (
     RULE,
     HonestWorker,
     assert_every_step_committed_once,
@@ -23,10 +25,8 @@ from support.hostile_peers import (
     read_to_eof,
     send_unless_closed,
 )
-from support.patience import PATIENT, brief, patience, until
-from support.present import present
-from support.running_server import KEY
-from support.sockets import socket_of
+from support.ps.running_server import KEY
+from support.ps.sockets import socket_of
 
 from distkeras.ps.errors import (
     AuthenticationError,

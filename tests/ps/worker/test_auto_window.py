@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.toy_model import ToyReplica, batches
+from support.ps.toy_model import ToyReplica, batches
 
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.messages import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from support.toy_model import ToyBatch, ToyReplica, batches
+from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
 from distkeras.ps.protocol.messages import CommitRecord, Loop, Reply, Request
 from distkeras.ps.rules import make

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.patience import patience
 from support.present import present
-from support.running_server import SIZE, Running
-from support.toy_model import toy_client
+from support.ps.running_server import SIZE, Running
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.center import Released
 from distkeras.ps.errors import NonFiniteError

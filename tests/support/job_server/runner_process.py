@@ -1,4 +1,4 @@
-"""Runs a `JobRunner` alone, to be killed: ``job_runner.py DATABASE FILES [LEASE]``."""
+"""Runs a `JobRunner` alone, to be killed: ``runner_process.py DATABASE FILES [LEASE]``."""
 
 from __future__ import annotations
 

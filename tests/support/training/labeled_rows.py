@@ -8,7 +8,7 @@ import keras
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
-from support.spark_jobs import wrong_model
+from support.training.spark_jobs import wrong_model
 
 SPARSE = "sparse_categorical_crossentropy"
 SCHEMA = "features array<float>, label int"

@@ -20,7 +20,7 @@ from distkeras.job_server.states import FINAL
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore
 from distkeras.job_server.store.tables import open_database
-from support.job_runner import STUB
+from support.job_server.runner_process import STUB
 from support.patience import patience, until
 from support.present import present
 

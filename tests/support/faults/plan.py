@@ -1,4 +1,4 @@
-"""A plan of faults: which worker has one, where, and of which kind. `fault_job.Job` carries it out.
+"""A plan of faults: which worker has one, where, and of which kind. `faults.job.Job` carries it out.
 
     plan = Faults()
     plan.at(worker=0, phase="mid-commit", step=3).kill()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.simulation.daso import Daso, DasoTrace, simulate_daso
-from support.transcriptions import Problem
+from support.ps.transcriptions import Problem
 
 ETA = 0.05
 #: Loss of every epoch the same: the first counts as a decrease, each further one does not.

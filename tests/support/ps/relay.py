@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from distkeras.ps.transport.client import Address
 from support.patience import patience
-from support.running_server import KEY
+from support.ps.running_server import KEY
 
 
 class Relay:

@@ -34,7 +34,7 @@ class AnnouncedServer:
         (folder / "request").write_text(request.to_json())
         (folder / "publication").write_bytes(publication)
         arguments = [str(folder / "request"), str(folder / "publication"), str(attempt), str(given_up)]
-        support = str(Path(__file__).parents[1])
+        support = str(Path(__file__).parents[2])
         self.process = subprocess.Popen(
             [sys.executable, __file__, *arguments],
             stdout=subprocess.PIPE,

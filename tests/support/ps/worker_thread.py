@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.worker.loop import run_worker
-from support.running_server import SIZE, Running
-from support.toy_model import toy_client
+from support.ps.running_server import SIZE, Running
+from support.ps.toy_model import toy_client
 
 
 def running_worker(

@@ -9,7 +9,7 @@ import keras
 from distkeras import Trainer
 from distkeras.ps.rules import Rule
 from distkeras.settings import grouped
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     counting_model,
     total,
 )

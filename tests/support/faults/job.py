@@ -1,4 +1,4 @@
-"""A job with a plan of `faults`: real worker processes (`killable_worker`), and a real server process.
+"""A job with a `plan` of faults: real worker processes (`killable_worker`), and a real server process.
 
 A worker that is killed is started again under a higher attempt's number, as Spark does; a server is restarted from its
 snapshots. At the end nothing may be left: no process, thread, open file, port or half-written snapshot.
@@ -31,8 +31,8 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
-from support.fault_attempt import Attempt
-from support.faults import PATIENCE, Fault, Faults
+from support.faults.attempt import Attempt
+from support.faults.plan import PATIENCE, Fault, Faults
 from support.patience import PATIENT, brief, patience
 
 #: A stop of `LONG` seconds outlasts `frame` and `handshake`; who runs into them by being slow connects again.
@@ -40,7 +40,7 @@ DEADLINES = dataclasses.replace(PATIENT, handshake=brief(2), frame=brief(2))
 LONG = brief(2.5)
 SIZE, LARGE = 501, 1_000_003
 #: Where `support` is found.
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 _T = TypeVar("_T")
 
 

@@ -1,4 +1,4 @@
-"""A toy worker as a process of its own, which says where it is and is told what becomes of it: see `fault_job`.
+"""A toy worker as a process of its own, which says where it is and is told what becomes of it: see `faults.job`.
 
 It reads its settings, one line of JSON, from standard input. At each of its breakpoints it writes a line and waits for
 the order to go on; its last line says how it ended.
@@ -26,7 +26,7 @@ from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker, work
 from distkeras.ps.world.streams import Stream
-from support.toy_model import ToyBatch, ToyReplica, batches
+from support.ps.toy_model import ToyBatch, ToyReplica, batches
 
 #: Bytes that a slow connection moves at a time.
 _PIECE = 128

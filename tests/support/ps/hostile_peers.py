@@ -21,8 +21,8 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import work
 from support.patience import patience
-from support.running_server import KEY, Running
-from support.toy_model import ToyBatch, ToyReplica
+from support.ps.running_server import KEY, Running
+from support.ps.toy_model import ToyBatch, ToyReplica
 
 RULE = make("downpour", window=1)
 #: How often the honest worker's connection is cut on purpose: it must get in again.

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.faults import PATIENCE
+from support.faults.plan import PATIENCE
 
 if TYPE_CHECKING:
-    from support.fault_job import Job
+    from support.faults.job import Job
 
 #: Where `support` is found.
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 
 
 class Attempt:
@@ -36,7 +36,7 @@ class Attempt:
         self._killed = False
         self._line = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.killable_worker"],
+            [sys.executable, "-m", "support.faults.killable_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

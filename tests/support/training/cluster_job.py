@@ -32,7 +32,7 @@ from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.rules import make
 from distkeras.settings import grouped
 from support.patience import until
-from support.spark_jobs import (
+from support.training.spark_jobs import (
     assert_nothing_left,
     committed,
     counting_model,
@@ -45,7 +45,7 @@ from support.spark_jobs import (
 )
 
 #: Of drivers and executors: these tests, and what this process was told.
-PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 ROWS, EPOCHS, BATCH = 240, 3, 8
 #: Of a worker, at which it happens; a worker has 45.
 STEP = 12

@@ -1,0 +1,1 @@
+"""Jobs with real worker processes and a plan of faults."""

@@ -1,0 +1,1 @@
+"""What the tests that train with Keras share, most of them on Spark: models, data, clusters, recorded jobs."""
