@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import keras
+import pyspark.ml.feature
 import pyspark.ml.tuning
 import pytest
 from docsite.pictures import PICTURES
@@ -73,7 +74,7 @@ def test_classes_exist() -> None:
     names = {span for path in DOCUMENTS for span in spans(path) if re.fullmatch(r"([A-Z][a-z]+){2,}", span)}
     drawn = {name for name in re.findall(r">([A-Z]\w+)<", PICTURES["commit.svg"]().svg()) if name != "Worker"}
     assert names
-    others = (pyspark.ml, pyspark.ml.tuning, keras.callbacks, keras.layers)
+    others = (pyspark.ml, pyspark.ml.feature, pyspark.ml.tuning, keras.callbacks, keras.layers)
     theirs = {name for name in names if any(hasattr(module, name) for module in others)}
     assert (names | drawn) - {"Session"} - theirs <= known
 
