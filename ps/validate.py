@@ -39,11 +39,17 @@ def require_integer(name: str, value: Any, low: int = 1, high: int | None = None
 
 
 def require_number(
-    name: str, value: Any, low: float = 0.0, *, inclusive: bool = False, below: float = math.inf
+    name: str,
+    value: Any,
+    low: float = 0.0,
+    *,
+    inclusive: bool = False,
+    below: float = math.inf,
+    up_to: float = math.inf,
 ) -> float:
     """A finite number of Python's or numpy's above ``low`` (or equal to it, where ``inclusive``); as Python has it.
 
-    ``below`` is a bound that it must not reach.
+    ``below`` is a bound that it must not reach, ``up_to`` one that it may reach.
 
     Raises:
         ConfigurationError: it is something else.
@@ -54,11 +60,12 @@ def require_number(
             finite = math.isfinite(number)
         except OverflowError:  # an integer that no float reaches
             finite = False
-        if finite and number < below and (number > low or (number == low and inclusive)):
+        if finite and number < below and number <= up_to and (number > low or (number == low and inclusive)):
             return number
     bounds = f"{'of at least' if inclusive else 'above'} {low:g}" + (
         "" if below == math.inf else f" and below {below:g}"
     )
+    bounds += "" if up_to == math.inf else f" and at most {up_to:g}"
     raise invalid(name, value, f"a finite number {bounds}")
 
 

@@ -379,3 +379,11 @@ DELAY_COMPENSATION = """\
   booktitle = {International Conference on Machine Learning},
   year      = {2017},
 }"""
+
+ASYNC_LOCAL_SGD = """\
+@article{liu2024,
+  author  = {Liu, Bo and Chhaparia, Rachita and Douillard, Arthur and Kale, Satyen and others},
+  title   = {Asynchronous Local-{SGD} Training for Language Modeling},
+  journal = {arXiv preprint arXiv:2401.09135},
+  year    = {2024},
+}"""

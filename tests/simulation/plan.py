@@ -347,7 +347,7 @@ def _goes(require: Callable[[], object]) -> bool:
 
 
 def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
-    """``plan`` with a rule that has no formula here: what is restored must still be what was saved."""
+    """``plan`` with one of all the other rules: also without a formula, what is restored must be what was saved."""
     drawn = {rule for rule, *_ in _RULES}
     name = chance.choice([name for name in rules.all_rules() if name not in drawn])
     hyper_parameters: dict[str, Any] = {}
@@ -356,6 +356,8 @@ def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
         hyper_parameters["window"] = chance.choice((1, 2, 3))
     if family == "elastic":
         hyper_parameters["rho"] = 0.1
+    if name == "fedopt":
+        hyper_parameters["form"] = chance.choice(("adam", "yogi", "adagrad", "amsgrad"))
     if name == "adag":
         hyper_parameters |= {"form": chance.choice(("4.7", "4.1norm")), "algorithm": chance.choice((11, 12, 13))}
     traits = rules.make(name, **hyper_parameters).traits

@@ -15,6 +15,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.rules.schedules import schedule_of
+from simulation.outer import OUTER, Outer
 from simulation.plan import Plan
 from simulation.scheduler import Finding
 
@@ -155,6 +156,9 @@ def after_round(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
             center = total / count
         case "easgd":
             center = center + total
+        case name if name in OUTER:
+            outer = Outer(plan.make_rule(), len(plan.batches), was.model, was.numbers["counters"])
+            center = outer.end_round(center, total / count)
         case _:
             raise LookupError(f"a rule with rounds must have its formula here. Received: {plan.rule}")
     return center, was.contributed / steps if was.statistics.size else was.statistics
@@ -162,6 +166,8 @@ def after_round(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 class Formula:
     """A center that is computed from the ledger's commits; it begins where a server's own center is.
+
+    The vectors and counters that an outer optimizer keeps are computed as well.
 
     Args:
         plan: of the run.
@@ -171,7 +177,8 @@ class Formula:
 
     def __init__(self, plan: Plan, center: Center, *, exact: bool) -> None:
         self._rule = plan.rule
-        self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM)
+        self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM, *OUTER)
+        self._outer = Outer(center.rule, center.workers, center.model, center.counters) if plan.rule in OUTER else None
         self._rounds, self._momentum = center.traits.synchronous, getattr(center.rule, "momentum", 0.0)
         self._keeps_rounds_average = plan.rule in _MEAN
         self._rate = None if plan.learning_rate is None else schedule_of(plan.learning_rate)
@@ -219,13 +226,16 @@ class Formula:
             self._round_steps += steps
             self._arrived.add(worker)
         else:
-            self._move(worker, clock, part)
+            self._move(worker, clock, part, int(row["staleness"]))
             others = sum([self._steps.get(other, 0) for other in self._here if other != worker])
             self._statistics = self._statistics + (sent.statistics - self._statistics) * (steps / (steps + others))
         self._steps[worker] = steps
         self._end_round(clock + 1)
 
-    def _move(self, worker: int, clock: int, part: np.ndarray) -> None:
+    def _move(self, worker: int, clock: int, part: np.ndarray, staleness: int) -> None:
+        if self._outer is not None:
+            self._center = self._outer.move(self._center, part, staleness)
+            return
         if self._rule in _ADDING:
             self._center = self._center + part
             return
@@ -240,10 +250,12 @@ class Formula:
         if not (self._rounds and self._arrived and self._here <= self._arrived):
             return
         if self._total is not None:
-            if self._keeps_rounds_average:
+            mean = self._total / (len(self._arrived) - self._skipped)
+            if self._outer is not None:
+                self._center = self._outer.end_round(self._center, mean)
+            elif self._keeps_rounds_average:
                 assert self._rate is not None
-                share = self._rate(self._began) / (len(self._arrived) - self._skipped)
-                self._center = self._center - share * self._total
+                self._center = self._center - self._rate(self._began) * mean
             self._statistics = self._sum / self._round_steps
             self._total, self._sum, self._round_steps = None, np.zeros_like(self._sum), 0
             self._began = clock
@@ -260,6 +272,12 @@ class Formula:
         if not self._known:
             return
         _require_close("formula", "the center", self._center, center.current.array)
+        if self._outer is not None:
+            for number, vector in enumerate(self._outer.vectors):
+                _require_close("rule's vector", f"vector {number} of the rule", vector, center.model[number])
+            if self._outer.counters != center.counters:
+                text = f"the rule's counters must be {self._outer.counters}. Received: {center.counters}"
+                raise Finding("counters", text)
         if self._rule in _MOMENTUM:
             for worker, velocity in self._velocities.items():
                 what = f"the momentum of partition {worker}"

@@ -83,7 +83,11 @@ def test_what_its_partitions_began_with_is_known_after_another_restart() -> None
 #: Hand-computed: a center of 1 behind a round to which one of two workers has contributed 2, and the other nothing.
 ROUNDS: dict[str, tuple[dict[str, Any], float]] = {
     "averaging": ({}, 2.0),  # 2 / 1
+    # m = 2 / 1: 1 + 0.5 * (2 + 0.5 * 2)
+    "diloco": ({"hyper": {"server_rate": 0.5, "momentum": 0.5}}, 2.5),
     "easgd": ({}, 3.0),  # 1 + 2
+    # D = 2, m = 1, v = 4 - 3 = 1: 1 + 0.5 * 1 / (1 + 1)
+    "fedopt": ({"hyper": {"server_rate": 0.5, "beta_1": 0.5, "beta_2": 0.75, "epsilon": 1.0}}, 1.25),
     "ssgd": ({"learning_rate": 0.25}, 0.5),  # 1 - 0.25 * 2 / 1
     "ssgdm": ({"learning_rate": 0.25}, 0.5),  # 1 - (0.9 * 0 + 0.25 * 2)
     "ssgdm_local": ({"learning_rate": 0.25}, -1.0),  # 1 - 2

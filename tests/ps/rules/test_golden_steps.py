@@ -339,3 +339,95 @@ def test_weight_decay_joins_the_gradient_where_it_was_taken() -> None:
     # g = 1 + .5 * 1: .85. Worker 1, still at 1: the same: .7.
     job = ToyJob(make("asgd", weight_decay=0.5), [1.0], [[1.0], [1.0]])
     assert_close(job.run([0, 1]), [0.7])
+
+
+MEANS = [[1.0, 1.0, 0.0], [3.0, 3.0, 0.0]]  # movements of -.1 and -.3, twice: -.2 in the mean; then none
+
+
+@pytest.mark.parametrize(
+    ("nesterov", "expected"),
+    [
+        # m = -.2: 1 + .5 * (-.2 - .1). m = -.1 - .2 = -.3: .85 + .5 * (-.2 - .15). m = -.15: .675 + .5 * -.075.
+        (True, [0.85, 0.675, 0.6375]),
+        # 1 + .5 * -.2; .9 + .5 * -.3; .75 + .5 * -.15.
+        (False, [0.9, 0.75, 0.675]),
+    ],
+)
+def test_diloco(nesterov: bool, expected: list[float]) -> None:
+    rule = make("diloco", window=1, server_rate=0.5, momentum=0.5, nesterov=nesterov)
+    job = ToyJob(rule, [1.0], MEANS)
+    assert_close(job.run([0]), [1.0])
+    assert_close(job.run([1]), expected[:1])
+    assert_close(job.run([1, 0]), expected[1:2])
+    assert_close(job.run([0, 1]), expected[2:])
+
+
+@pytest.mark.parametrize(
+    ("form", "moments"),
+    [
+        # D = -.2, -.2, 0. v = .25 * .04 = .01; .0075 + .01; .75 of that.
+        ("adam", [0.01, 0.0175, 0.013125]),
+        # v < D^2 twice: .01 more each time; then v > D^2 = 0: v less .25 * 0.
+        ("yogi", [0.01, 0.02, 0.02]),
+        ("adagrad", [0.04, 0.08, 0.08]),
+        # That of adam, which its largest one replaces in the third round.
+        ("amsgrad", [0.01, 0.0175, 0.0175]),
+    ],
+)
+def test_fedopt(form: str, moments: list[float]) -> None:
+    # m = -.1, -.05 - .1, -.075; each step is .1 m / (root of v + .1): the first of adam .1 * -.1 / .2 = -.05.
+    rule = make("fedopt", window=1, form=form, server_rate=0.1, beta_1=0.5, beta_2=0.75, epsilon=0.1)
+    job, center = ToyJob(rule, [1.0], MEANS), 1.0
+    for momentum, moment in zip([-0.1, -0.15, -0.075], moments, strict=True):
+        center += 0.1 * momentum / (moment**0.5 + 0.1)
+        assert_close(job.run([1, 0]), [center])
+    assert_close(job.center.model[-1], moments[-1:])
+    if form == "adam":
+        assert_close(ToyJob(rule, [1.0], MEANS).run([0, 1]), [0.95])
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        # N = 2, movements of -.1. 1 + .5 * -.05. Then m = -.2 / 2 = -.1: .975 + .5 * (-.05 + .5 * -.1). Then -.025.
+        (0.0, [0.975, 0.925, 0.9]),
+        # c = .25. The same; then (1 - .5 + .25) * .5 * -.1 = -.0375: .975 + .5 * -.0875; then .25 * .5 * -.1 = -.0125.
+        (0.5, [0.975, 0.93125, 0.9]),
+    ],
+)
+def test_delayed_nesterov(activation: float, expected: list[float]) -> None:
+    rule = make("delayed_nesterov", window=1, server_rate=0.5, momentum=0.5, activation=activation)
+    job = ToyJob(rule, [1.0], [[1.0] * 3, [1.0] * 2])
+    for number, center in enumerate(expected):
+        assert_close(job.run([number % 2]), [center])
+    assert job.center.counters == {"count": 1}
+    assert_close(np.concatenate(job.center.model), [-0.1, -0.1])
+
+
+def test_mla() -> None:
+    # m = -.05: 1 + .5 * (-.1 - .025). m = -.075: .9375 + .5 * (-.1 - .0375).
+    job = ToyJob(make("mla", window=1, server_rate=0.5, momentum=0.5), [1.0], [[1.0], [1.0]])
+    assert_close(job.run([0]), [0.9375])
+    assert_close(job.run([1]), [0.86875])
+
+
+def test_mla_that_looks_further_ahead() -> None:
+    # Sent .9375 + .25 * -.05 = .925: -.0925. m = -.025 - .04625 = -.07125: .9375 + .5 * (-.0925 - .035625).
+    rule = make("mla", window=1, server_rate=0.5, momentum=0.5, reach=1.0)
+    job = ToyJob(rule, [1.0], [[0] * 2], gradient=lambda theta, _: theta)
+    assert_close(job.run([0]), [0.9375])
+    assert_close(job.run([0]), [0.8734375])
+
+
+def test_delay_adaptive() -> None:
+    # Movements of -.1, T = 1. Staleness 0, 1, 0, 0: in full. Worker 0 then has staleness 3: a third.
+    job = ToyJob(make("delay_adaptive", threshold=1), [1.0], [[1.0] * 2, [1.0] * 3])
+    for worker, center in zip([0, 1, 1, 1, 0], [0.9, 0.8, 0.7, 0.6, 0.6 - 0.1 / 3], strict=True):
+        assert_close(job.run([worker]), [center])
+    assert job.center.log.commits()["scale"].tolist() == [1.0, 1.0, 1.0, 1.0, 1 / 3]
+
+
+def test_delay_adaptive_takes_the_number_of_workers_for_its_threshold() -> None:
+    # n = 2: staleness 3 counts for 2 / 3.
+    job = ToyJob(make("delay_adaptive"), [1.0], [[1.0], [1.0] * 3])
+    assert_close(job.run([1, 1, 1, 0]), [0.7 - 0.2 / 3])

@@ -45,6 +45,19 @@ CASES = [
     ("easgd", {"window": 6, "rho": 3.0, "early_stopping": "2.10"}),
     ("averaging", {"window": 1}),
     ("averaging", {"window": 4}),
+    *[("diloco", {"window": window, "nesterov": nesterov}) for window in (1, 4) for nesterov in (True, False)],
+    *[
+        ("fedopt", {"window": 3, "form": form, "server_rate": 0.1, "beta_2": 0.9})
+        for form in ("adam", "yogi", "adagrad", "amsgrad")
+    ],
+    ("delayed_nesterov", {"window": 1}),
+    ("delayed_nesterov", {"window": 3, "period": 1}),
+    ("delayed_nesterov", {"window": 2, "period": 5, "activation": 0.6}),
+    ("delayed_nesterov", {"window": 2, "momentum": 0.5, "activation": 1.0}),
+    ("mla", {"window": 1}),
+    ("mla", {"window": 3, "momentum": 0.5, "reach": 1.0}),
+    ("delay_adaptive", {}),
+    ("delay_adaptive", {"window": 3, "threshold": 1}),
     ("ssgd", {}),
     ("asgd", {}),
     *[

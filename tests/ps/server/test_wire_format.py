@@ -233,10 +233,14 @@ def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
         client.close()
 
 
+#: Of rules whose step at the server is as long as its rate, however far the workers move.
+SERVER_RATES = {"fedopt": {"server_rate": 0.5}}
+
+
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("name", [name for name in all_rules() if not make(name).traits.keeps_replica])
 def test_every_other_rule_trains(name: str, wire_format: str) -> None:
-    rule = make(name)
+    rule = make(name, **SERVER_RATES.get(name, {}))
     with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:
         errors = []
 

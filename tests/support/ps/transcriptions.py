@@ -355,3 +355,89 @@ def dc_asgd(
         theta = theta - job.eta(t) * v[k]
         backup[k] = theta
         yield theta
+
+
+# Outer optimizers: the papers subtract a pseudo-gradient g, what the window began from less where it ended
+
+
+def _pseudo_gradient(job: Problem, k: int, theta: Vector, window: int) -> Vector:
+    return -_window(job, k, theta, window)
+
+
+def diloco(
+    job: Problem, window: int, server_rate: float = 0.7, momentum: float = 0.9, nesterov: bool = True
+) -> Centers:
+    theta, m = job.start, np.zeros_like(job.start)
+    for _, arrivals in job.rounds():
+        g = np.mean([_pseudo_gradient(job, k, theta, window) for k in arrivals], axis=0)
+        m = momentum * m + g
+        theta = theta - server_rate * (g + momentum * m if nesterov else m)
+        yield theta
+
+
+def fedopt(
+    job: Problem,
+    window: int,
+    form: str = "adam",
+    server_rate: float = 0.01,
+    beta_1: float = 0.9,
+    beta_2: float = 0.99,
+    epsilon: float = 1e-3,
+) -> Centers:
+    theta, m, v, v_hat = job.start, *(np.zeros_like(job.start) for _ in range(3))
+    for _, arrivals in job.rounds():
+        d = np.mean([_window(job, k, theta, window) for k in arrivals], axis=0)
+        m = beta_1 * m + (1 - beta_1) * d
+        v = {
+            "adam": beta_2 * v + (1 - beta_2) * d**2,
+            "amsgrad": beta_2 * v + (1 - beta_2) * d**2,
+            "yogi": v - (1 - beta_2) * d**2 * np.sign(v - d**2),
+            "adagrad": v + d**2,
+        }[form]
+        v_hat = np.maximum(v_hat, v)
+        theta = theta + server_rate * m / (np.sqrt(v_hat if form == "amsgrad" else v) + epsilon)
+        yield theta
+
+
+def delayed_nesterov(
+    job: Problem,
+    window: int,
+    server_rate: float = 0.7,
+    momentum: float = 0.9,
+    period: int | None = None,
+    activation: float = 0.0,
+) -> Centers:
+    theta, m, total, p, sent = job.start, np.zeros_like(job.start), np.zeros_like(job.start), 0, [job.start] * job.n
+    n = period or job.n
+    c = activation / n
+    for k in job.schedule:
+        g = _pseudo_gradient(job, k, sent[k], window)
+        total, p = total + g, p + 1
+        if p < n:
+            theta = theta - server_rate * (g / n + c * momentum * m)
+        else:
+            m = momentum * m + total / n
+            theta = theta - server_rate * (g / n + (1 - c * n + c) * momentum * m)
+            total, p = np.zeros_like(total), 0
+        sent[k] = theta
+        yield theta
+
+
+def mla(job: Problem, window: int, server_rate: float = 0.7, momentum: float = 0.9, reach: float = 0.0) -> Centers:
+    theta, m, sent = job.start, np.zeros_like(job.start), [job.start] * job.n
+    for k in job.schedule:
+        g = _pseudo_gradient(job, k, sent[k], window)
+        m = momentum * m + (1 - momentum) * g
+        theta = theta - server_rate * (g + momentum * m)
+        sent[k] = theta - reach * server_rate * momentum * m
+        yield theta
+
+
+def delay_adaptive(job: Problem, window: int = 1, threshold: int | None = None) -> Centers:
+    theta, sent, ite, limit = job.start, [job.start] * job.n, [0] * job.n, threshold or job.n
+    for t, k in enumerate(job.schedule):
+        tau = t - ite[k]
+        g = _pseudo_gradient(job, k, sent[k], window)
+        theta = theta - (g if tau <= limit else limit / tau * g)
+        sent[k], ite[k] = theta, t + 1
+        yield theta

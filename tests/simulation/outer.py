@@ -1,0 +1,84 @@
+"""Rules with an optimizer at the server, computed once more in float64 from what workers sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+#: Rules that are computed here.
+OUTER = ("delay_adaptive", "delayed_nesterov", "diloco", "fedopt", "mla")
+
+
+class Outer:
+    """What a server keeps next to the center, and its steps.
+
+    Args:
+        rule: one of `OUTER`.
+        workers: of the job.
+        vectors: those of the center, in the rule's order.
+        counters: the rule's.
+    """
+
+    def __init__(self, rule: Any, workers: int, vectors: Sequence[np.ndarray], counters: Mapping[str, int]) -> None:
+        self._rule, self._workers = rule, workers
+        self.vectors = [vector.astype(np.float64) for vector in vectors]
+        self.counters = dict(counters)
+
+    def move(self, center: np.ndarray, delta: np.ndarray, staleness: int) -> Any:
+        """The center behind a commit of ``delta``."""
+        match self._rule.name:
+            case "delay_adaptive":
+                limit = self._rule.threshold or self._workers
+                return center + min(1.0, limit / max(1, staleness)) * delta
+            case "mla":
+                return center + self._looking_ahead(delta)
+            case "delayed_nesterov":
+                return center + self._delayed(delta)
+        raise LookupError(f"a rule must have its formula here. Received: {self._rule.name}")
+
+    def _looking_ahead(self, delta: np.ndarray) -> Any:
+        rate, gamma = float(self._rule.server_rate), float(self._rule.momentum)
+        m = self.vectors[0] = gamma * self.vectors[0] + (1 - gamma) * delta
+        return rate * (delta + gamma * m)
+
+    def _delayed(self, delta: np.ndarray) -> Any:
+        n, rate, beta = self._rule.period or self._workers, float(self._rule.server_rate), float(self._rule.momentum)
+        c, (m, total), count = float(self._rule.activation) / n, self.vectors, self.counters.get("count", 0) + 1
+        total = total + delta
+        if count < n:
+            self.vectors[1], self.counters["count"] = total, count
+            return rate * (delta / n + c * beta * m)
+        m = beta * m + total / n
+        self.vectors, self.counters["count"] = [m, np.zeros_like(m)], 0
+        return rate * (delta / n + (1 - c * n + c) * beta * m)
+
+    def end_round(self, center: np.ndarray, mean: np.ndarray) -> Any:
+        """The center behind a round of which ``mean`` is the mean movement."""
+        match self._rule.name:
+            case "diloco":
+                return center + self._with_momentum(mean)
+            case "fedopt":
+                return center + self._adaptive(mean)
+        raise LookupError(f"a rule with rounds must have its formula here. Received: {self._rule.name}")
+
+    def _with_momentum(self, mean: np.ndarray) -> Any:
+        rate, beta = float(self._rule.server_rate), float(self._rule.momentum)
+        m = self.vectors[0] = beta * self.vectors[0] + mean
+        return rate * (mean + beta * m if self._rule.nesterov else m)
+
+    def _adaptive(self, mean: np.ndarray) -> Any:
+        rate, memory, decay = float(self._rule.server_rate), float(self._rule.beta_1), float(self._rule.beta_2)
+        m = self.vectors[0] = memory * self.vectors[0] + (1 - memory) * mean
+        v, square, form = self.vectors[1], mean**2, self._rule.form
+        if form == "adagrad":
+            v = v + square
+        elif form == "yogi":
+            v = v - (1 - decay) * square * np.sign(v - square)
+        else:
+            v = decay * v + (1 - decay) * square
+        self.vectors[1] = v
+        if form == "amsgrad":
+            v = self.vectors[2] = np.maximum(self.vectors[2], v)
+        return rate * m / (np.sqrt(v) + float(self._rule.epsilon))
