@@ -15,6 +15,7 @@ folder imports only from those above it, and from ``ps``::
     results      tables of history, commits and events
     dashboard    the live page of a job
     training     one training job on Spark
+    groups       a model for each group of rows
     trainer      the trainer: one class for every rule
     compat       what dist-keras had otherwise
     trainers     dist-keras' trainers, and its other modules by their names:

@@ -9,6 +9,9 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.compute as pc
+
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.binding import listed
 from distkeras.data.columns import Column
@@ -25,6 +28,11 @@ from distkeras.data.schema import (
 )
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
+from distkeras.groups.job import GroupPlan, train_each_group
+from distkeras.groups.keys import key_names
+from distkeras.groups.pieces import TrainedGroup
+from distkeras.groups.replica import weights_of
+from distkeras.groups.results import GroupResults
 from distkeras.keras_model import archive
 from distkeras.keras_model.carried import require_carried
 from distkeras.keras_model.optimizers import require_independent
@@ -35,6 +43,7 @@ from distkeras.ps.errors import headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.validate import require_boolean, require_integer
 from distkeras.results.job_results import JobOutcome, JobResults
 from distkeras.settings import (
     Executors,
@@ -266,6 +275,67 @@ class Trainer(JobResults):
         return self.model
 
     @short_errors
+    def train_groups(
+        self,
+        df: DataFrame,
+        by: str | Sequence[str],
+        *,
+        path: str | PathLike[str] | None = None,
+        resume: bool = False,
+        rows_max: int | None = None,
+    ) -> GroupResults:
+        """Train a model for each group of rows, such as each shop, and return all of them as data.
+
+        ::
+
+            groups = trainer.train_groups(df, by="shop")
+            groups.table.show()                    # shop, rows, seconds, loss, metrics, error
+            groups.model("Berlin").predict(x)      # a keras.Model
+
+        Each group is trained by one task from the state that the trainer's model has, by the worker optimizer, as
+        `keras.Model.fit` would on one machine; no rule and no parameter server take part. A task trains one group after
+        another, with the same compiled model. A group that cannot be trained, for a null among its values or a loss
+        that is not finite, is a row of the table with its error. A task that Spark runs again goes on with the first
+        group that was not saved; finished groups are saved about once a second, later less often.
+
+        Rows come in the order of a hash of their values; epoch ``e`` permutes them by
+        ``numpy.random.default_rng((seed, 0, e))``. A null in a column of the key is a value of its own.
+
+        Args:
+            df: the data.
+            by: the column or columns of the key: integers, strings, booleans, dates, timestamps or decimals.
+            path: folder or URI for the models, which the driver and every executor reach. On a local master it may be
+                left out: then the models last as long as this process.
+            resume: go on with the job that ``path`` holds, which must be the same.
+            rows_max: rows of a group that one task trains. A larger group is trained by `train`, with all workers and
+                under the trainer's rule. Default: as many as fit into `Executors.spool_bytes`.
+
+        Raises:
+            DifferentJobError: ``path`` holds another job.
+            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: before any work starts.
+            EmptyDataError: ``df`` has no rows.
+            LedgerError: the rows of a group were others when its task ran again.
+            DistkerasError: what ended the tasks.
+        """
+        require_batch("df", df)
+        replica = self._build_replica(to_train=True)
+        rows, spec = self._weighted_rows(df, replica)
+        plan = GroupPlan(
+            df=rows,
+            by=key_names(by),
+            spec=spec,
+            settings=self.settings,
+            threads=self.worker_settings.threads,
+            recipe=self.recipe,
+            model_file=self.model_file,
+            replica=replica,
+            path=None if path is None else str(path),
+            resume=require_boolean("resume", resume),
+            rows_max=None if rows_max is None else require_integer("rows_max", rows_max),
+        )
+        return train_each_group(plan, self._train_large_group)
+
+    @short_errors
     def valid_rows(self, df: DataFrame) -> DataFrame:
         """Return the rows of ``df`` that can be trained on: ``trainer.train(trainer.valid_rows(df))``.
 
@@ -305,15 +375,8 @@ class Trainer(JobResults):
         require_batch("df", df)
         callbacks = [*require_callbacks(callbacks), *self.observers]
         settings, replica = self.settings, self._build_replica()
-        rewindable = checkpoint is not None or self.worker_settings.overlap
-        spec = replace(self._spec(replica.model, df), rewindable=rewindable)
-        require_class_numbers(df, spec)
-        rows = df
-        if settings.class_weight is not None:
-            require_classes(settings.class_weight, spec)
-            rows = weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
-            spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
-        require_fit(replica, spec)
+        rows, spec = self._weighted_rows(df, replica)
+        spec = replace(spec, rewindable=checkpoint is not None or self.worker_settings.overlap)
         in_cluster = settings.server == "cluster"
         if in_cluster:
             require_shared(checkpoint)
@@ -349,6 +412,27 @@ class Trainer(JobResults):
         )
         begin_callbacks(callbacks, setup)
         return plan
+
+    def _weighted_rows(self, df: DataFrame, replica: KerasReplica) -> tuple[DataFrame, DataSpec]:
+        """The rows with their weights by class, and the columns that are read of them."""
+        settings, spec = self.settings, self._spec(replica.model, df)
+        require_class_numbers(df, spec)
+        rows = df
+        if settings.class_weight is not None:
+            require_classes(settings.class_weight, spec)
+            rows = weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
+            spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
+        require_fit(replica, spec)
+        return rows, spec
+
+    def _train_large_group(self, df: DataFrame) -> TrainedGroup:
+        model = self.train(df)
+        records = self._require(self.outcome.records, "history")
+        history = records.history()
+        last = history.filter(pc.equal(history["epoch"], pc.max(history["epoch"])))
+        samples = last["samples"].to_numpy()
+        loss, *others = ((name, float(np.average(last[name].to_numpy(), weights=samples))) for name in records.metrics)
+        return TrainedGroup((), int(samples.sum()), 0.0, loss[1], tuple(others), weights=weights_of(model))
 
     def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch | None:
         """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""

@@ -24,7 +24,7 @@ VARIABLE = "DISTKERAS_TRACEBACK"
 _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages|python3?\.\d+t?|pyspark)[/\\]|\.zip[/\\]|^<frozen"
     r"|[/\\]distkeras[/\\](?:"
-    r"(?:analysis|commands|compat|dashboard|data|job_server|keras_model|ml|ps|results|spark|training|transformers)[/\\]"
+    r"(?:analysis|commands|compat|dashboard|data|groups|job_server|keras_model|ml|ps|results|spark|training|transformers)[/\\]"
     r"|(?:__(?:init|main)__|callbacks|evaluators|flags|job_deployment|keras_callbacks|mlflow_logger|options|predictors"
     r"|prometheus|settings"
     r"|trainers?|utils)\.py$)"

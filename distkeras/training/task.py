@@ -89,7 +89,7 @@ class Task:
                 worker=worker,
             )
         gpus = context.resources().get("gpu")
-        _prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
+        prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
         try:
             summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
         except DistkerasError as error:  # the driver has all of it already; Spark logs this text several times
@@ -278,7 +278,7 @@ class _Position:
             yield batch
 
 
-def _prepare_process(threads: int, gpus: list[str] | None) -> None:
+def prepare_process(threads: int, gpus: list[str] | None) -> None:
     """Settings that libraries read once, on their first import; a user's own are left alone."""
     settings = {
         # A worker for each core: more threads than that would only fight each other.

@@ -1,0 +1,263 @@
+"""The driver's part of a job that trains a model for each group."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from distkeras.data.ordering import ROW_HASH
+from distkeras.data.schema import map_in_arrow, quoted, ready_columns
+from distkeras.data.spec import DataSpec
+from distkeras.groups.keys import Key, key_fields, key_text
+from distkeras.groups.pieces import (
+    MODEL,
+    RESERVED,
+    Manifest,
+    Pieces,
+    TrainedGroup,
+    folder,
+    piece_name,
+    piece_schema,
+    write_whole,
+)
+from distkeras.groups.replica import weights_of
+from distkeras.groups.results import GroupResults, GroupTable
+from distkeras.groups.task import GroupTask
+from distkeras.keras_model.recipe import Recipe, model_identity
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.ps.checkpoint.directory import require_same_job
+from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, Origin
+from distkeras.settings import TrainSettings
+from distkeras.spark.actions import SparkAction
+from distkeras.spark.cluster import SparkFacts, tasks_python
+from distkeras.spark.failures import typed_error
+from distkeras.spark.record_stream import in_sized_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+log = logging.getLogger(__name__)
+
+#: Partitions for each slot: groups differ in size, and slots that are done take the next partition.
+_PARTITIONS_A_SLOT = 4
+#: Seconds between two writes of finished groups, at least.
+_WRITE_SECONDS = 1.0
+#: Seconds from one look at the Spark job to the next, and that Spark may take to end a cancelled one.
+_LOOK_SECONDS, _CANCEL_SECONDS = 1.0, 60.0
+#: The "partition" of groups that were trained as jobs of their own.
+_LARGE = 99_999
+
+#: Trains one group as a job of its own: its rows to the model's weights, the number of rows, loss, and metrics.
+TrainLarge = Callable[["DataFrame"], TrainedGroup]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A job that has not begun.
+
+    Args:
+        df: the rows, with the columns of ``spec`` and of the key.
+        by: names of the columns of the key.
+        spec: columns, mini-batches, epochs.
+        settings: of data and driver.
+        threads: compute threads of a task; None: the cores that Spark gives to it.
+        recipe: how to rebuild the model.
+        model_file: the model.
+        replica: the model, compiled like the workers', for its metrics' names.
+        path: the folder of the result; None: one that this process removes when it ends.
+        resume: go on with the job that the folder holds.
+        rows_max: rows of a group that one task trains; None: as many as fit into ``spool_bytes``.
+    """
+
+    df: DataFrame
+    by: tuple[str, ...]
+    spec: DataSpec
+    settings: TrainSettings
+    threads: int | None
+    recipe: Recipe
+    model_file: bytes
+    replica: KerasReplica
+    path: str | None
+    resume: bool
+    rows_max: int | None
+
+    def identity(self, partitions: int) -> dict[str, Any]:
+        """What a job that goes on in this one's folder must share; JSON-ready."""
+        weights = hashlib.sha256(weights_of(self.replica.model)).hexdigest()
+        return {
+            **self.settings.row_settings,
+            "num_epoch": self.spec.epochs,
+            "by": list(self.by),
+            "partitions": partitions,
+            "model": model_identity(self.model_file),
+            "weights": weights,
+            "compilation": self.recipe.identity(self.replica.model),
+        }
+
+
+def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
+    """Train a model for each group.
+
+    Args:
+        plan: what to do.
+        train_large: trains the rows of a group that is too large for one task.
+
+    Raises:
+        ConfigurationError, MissingColumnError, ColumnTypeError: before any work starts.
+        DifferentJobError: the folder holds another job.
+        EmptyDataError: there are no rows.
+        DistkerasError: what ended the job's tasks.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    fields = key_fields(plan.df.schema, plan.by, RESERVED)
+    facts = SparkFacts.of(plan.df.sparkSession)
+    partitions = (plan.settings.num_workers or facts.default_workers()) * _PARTITIONS_A_SLOT
+    uri = _folder_of(plan, facts)
+    task = GroupTask(
+        uri=uri,
+        schema=piece_schema(to_arrow_schema(StructType(fields))),
+        run=uuid.uuid4().hex,
+        spec=plan.spec,
+        recipe=plan.recipe,
+        metrics=plan.replica.metric_names,
+        rows_max=plan.rows_max or max(1, plan.settings.spool_bytes // plan.spec.row_bytes),
+        threads=plan.threads,
+        write_seconds=_WRITE_SECONDS,
+    )
+    manifest = _begin(plan, uri, partitions)
+    rows = _run(plan, task, partitions)
+    names = [row["distkeras_piece"] for row in rows if row["distkeras_piece"] is not None]
+    large = [tuple(row[name] for name in plan.by) for row in rows if row["distkeras_piece"] is None]
+    names += _train_large(plan, task, large, train_large)
+    if not names:
+        raise EmptyDataError("`df` must have rows. Received: none")
+    _finish(task, manifest, names)
+    table = GroupTable(uri, task.schema, tuple(names))
+    return GroupResults(plan.df.sparkSession, table, plan.recipe, plan.model_file)
+
+
+def _folder_of(plan: GroupPlan, facts: SparkFacts) -> str:
+    if plan.path is not None:
+        return plan.path
+    if not facts.local:
+        raise ConfigurationError(
+            "`path` must be a folder that the driver and every executor reach, since executors write the models there; "
+            f"only a local master needs none. Received: path=None with master={facts.master!r}"
+        )
+    if plan.resume:
+        raise ConfigurationError("`resume` needs the `path` of the job to go on with. Received: path=None")
+    uri = tempfile.mkdtemp(prefix="distkeras-groups-")
+    atexit.register(shutil.rmtree, uri, ignore_errors=True)
+    return uri
+
+
+def _begin(plan: GroupPlan, uri: str, partitions: int) -> Manifest:
+    """Describe the job in its folder, which is empty or holds the same job."""
+    files = folder(uri)
+    manifest = Manifest(plan.identity(partitions), plan.by)
+    saved = Manifest.load(files)
+    if saved is not None and plan.resume:
+        require_same_job(manifest.identity, saved.identity, uri)
+    elif files.names():
+        needed = "an empty folder, or `resume` be true to go on with the job in it"
+        raise ConfigurationError(f"`path` must be {needed}. Received: {uri!r} with {len(files.names())} files")
+    else:
+        write_whole(files, MODEL, plan.model_file)
+    manifest.save(files)
+    return manifest
+
+
+def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
+    """Run ``task`` on the rows in the order of their keys, and return what its attempts that count have yielded."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    session, resources = plan.df.sparkSession, plan.settings.resources
+    grouped = _rows_by_key(plan, partitions)
+
+    def run(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from task.train_partition(records)
+
+    result = map_in_arrow(
+        in_sized_batches(grouped, plan.spec.row_bytes), run, from_arrow_schema(task.result_schema), resources
+    )
+    action = SparkAction(session, result.collect, "distkeras-groups")
+    try:
+        while not action.ended(_LOOK_SECONDS):
+            pass  # Spark bounds how often a task may fail; the loop lets Ctrl-C through
+        return action.rows()
+    except PySparkException as error:
+        raise typed_error(error, tasks_python(session)) from None
+    except BaseException:
+        action.cancel(_CANCEL_SECONDS)
+        raise
+
+
+def _rows_by_key(plan: GroupPlan, partitions: int) -> DataFrame:
+    """The rows of a key in one partition and next to one another, in the order of a hash of their values."""
+    from pyspark.sql import functions as F
+
+    keys = [f"distkeras_key_{number}" for number in range(len(plan.by))]
+    names = [column.name for column in plan.spec.columns]
+    ready = plan.df.select(
+        *(F.col(quoted(name)).alias(key) for name, key in zip(plan.by, keys, strict=True)),
+        *ready_columns(plan.df, names, plan.spec.encoded, plan.spec.whole),
+    )
+    values = [F.col(quoted(name)) for name in names]
+    hashed = ready.withColumn(ROW_HASH, F.xxhash64(F.lit(plan.spec.seed), *values))
+    return hashed.repartition(partitions, *keys).sortWithinPartitions(*keys, ROW_HASH, *values)
+
+
+def _train_large(plan: GroupPlan, task: GroupTask, keys: Sequence[Key], train_large: TrainLarge) -> list[str]:
+    """Train each large group as a job of its own; return the names of their pieces."""
+    if not keys:
+        return []
+    pieces = Pieces(task.uri, task.schema)
+    names, finished = pieces.finished(_LARGE)
+    for number, key in enumerate(keys):
+        if key in finished:
+            continue
+        text = key_text(key, plan.by)
+        log.info("group %s has more than %d rows and is trained as a job of its own", text, task.rows_max)
+        began = time.monotonic()
+        try:
+            group = train_large(plan.df.where(_has_key(plan.by, key)))
+        except DistkerasError as error:
+            if error.origin is not Origin.USER:
+                raise
+            group = TrainedGroup((), 0, 0.0, error=f"{type(error).__name__}: {error}")
+        name = piece_name(_LARGE, task.run, 0, number)
+        pieces.write(name, [replace(group, key=key, seconds=time.monotonic() - began)])
+        names.append(name)
+    return names
+
+
+def _has_key(by: Sequence[str], key: Key) -> Column:
+    from pyspark.sql import functions as F
+
+    condition = F.lit(True)
+    for name, value in zip(by, key, strict=True):
+        condition = condition & F.col(quoted(name)).eqNullSafe(F.lit(value))
+    return condition
+
+
+def _finish(task: GroupTask, manifest: Manifest, names: Sequence[str]) -> None:
+    """Name the pieces that count, and remove those of attempts that Spark gave up on."""
+    files = folder(task.uri)
+    replace(manifest, pieces=tuple(names)).save(files)
+    counted = set(names)
+    for name in files.names():
+        if name.startswith("piece-") and name not in counted:
+            files.delete(name)

@@ -1,0 +1,224 @@
+"""Trained groups as data: Parquet files in one folder, each with the groups that a task has finished since the last.
+
+A piece is written under another name and then moved, so that a name stands for a whole file. A task that Spark runs
+again reads the pieces of its partition and goes on with the keys that are in none of them. Importing this module loads
+neither pyspark nor Keras.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distkeras.groups.keys import Key
+from distkeras.ps.errors import SnapshotError
+from distkeras.ps.world.files import Files, open_files
+
+#: What a piece has in addition to the columns of the key: what the caller sees, and what only this package reads.
+SHOWN = (
+    ("rows", pa.int64()),
+    ("seconds", pa.float64()),
+    ("loss", pa.float64()),
+    ("metrics", pa.map_(pa.string(), pa.float64())),
+    ("error", pa.string()),
+)
+_OWN = (("distkeras_checksum", pa.uint64()), ("distkeras_weights", pa.binary()))
+CHECKSUM, WEIGHTS = (name for name, _ in _OWN)
+RESERVED = tuple(name for name, _ in (*SHOWN, *_OWN))
+
+#: Bytes of weights in one row group of a piece: what is read to look one key up.
+_ROW_GROUP_BYTES = 1 << 20
+#: The file that describes a finished job, and that with its model.
+MANIFEST, MODEL = "groups.json", "model.keras"
+_NAME = re.compile(r"piece-(\d+)-[0-9a-f]+-\d+-\d+\.parquet")
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """One group's model, or why it has none.
+
+    Args:
+        key: of the group.
+        rows: in it.
+        seconds: that its training took.
+        loss: mean over the rows of its last epoch; None where there is an error.
+        metrics: the same for each metric, by name; None where there is an error.
+        error: why there is no model; None where there is one.
+        checksum: of its rows in their order.
+        weights: of the model, as `packed_weights` makes them; None where there is an error.
+    """
+
+    key: Key
+    rows: int
+    seconds: float
+    loss: float | None = None
+    metrics: tuple[tuple[str, float], ...] | None = None
+    error: str | None = None
+    checksum: int = 0
+    weights: bytes | None = None
+
+
+def piece_schema(keys: pa.Schema) -> pa.Schema:
+    """Return the columns of a piece, given those of a key."""
+    return pa.schema([*keys, *(pa.field(name, kind) for name, kind in (*SHOWN, *_OWN))])
+
+
+class Pieces:
+    """The pieces in one folder.
+
+    Args:
+        uri: of the folder; made if it is not there.
+        schema: of a piece.
+
+    Raises:
+        SnapshotError: the folder cannot be opened or made.
+    """
+
+    def __init__(self, uri: str, schema: pa.Schema) -> None:
+        self.uri = uri
+        self._schema = schema
+        self.key_count = len(schema) - len(RESERVED)
+        self._files = folder(uri)
+
+    def write(self, name: str, groups: Sequence[TrainedGroup]) -> None:
+        """Write a piece with at least one group.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        columns = [[group.key[number] for group in groups] for number in range(self.key_count)]
+        columns += [[getattr(group, name.removeprefix("distkeras_")) for group in groups] for name in RESERVED]
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, self._schema, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        buffer = BytesIO()
+        bytes_a_group = max(1, sum(len(group.weights or b"") for group in groups) // len(groups))
+        pq.write_table(table, buffer, row_group_size=max(1, _ROW_GROUP_BYTES // bytes_a_group))
+        write_whole(self._files, name, buffer.getvalue())
+
+    def finished(self, partition: int) -> tuple[list[str], dict[Key, tuple[int, int]]]:
+        """Return the pieces of a partition that count, and the rows and the checksum of each key in them.
+
+        Two attempts of one task may have trained the same key. So a piece counts if the pieces that count already have
+        none of its keys.
+        """
+        names: list[str] = []
+        keys: dict[Key, tuple[int, int]] = {}
+        for name in self.names(partition):
+            table = self.table(name, ["rows", CHECKSUM])
+            rows, checksums = table["rows"].to_pylist(), table[CHECKSUM].to_pylist()
+            entries = dict(zip(self.keys(table), zip(rows, checksums, strict=True), strict=True))
+            if keys.keys().isdisjoint(entries):
+                keys.update(entries)
+                names.append(name)
+        return names, keys
+
+    def names(self, partition: int) -> list[str]:
+        """Return the names of all pieces of a partition, in order."""
+        parsed = ((name, _NAME.fullmatch(name)) for name in self._files.names())
+        return sorted(name for name, match in parsed if match is not None and int(match[1]) == partition)
+
+    def table(self, name: str, columns: Sequence[str] = ()) -> pa.Table:
+        """Return a piece: its keys, and the columns of those names."""
+        wanted = [*self._schema.names[: self.key_count], *columns]
+        return self.open(name).read(columns=wanted).select(wanted)
+
+    def open(self, name: str) -> pq.ParquetFile:
+        """Open a piece to read parts of it.
+
+        Raises:
+            SnapshotError: it is not there, or not whole.
+        """
+        try:
+            return pq.ParquetFile(pa.BufferReader(b"".join(self._files.read(name))))
+        except (OSError, pa.ArrowException) as error:
+            raise SnapshotError(f"the trained groups in {self.uri!r} cannot be read: {name}: {error}") from error
+
+    def keys(self, table: pa.Table) -> Iterator[Key]:
+        """Yield the keys of a table that `table` returned."""
+        return zip(*(table.column(number).to_pylist() for number in range(self.key_count)), strict=True)
+
+    def delete(self, name: str) -> None:
+        """Remove a piece."""
+        self._files.delete(name)
+
+
+def folder(uri: str) -> Files:
+    """Return the files of a folder, which is made if it is not there.
+
+    Raises:
+        SnapshotError: it cannot be opened or made.
+    """
+    try:
+        return open_files(uri)
+    except OSError as error:
+        raise SnapshotError(f"`path` must be a folder that can be written to. Received: {uri!r}: {error}") from error
+
+
+def write_whole(files: Files, name: str, data: bytes) -> None:
+    """Write a file that has its name only once it is whole."""
+    draft = f"{name}.draft"
+    files.write(draft, [data])
+    files.sync(draft)
+    files.move(draft, name)
+    files.sync()
+
+
+def read_whole(files: Files, name: str) -> bytes | None:
+    """Return the bytes of a file; None where it is not there."""
+    return b"".join(files.read(name)) if name in files.names() else None
+
+
+def piece_name(partition: int, run: str, attempt: int, number: int) -> str:
+    """Return the name of a piece: ``number`` of an attempt at a partition, in one run of the job."""
+    return f"piece-{partition:05d}-{run}-{attempt}-{number:06d}.parquet"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a job was, and which pieces hold its result.
+
+    Args:
+        identity: what a job that goes on in the folder must share; JSON-ready.
+        keys: names of the columns of a key.
+        pieces: names of those that count; None while the job is not finished.
+    """
+
+    identity: dict[str, Any]
+    keys: tuple[str, ...]
+    pieces: tuple[str, ...] | None = None
+
+    def save(self, files: Files) -> None:
+        """Write it to the folder."""
+        write_whole(files, MANIFEST, json.dumps(asdict(self), indent=1).encode())
+
+    @classmethod
+    def load(cls, files: Files) -> Manifest | None:
+        """Return the folder's; None where it has none."""
+        data = read_whole(files, MANIFEST)
+        if data is None:
+            return None
+        values = json.loads(data)
+        pieces = values["pieces"]
+        return cls(values["identity"], tuple(values["keys"]), None if pieces is None else tuple(pieces))
+
+
+def packed_weights(arrays: Sequence[np.ndarray]) -> bytes:
+    """Return arrays as one byte string, each in C order and in its own dtype."""
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def unpacked_weights(data: bytes, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays that `packed_weights` took, read-only, given arrays of their shapes and dtypes."""
+    arrays, start = [], 0
+    for array in like:
+        arrays.append(np.frombuffer(data, array.dtype, array.size, start).reshape(array.shape))
+        start += array.nbytes
+    return arrays

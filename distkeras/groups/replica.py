@@ -1,0 +1,124 @@
+"""One traced replica for many groups: its weights, optimizer and seeds are set back before each of them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.data.columns import ColumnArrays
+from distkeras.data.shuffling import EpochOrder
+from distkeras.data.spec import DataSpec
+from distkeras.groups.pieces import packed_weights
+from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.replica_cache import fingerprint
+from distkeras.keras_model.variables import layer_states, trainable_variables
+from distkeras.ps.errors import NonFiniteError
+from distkeras.ps.rules.base import MOST_STEPS_A_CALL
+
+if TYPE_CHECKING:
+    import keras
+
+    from distkeras.data.batches import Batch
+
+
+class ReplicaOfGroups:
+    """A model that is trained on one group after another, each time from the state that it came with.
+
+    A model with classes or functions of the user's own is built again for each group: it may have state that is not in
+    its variables.
+
+    Args:
+        recipe: how the model is compiled.
+        model_file: the model.
+    """
+
+    def __init__(self, recipe: Recipe, model_file: bytes) -> None:
+        self._recipe, self._model_file = recipe, model_file
+        self._replica: KerasReplica | None = None
+        self._initial: list[tuple[keras.Variable, np.ndarray]] = []
+
+    def train(self, columns: ColumnArrays, spec: DataSpec) -> tuple[KerasReplica, np.ndarray]:
+        """Train on the rows of one group, as a single machine would.
+
+        Epoch ``e`` has the rows in the order ``numpy.random.default_rng((seed, 0, e)).permutation(rows)``, or in the
+        order in which they come where `DataSpec.shuffle` is off.
+
+        Args:
+            columns: an array for each of ``spec.columns``, with all rows of the group.
+            spec: columns, mini-batches, epochs.
+
+        Returns:
+            The trained replica, which the next call changes, and float64 ``(1 + metrics,)``: loss and metrics, means
+            over the rows of the last epoch.
+
+        Raises:
+            NonFiniteError: a loss is NaN or infinite.
+            ConfigurationError: loss and metrics do not fit the data.
+        """
+        order = EpochOrder(spec, 0, MOST_STEPS_A_CALL)
+        replica: KerasReplica | None = None
+        means = np.zeros(0)
+        for epoch in range(spec.epochs):
+            cuts = list(order.cut(columns, 0, epoch))
+            sums: Any = 0.0
+            for first in range(0, len(cuts), MOST_STEPS_A_CALL):
+                part = cuts[first : first + MOST_STEPS_A_CALL]
+                batches = [
+                    cut.batch(epoch, index, index + 1 == len(cuts)) for index, cut in enumerate(part, start=first)
+                ]
+                replica = self._begun(batches[0]) if replica is None else replica
+                steps = replica.train(batches)
+                _require_finite(steps, epoch, first)
+                sums = sums + (steps * [[batch.size] for batch in batches]).sum(axis=0)
+            means = sums / len(columns[0])
+        assert replica is not None
+        return replica, means
+
+    def _begun(self, batch: Batch) -> KerasReplica:
+        """Return a replica in the state that the model came with."""
+        if self._replica is not None and self._initial:
+            for variable, value in self._initial:
+                variable.assign(value)
+            return self._replica
+        model = self._recipe.build_to_train(self._model_file)
+        replica = KerasReplica(model)
+        replica.prepare(batch)
+        if not model.optimizer.built:
+            model.optimizer.build(trainable_variables(model))
+        if self._all_state_is_in_variables(model):
+            self._replica, self._initial = replica, _values(model)
+        return replica
+
+    def _all_state_is_in_variables(self, model: keras.Model) -> bool:
+        with zipfile.ZipFile(BytesIO(self._model_file)) as archive:
+            config = json.loads(archive.read("config.json"))
+        return not self._recipe.objects and fingerprint(self._recipe, config, model.optimizer) is not None
+
+
+def _values(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
+    import keras
+
+    variables = [*model.variables, *layer_states(model), *model.optimizer.variables]
+    distinct = {id(variable): variable for variable in variables}.values()
+    return [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in distinct]
+
+
+def _require_finite(steps: np.ndarray, epoch: int, first: int) -> None:
+    bad = np.flatnonzero(~np.isfinite(steps[:, 0]))
+    if bad.size:
+        raise NonFiniteError(
+            f"the loss is {steps[bad[0], 0]} in epoch {epoch}. Lower the learning rate or clip gradients",
+            step=first + int(bad[0]),
+        )
+
+
+def weights_of(model: keras.Model) -> bytes:
+    """Return all weights of a model as one byte string, in the order of `keras.Model.weights`."""
+    import keras
+
+    return packed_weights([keras.ops.convert_to_numpy(weight) for weight in model.weights])

@@ -1,0 +1,185 @@
+"""What a job that trains a model for each group leaves behind: a table, and the models by their keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.data.schema import map_in_arrow
+from distkeras.groups.keys import Key, key_of, key_text
+from distkeras.groups.pieces import RESERVED, SHOWN, WEIGHTS, Pieces, unpacked_weights
+from distkeras.keras_model.recipe import Recipe
+from distkeras.ps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+    import pyarrow.parquet as pq
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Bytes of weights that a process keeps.
+_KEPT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """Where the trained groups are. Travels to executors.
+
+    Args:
+        uri: the folder.
+        schema: of a piece.
+        names: of the pieces that count.
+    """
+
+    uri: str
+    schema: pa.Schema
+    names: tuple[str, ...]
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the columns of a key."""
+        return tuple(self.schema.names[: -len(RESERVED)])
+
+    def read(self, columns: Sequence[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some pieces: their keys, and the columns of those names."""
+        pieces = Pieces(self.uri, self.schema)
+        for name in names:
+            yield from pieces.table(name, columns).to_batches()
+
+    def dataframe(self, session: SparkSession, columns: Sequence[str]) -> DataFrame:
+        """Return all rows as a DataFrame: their keys, and the columns of those names."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        fields = [self.schema.field(name) for name in (*self.key_names, *columns)]
+        schema = from_arrow_schema(pa.schema(fields))
+        table = self
+
+        def read(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for record in records:
+                yield from table.read(columns, record.column(0).to_pylist())
+
+        rows = [(name,) for name in self.names]
+        return map_in_arrow(session.createDataFrame(rows, "piece string"), read, schema)
+
+
+class WeightsByKey:
+    """Looks weights up in the pieces; keeps those that were asked for last.
+
+    Args:
+        table: where they are.
+    """
+
+    def __init__(self, table: GroupTable) -> None:
+        self._table = table
+        self._pieces = Pieces(table.uri, table.schema)
+        self._places: dict[Key, tuple[str, int, str | None]] = {}
+        for name in table.names:
+            rows = self._pieces.table(name, ["error"])
+            keys = zip(self._pieces.keys(rows), rows["error"].to_pylist(), strict=True)
+            self._places.update((key, (name, row, error)) for row, (key, error) in enumerate(keys))
+        self._files: OrderedDict[str, pq.ParquetFile] = OrderedDict()
+        self._kept: OrderedDict[Key, bytes] = OrderedDict()
+        self._kept_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def why_not(self, key: Key) -> str | None:
+        """Return why there is no model for a key; None where there is one."""
+        place = self._places.get(key)
+        text = key_text(key, self._table.key_names)
+        if place is None:
+            return f"there is no model for {text}"
+        return None if place[2] is None else f"the model for {text} was not trained: {place[2]}"
+
+    def weights(self, key: Key) -> bytes:
+        """Return the weights for a key that has a model."""
+        data = self._kept.get(key)
+        if data is None:
+            name, row, _ = self._places[key]
+            data = self._read(name, row)
+            self._kept[key] = data
+            self._kept_bytes += len(data)
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+        self._kept.move_to_end(key)
+        return data
+
+    def _read(self, name: str, row: int) -> bytes:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = self._pieces.open(name)
+            if len(self._files) > 8:
+                self._files.popitem(last=False)
+        for number in range(file.num_row_groups):
+            rows = file.metadata.row_group(number).num_rows
+            if row < rows:
+                data: bytes = file.read_row_group(number, columns=[WEIGHTS]).column(0)[row].as_py()
+                return data
+            row -= rows
+        raise IndexError(row)
+
+
+def load_weights(model: keras.Model, data: bytes) -> None:
+    """Set the weights of a model from those of a group."""
+    import keras
+
+    like = [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
+    model.set_weights([array.copy() for array in unpacked_weights(data, like)])
+
+
+class GroupResults:
+    """The models of all groups, and a table of how their training went.
+
+    Attributes:
+        path: the folder that holds them; a job without ``path`` keeps them until the process ends.
+    """
+
+    def __init__(self, session: SparkSession, table: GroupTable, recipe: Recipe, model_file: bytes) -> None:
+        self._session, self.stored = session, table
+        self.recipe, self.model_file = recipe, model_file
+        self.path = table.uri
+        self._lookup: WeightsByKey | None = None
+
+    @property
+    def table(self) -> DataFrame:
+        """One row a group: the columns of its key, rows, seconds, loss, metrics, and error, or null.
+
+        Loss and metrics are means over the rows of the last epoch. They are null where there is an error.
+        """
+        return self.stored.dataframe(self._session, [name for name, _ in SHOWN])
+
+    @property
+    def weights(self) -> DataFrame:
+        """One row a group: the columns of its key, and ``weights``, or null.
+
+        The weights are the arrays of `keras.Model.get_weights`, each in C order, one after the other as bytes.
+        """
+        return self.stored.dataframe(self._session, [WEIGHTS]).withColumnRenamed(WEIGHTS, "weights")
+
+    def model(self, key: Any) -> keras.Model:
+        """Return the model of one group, compiled like the trainer's.
+
+        Args:
+            key: the value of the column, or a mapping with the value of each column.
+
+        Raises:
+            ConfigurationError: there is no such group, or its training failed; the text says why.
+        """
+        names = self.stored.key_names
+        wanted = key_of(key, names)
+        if self._lookup is None:
+            self._lookup = WeightsByKey(self.stored)
+        reason = self._lookup.why_not(wanted)
+        if reason is not None:
+            raise ConfigurationError(f"`key` must be that of a trained group: {reason}. Received: key={key!r}")
+        model = self.recipe.build(self.model_file)
+        load_weights(model, self._lookup.weights(wanted))
+        return model
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(by={list(self.stored.key_names)}, path={self.path!r})"

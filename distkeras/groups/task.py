@@ -1,0 +1,213 @@
+"""What runs on an executor: one partition's groups, one after another, each trained by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from distkeras.data.batches import in_blocks
+from distkeras.data.ordering import RowChecksum
+from distkeras.data.source import checked_columns
+from distkeras.data.spec import DataSpec
+from distkeras.groups.keys import Key, key_text, keyed_runs
+from distkeras.groups.pieces import MODEL, Pieces, TrainedGroup, folder, piece_name, read_whole
+from distkeras.groups.replica import ReplicaOfGroups, weights_of
+from distkeras.keras_model.archive import ensure_backend
+from distkeras.keras_model.recipe import Recipe
+from distkeras.ps.errors import ConfigurationError, DistkerasError, LedgerError, Origin, SnapshotError, sorted_error
+from distkeras.spark.failures import shortened
+from distkeras.spark.first_import import import_keras
+from distkeras.spark.record_stream import RecordStream, connection_to_spark
+from distkeras.training.task import prepare_process
+
+#: Finished groups are written after that share of the time that the task has run, if that is more than the least wait.
+_WRITE_SHARE = 0.01
+#: Bytes of weights after which they are written at once.
+_WRITE_BYTES = 64 << 20
+#: More rows than any partition has.
+_ALL_ROWS = 1 << 62
+
+#: Of this process, which Spark gives one task after another: the replica of the job that ran last.
+_REPLICAS: dict[str, ReplicaOfGroups] = {}
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """Everything a task needs, in Spark's own task closure; the model is in the folder.
+
+    Args:
+        uri: the folder of the pieces.
+        schema: of a piece.
+        run: a name for this run of the job, for its pieces' names.
+        spec: columns, mini-batches, epochs.
+        recipe: how to rebuild the model.
+        metrics: names of loss and metrics, loss first.
+        rows_max: rows of a group that is trained here; a larger one is left to the driver.
+        threads: compute threads; None: the cores that Spark gives to a task.
+        write_seconds: between two writes of finished groups, at least.
+    """
+
+    uri: str
+    schema: pa.Schema
+    run: str
+    spec: DataSpec
+    recipe: Recipe
+    metrics: tuple[str, ...]
+    rows_max: int
+    threads: int | None
+    write_seconds: float
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """The columns of what `train_partition` yields: the key of a group that is too large, or a piece's name."""
+        keys = list(self.schema)[: len(self.key_names)]
+        return pa.schema([*keys, pa.field("distkeras_piece", pa.string())])
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the columns of a key."""
+        return tuple(self.schema.names[: self.schema.get_field_index("rows")])
+
+    def train_partition(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for ``mapInArrow``: rows in the order of their keys in, names of pieces and large keys out."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise ConfigurationError("a task must run inside Spark. Received: no task context")
+        gpus = context.resources().get("gpu")
+        prepare_process(self.threads or context.cpus(), gpus.addresses if gpus else None)
+        partition = _Partition(self, context.partitionId(), context.taskAttemptId())
+        try:
+            large = partition.train(RecordStream(records, connection_to_spark()))
+        except DistkerasError as error:
+            raise shortened(error) from error.__cause__
+        names, count = partition.names, len(self.key_names)
+        columns = [[*(key[number] for key in large), *(None for _ in names)] for number in range(count)]
+        columns.append([*(None for _ in large), *names])
+        arrays = [pa.array(values, part.type) for values, part in zip(columns, self.result_schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=self.result_schema)
+
+
+@dataclass
+class _GroupRows:
+    """The rows of one group, as they come."""
+
+    key: Key
+    records: list[pa.RecordBatch] = field(default_factory=list)
+    checksum: RowChecksum = field(default_factory=lambda: RowChecksum(_ALL_ROWS))
+    rows: int = 0
+
+
+class _Partition:
+    """One attempt at one partition.
+
+    Args:
+        task: what to do.
+        number: of the partition.
+        attempt: Spark's task attempt id.
+    """
+
+    def __init__(self, task: GroupTask, number: int, attempt: int) -> None:
+        self._task, self._number, self._attempt = task, number, attempt
+        self._pieces = Pieces(task.uri, task.schema)
+        self.names, self._finished = self._pieces.finished(number)
+        self._pending: list[TrainedGroup] = []
+        self._began = self._written = time.monotonic()
+
+    def train(self, records: Iterator[pa.RecordBatch]) -> list[Key]:
+        """Train each group that no earlier attempt has finished; return the keys of those that are too large."""
+        large = []
+        for group in self._groups(records):
+            if group.key in self._finished:
+                self._require_same_rows(group)
+            elif group.rows > self._task.rows_max:
+                large.append(group.key)
+            else:
+                self._pending.append(self._trained(group))
+                self._write_if_due()
+        self._write()
+        return large
+
+    def _groups(self, records: Iterator[pa.RecordBatch]) -> Iterator[_GroupRows]:
+        group: _GroupRows | None = None
+        for key, record in keyed_runs(records, self._pieces.key_count):
+            if group is None or group.key != key:
+                if group is not None:
+                    yield group
+                group = _GroupRows(key)
+            group.rows += record.num_rows
+            group.checksum.update(record)
+            group.records.append(record)
+            if group.rows > self._task.rows_max or key in self._finished:
+                group.records.clear()  # only counted
+        if group is not None:
+            yield group
+
+    def _require_same_rows(self, group: _GroupRows) -> None:
+        now, before = (group.rows, group.checksum.before(group.rows)), self._finished[group.key]
+        if now != before:
+            raise LedgerError(
+                f"the input has not yielded the same rows again: {now[0]} rows with checksum {now[1]:#018x} of group "
+                f"{key_text(group.key, self._task.key_names)}, which was trained with {before[0]} rows and checksum "
+                f"{before[1]:#018x}",
+                worker=self._number,
+            )
+
+    def _trained(self, group: _GroupRows) -> TrainedGroup:
+        began = time.monotonic()
+        result = TrainedGroup(group.key, group.rows, 0.0, checksum=group.checksum.before(group.rows))
+        try:
+            replica, means = _replica(self._task).train(self._columns(group), self._task.spec)
+            metrics = tuple(zip(self._task.metrics[1:], means[1:].tolist(), strict=True))
+            result = replace(result, loss=float(means[0]), metrics=metrics, weights=weights_of(replica.model))
+        except Exception as error:
+            typed = sorted_error(error)
+            if typed.origin is not Origin.USER:
+                raise
+            typed.worker = None  # the group's key says which rows
+            result = replace(result, error=f"{type(typed).__name__}: {typed}")
+        return replace(result, seconds=time.monotonic() - began)
+
+    def _columns(self, group: _GroupRows) -> tuple[np.ndarray, ...]:
+        """The group's rows as arrays; taken from it, so that they are in memory once."""
+        parts, rows = [], 0
+        size = self._task.spec.batch_size
+        for record in group.records:
+            place = {"worker": self._number, "step": rows // size, "first_row": rows}
+            parts.append(checked_columns(record, self._task.spec, **place))
+            rows += record.num_rows
+        group.records.clear()
+        return next(in_blocks(parts, rows))
+
+    def _write_if_due(self) -> None:
+        now = time.monotonic()
+        wait = max(self._task.write_seconds, _WRITE_SHARE * (now - self._began))
+        if now - self._written >= wait or sum(len(one.weights or b"") for one in self._pending) >= _WRITE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._pending:
+            name = piece_name(self._number, self._task.run, self._attempt, len(self.names))
+            self._pieces.write(name, self._pending)
+            self.names.append(name)
+            self._pending = []
+        self._written = time.monotonic()
+
+
+def _replica(task: GroupTask) -> ReplicaOfGroups:
+    """This process' replica for the job of ``task``."""
+    replica = _REPLICAS.get(task.run)
+    if replica is None:
+        ensure_backend(task.recipe.backend)
+        import_keras()
+        model_file = read_whole(folder(task.uri), MODEL)
+        if model_file is None:
+            raise SnapshotError(f"{task.uri!r} must hold the model of the job. Received: no file {MODEL}")
+        _REPLICAS.clear()
+        replica = _REPLICAS[task.run] = ReplicaOfGroups(task.recipe, model_file)
+    return replica

@@ -1,0 +1,194 @@
+"""A model for each group, on real Spark tasks, against plain Keras."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from distkeras import Trainer
+from distkeras.data.ordering import partitioned
+from distkeras.groups import job
+from distkeras.groups.pieces import Manifest, folder
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, EmptyDataError, LedgerError
+
+SHOPS, BATCH, EPOCHS, SEED = 12, 8, 3, 5
+
+
+def rows_of(spark: SparkSession, shops: int = SHOPS) -> DataFrame:
+    """Shop ``s3`` has 13 rows, and so on: one separable problem each."""
+    rng = np.random.default_rng(3)
+    frames = []
+    for shop in range(shops):
+        x = rng.normal(size=(10 + shop, 2)).astype(np.float32)
+        label = (x @ rng.normal(size=2) > 0).astype(np.int64)
+        frames.append(pd.DataFrame({"shop": f"s{shop}", "features": x.tolist(), "label": label}))
+    schema = "shop string, features array<float>, label long"
+    return spark.createDataFrame(pd.concat(frames), schema).repartition(3)
+
+
+def model_with_all_kinds_of_state() -> keras.Model:
+    """Weights, moving averages, and a seed that moves at each step."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input((2,)),
+        keras.layers.Dense(6, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3, seed=4),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+    return keras.Sequential(layers)
+
+
+def trainer(model: keras.Model | None = None, **options: Any) -> Trainer:
+    settings = {
+        "worker_optimizer": keras.optimizers.Adam(0.05),
+        "loss": "binary_crossentropy",
+        "metrics": ["accuracy"],
+        "num_workers": 2,
+        "batch_size": BATCH,
+        "num_epoch": EPOCHS,
+        "seed": SEED,
+    }
+    return Trainer(model or model_with_all_kinds_of_state(), "agn", **settings | options)
+
+
+def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> None:
+    df = rows_of(spark)
+    groups = trainer().train_groups(df, by="shop")
+    table = {row["shop"]: row for row in groups.table.collect()}
+    assert {shop: row["rows"] for shop, row in table.items()} == {f"s{n}": 10 + n for n in range(SHOPS)}
+    for shop in sorted(table)[:10]:
+        mine = trainer()
+        spec = mine._spec(mine._build_replica().model, df)  # noqa: SLF001 - the columns as the trainer reads them
+        ready = partitioned(df.where(F.col("shop") == shop), spec, 1).toPandas()
+        x, y = np.stack(ready["features"]).astype(np.float32), ready["label"].to_numpy()
+        model = model_with_all_kinds_of_state()
+        model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy"])
+        for epoch in range(EPOCHS):
+            order = np.random.default_rng((SEED, 0, epoch)).permutation(len(x))
+            history = model.fit(x[order], y[order], batch_size=BATCH, shuffle=False, verbose=0).history
+        for ours, plain in zip(groups.model(shop).get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, plain)
+        row = table[shop]
+        assert row["loss"] == pytest.approx(history["loss"][0], rel=1e-5)  # a mean that Keras takes in float32
+        assert row["metrics"]["accuracy"] == pytest.approx(history["accuracy"][0], rel=1e-5)
+        assert row["error"] is None
+
+
+def test_weights_are_rows(spark: SparkSession) -> None:
+    groups = trainer().train_groups(rows_of(spark, 3), by="shop")
+    weights = {row["shop"]: bytes(row["weights"]) for row in groups.weights.collect()}
+    assert set(weights) == {"s0", "s1", "s2"}
+    assert weights["s1"] == b"".join(array.tobytes() for array in groups.model("s1").get_weights())
+    assert len(set(weights.values())) == 3
+
+
+def test_keys_of_several_columns_and_nulls(spark: SparkSession) -> None:
+    year = F.when(F.col("label") == 0, F.lit(None)).otherwise(F.lit(2020)).cast("int")
+    df = rows_of(spark, 2).withColumn("year", year)
+    expected = {(row["shop"], row["year"]): row["count"] for row in df.groupBy("shop", "year").count().collect()}
+    groups = trainer().train_groups(df, by=["shop", "year"])
+    assert groups.table.columns == ["shop", "year", "rows", "seconds", "loss", "metrics", "error"]
+    assert {(row["shop"], row["year"]): row["rows"] for row in groups.table.collect()} == expected
+    assert None in {year for _, year in expected}
+    assert len(expected) == 4
+    assert groups.model({"shop": "s1", "year": None}).get_weights()
+
+
+def test_a_bad_group_is_a_row_with_its_error(spark: SparkSession) -> None:
+    label = F.when(F.col("shop") == "s1", F.lit(None)).otherwise(F.col("label"))
+    huge = F.when(F.col("shop") == "s2", F.array(F.lit(1e38), F.lit(-1e38))).otherwise(F.col("features"))
+    df = rows_of(spark, 4).withColumns({"label": label, "features": huge.cast("array<float>")})
+    keras.utils.set_random_seed(1)
+    linear = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    groups = trainer(linear, loss="mse", metrics=None, worker_optimizer="sgd").train_groups(df, by="shop")
+    errors = {row["shop"]: (row["error"], row["loss"]) for row in groups.table.collect()}
+    assert errors["s0"][0] is None
+    assert errors["s3"][0] is None
+    assert errors["s1"][0].startswith("BadValueError: values must not be null")
+    assert "'label'" in errors["s1"][0]
+    assert errors["s2"][0].startswith("NonFiniteError: the loss is inf in epoch 0")
+    assert errors["s1"][1] is None
+    assert errors["s2"][1] is None
+    with pytest.raises(ConfigurationError, match=r"shop='s1' was not trained: BadValueError"):
+        groups.model("s1")
+    with pytest.raises(ConfigurationError, match="there is no model for shop='s9'"):
+        groups.model("s9")
+
+
+def test_a_large_group_is_trained_as_a_job(spark: SparkSession) -> None:
+    df = rows_of(spark, 4)
+    small = trainer().train_groups(df, by="shop")
+    mixed = trainer().train_groups(df, by="shop", rows_max=12)
+    rows = {row["shop"]: row["rows"] for row in mixed.table.collect()}
+    assert rows == {"s0": 10, "s1": 11, "s2": 12, "s3": 13}
+    for shop, equal in (("s2", True), ("s3", False)):
+        pairs = zip(small.model(shop).get_weights(), mixed.model(shop).get_weights(), strict=True)
+        assert all(np.array_equal(one, other) for one, other in pairs) == equal
+
+
+def killing(flag: Path) -> Callable[[Any], Any]:
+    """Kill the process that decodes a row of shop ``s6``, once."""
+
+    def decode(value: list[float]) -> np.ndarray:
+        if value[0] == 6 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.asarray(value[1:], np.float32)
+
+    return decode
+
+
+def test_the_successor_of_a_killed_task_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(job, "_PARTITIONS_A_SLOT", 1)
+    number = F.regexp_replace("shop", "s", "").cast("float")
+    df = rows_of(spark).withColumn("features", F.concat(F.array(number), "features"))
+    flag = tmp_path / "killed"
+    calm = trainer(num_workers=1, decode=killing(Path(__file__))).train_groups(df, by="shop")
+    groups = trainer(num_workers=1, decode=killing(flag)).train_groups(df, by="shop", path=tmp_path / "models")
+    assert flag.exists()
+    assert [row["shop"] for row in groups.table.orderBy("shop").collect()] == sorted(f"s{n}" for n in range(SHOPS))
+    manifest = Manifest.load(folder(groups.path))
+    assert manifest is not None
+    assert manifest.pieces is not None
+    attempts = [name.split("-")[3] for name in manifest.pieces]
+    assert len(set(attempts)) == 2, "both attempts have trained groups that count"
+    for shop in ("s0", "s6", "s9"):
+        for one, other in zip(calm.model(shop).get_weights(), groups.model(shop).get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
+    df, path = rows_of(spark, 4), tmp_path / "models"
+    first = trainer().train_groups(df.where("shop != 's9'"), by="shop", path=path)
+    before = {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")}
+    with pytest.raises(ConfigurationError, match="`path` must be an empty folder"):
+        trainer().train_groups(df, by="shop", path=path)
+    with pytest.raises(DifferentJobError, match="`num_epoch` must be 3"):
+        trainer(num_epoch=4).train_groups(df, by="shop", path=path, resume=True)
+    again = trainer().train_groups(df, by="shop", path=path, resume=True)
+    assert {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")} == before
+    assert again.table.count() == first.table.count() == 4
+    with pytest.raises(LedgerError, match="the input has not yielded the same rows again"):
+        trainer().train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
+
+
+def test_data_that_cannot_work(spark: SparkSession) -> None:
+    df = rows_of(spark, 1)
+    with pytest.raises(EmptyDataError):
+        trainer().train_groups(df.where("false"), by="shop")
+    with pytest.raises(ConfigurationError, match="`resume` needs the `path`"):
+        trainer().train_groups(df, by="shop", resume=True)
