@@ -243,6 +243,7 @@ class JobFacts:
         batch_size: rows of a mini-batch.
         rounds: the rule has rounds, in which workers wait for one another.
         saved: the server saves its state: there is a checkpoint.
+        options: hyper-parameters and options by dotted names, as `reported_options` returns them.
     """
 
     rule: str
@@ -251,10 +252,11 @@ class JobFacts:
     batch_size: int = 0
     rounds: bool = False
     saved: bool = False
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, training: TrainSettings, server: ServerSettings) -> JobFacts:
-        """Of a job whose number of workers is settled."""
+    def of(cls, training: TrainSettings, server: ServerSettings, options: Mapping[str, Any]) -> JobFacts:
+        """Return the facts of a job whose number of workers is settled."""
         return cls(
             rule=repr(server.rule),
             workers=server.workers,
@@ -262,6 +264,7 @@ class JobFacts:
             batch_size=training.batch_size,
             rounds=server.rule.traits.synchronous,
             saved=server.checkpoint is not None,
+            options=options,
         )
 
 

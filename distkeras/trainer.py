@@ -386,7 +386,9 @@ class Trainer(JobResults):
         slots = facts.slots(settings.resources)
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint)
         require_slots(server, facts, slots, settings.resources, apart=in_cluster)
-        self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server))
+        worker = replace(self.worker_settings, workers=workers)
+        options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
+        self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
             arrangement=arrangement_of(df, spec, settings, workers),
@@ -396,11 +398,10 @@ class Trainer(JobResults):
             recipe=self.recipe,
             replica=replica,
             server=server,
-            worker=replace(self.worker_settings, workers=workers),
+            worker=worker,
             callbacks=callbacks,
             resume=resume,
         )
-        options = reported_options(plan.server, plan.worker, settings, compilation=self.recipe.identity(replica.model))
         setup = TrainingSetup(
             replica.metric_names,
             self._build_replica,

@@ -21,6 +21,7 @@ _SCRIPTS = (
     "charts.js",
     "tables.js",
     "job.js",
+    "compare.js",
     "page.js",
     "server.js",
     "begin.js",
@@ -52,16 +53,19 @@ def server_page() -> Page:
 
 
 def saved_page(
-    journals: Sequence[Sequence[Entry]], names: Sequence[str] = (), outside: Sequence[tuple[str, str]] = ()
+    journals: Sequence[Sequence[Entry]], names: Sequence[str] = (), outside: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """A page of jobs as they were, which needs nothing but itself.
+    """Return a page of jobs as they were, which needs nothing but itself.
 
     Args:
         journals: each job's, whole, as `journal.read_since` has them.
         names: of the jobs, where they have some.
-        outside: the state of each, and why, where it is known from outside the journal.
+        outside: each job as the job server describes it, if it has one.
     """
-    data = {"mode": "saved", "journals": [[json.loads(entry.data) for entry in lines] for lines in journals]}
+    data: dict[str, Any] = {
+        "mode": "saved",
+        "journals": [[json.loads(entry.data) for entry in lines] for lines in journals],
+    }
     data |= {"names": list(names), "outside": list(outside)}
     return _html(data, meta=_policy("'none'", None))
 

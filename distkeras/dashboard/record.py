@@ -300,8 +300,11 @@ _BUCKETS_MAX, _BUCKETS_MIN = 600, 100
 _CELLS = 300_000
 _METRICS_MAX = 8
 _EVENTS, _EVALUATIONS = 500, 1000
-#: A pause of all workers that is left out where another driver, or another server, has gone on with the job.
-_PAUSE = 60.0
+#: A pause of all workers, in seconds, that is noted where another driver or server has continued the job; and one that
+#: is shortened as well, to this share of the time before it.
+_PAUSE, _LONG_PAUSE, _PAUSE_SHARE = 5.0, 60.0, 0.03
+#: Pauses that a page has; of more, the latest.
+_PAUSES_MAX = 50
 #: Sums over all workers in each bucket; `gaps` and `scales` count what the sums before them are of.
 _OF_JOB = ("commits", "samples", "staleness", "gap", "gaps", "scale", "scales", "compute", "wait", "wire")
 
@@ -317,7 +320,8 @@ class Now:
         epochs: passed, as a mean over the partitions.
         joined, finished: workers.
         loss: the mean over the latest commits.
-        rate: samples a second, lately; NaN where not known.
+        rate: samples per second; NaN where not known.
+        rate_seconds: length of the time that ``rate`` is a mean over.
         left: estimated seconds until the end; NaN where not known.
         saved_clock: commits that the latest snapshot has; -1: there is none.
         saved_seconds: since it was taken.
@@ -331,6 +335,7 @@ class Now:
     finished: int = 0
     loss: float = math.nan
     rate: float = math.nan
+    rate_seconds: float = math.nan
     left: float = math.nan
     saved_clock: int = -1
     saved_seconds: float = math.nan
@@ -362,9 +367,11 @@ class _CommitSums:
         self.splitter = TimeSplitter(workers, rounds=facts.rounds)
         self.commits = 0
         self.last_commit: np.ndarray | None = None
-        #: The first commit's time, and the pauses that are left out: when each ended, and its seconds.
-        self.origin: float | None = None
+        self.origin: float | None = None  #: The time of the first commit.
+        #: When each long pause ended, and by how many seconds the page shortens it.
         self.cuts: list[tuple[float, float]] = []
+        #: The times of the last commit before each pause and of the first one after it.
+        self.pauses: deque[tuple[float, float]] = deque(maxlen=_PAUSES_MAX)
 
 
 class JobRecord:
@@ -482,7 +489,8 @@ class JobRecord:
     def whole(self) -> dict[str, Any]:
         """All of it, JSON-ready; `more` goes on from there."""
         self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
-        entry = {"kind": "whole", "facts": asdict(self.facts), "metrics": list(self.metrics), "began": self.began}
+        facts = asdict(self.facts) | {"options": {name: _json_of(value) for name, value in self.facts.options.items()}}
+        entry = {"kind": "whole", "facts": facts, "metrics": list(self.metrics), "began": self.began}
         entry |= self._lines(0) | self._rest()
         entry["workers"] = self.workers.told(range(self.facts.workers), self._seconds)
         entry["events"] = list(self._events)
@@ -523,29 +531,39 @@ class JobRecord:
         now = self.now
         entry: dict[str, Any] = {"state": now.state, "why": now.why, "at": self._moment(now.timestamp)}
         entry |= {"joined": now.joined, "finished": now.finished, "timestamp": round(now.timestamp, 3)}
-        entry |= {name: number(getattr(now, name)) for name in ("epochs", "loss", "rate", "left", "saved_seconds")}
+        numbers = ("epochs", "loss", "rate", "rate_seconds", "left", "saved_seconds")
+        entry |= {name: number(getattr(now, name)) for name in numbers}
         entry["saved_commits"] = now.saved_clock if now.saved_clock >= 0 else None
         entry["samples"], entry["commits"] = self.workers.totals()
         used = int(np.flatnonzero(self._sums.staleness.counts).max(initial=0)) + 1
         histogram = {"width": self._sums.staleness.width, "counts": self._sums.staleness.counts[:used].tolist()}
-        return {"now": entry, "staleness": histogram, "kinds": dict(self._kinds)}
+        pauses = [[self._moment(start), self._moment(end), round(end - start, 1)] for start, end in self._sums.pauses]
+        return {"now": entry, "staleness": histogram, "kinds": dict(self._kinds), "pauses": pauses}
 
     def _moment(self, timestamp: float) -> float:
         return round(float(self._seconds(np.array([timestamp]))[0]), 2)
 
     def _seconds(self, timestamps: np.ndarray) -> np.ndarray:
-        """Since the job began, without the pauses; not below 0."""
+        """Return the seconds since the job began, with long pauses shortened; not below 0."""
         seconds = timestamps - (self.began if self._sums.origin is None else self._sums.origin)
         for at, pause in self._sums.cuts:
             seconds = np.where(timestamps >= at, seconds - pause, seconds)
         return np.maximum(seconds, 0.0)
 
     def _note_pauses(self, commits: np.ndarray) -> None:
-        """A job that is resumed after days has had days without a commit."""
+        """Note where another driver or server has continued: a job that is resumed after days had no commit in them."""
         times = commits["timestamp"]
         if self._sums.origin is None:
             self._sums.origin = min(self.began, float(times[0]))
         rows = commits if self.last_commit is None else np.concatenate([self.last_commit, commits])
         times, incarnations = rows["timestamp"], rows["incarnation"]
         for place in np.flatnonzero((np.diff(incarnations) != 0) & (np.diff(times) > _PAUSE)):
-            self._sums.cuts.append((float(times[place + 1]), float(times[place + 1] - times[place]) - 1.0))
+            start, end = float(times[place]), float(times[place + 1])
+            self._sums.pauses.append((start, end))
+            shown = max(1.0, _PAUSE_SHARE * self._moment(start))
+            if end - start > max(_LONG_PAUSE, shown):
+                self._sums.cuts.append((end, end - start - shown))
+
+
+def _json_of(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

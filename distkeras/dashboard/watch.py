@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 _EVERY, _SHARE = 1.0, 0.01
 #: Commits that are read at a time: the server answers no other request meanwhile.
 _COMMITS, _PIECES = 1024, 8
-#: Seconds over which the rate is measured.
-_LATELY = 30.0
+#: Seconds over which the rate is measured; longer where looks are rarer.
+_RATE_SECONDS = 30.0
 
 
 class JobWatch(Callback):
@@ -167,12 +167,12 @@ class JobWatch(Callback):
         status_now = Now(state, "", now, status.epochs, status.joined, status.finished, status.loss)
         status_now = replace(status_now, saved_clock=status.saved_clock, saved_seconds=status.saved_seconds)
         self._rates.append((now, status.samples))
-        while self._rates[-1][0] - self._rates[0][0] > _LATELY or self._rates[0][1] > status.samples:
+        while self._rates[0][1] > status.samples or (len(self._rates) > 1 and now - self._rates[1][0] >= _RATE_SECONDS):
             self._rates.popleft()
         since, samples = self._rates[0]
         seconds = now - since
         if seconds > 0:
-            status_now = replace(status_now, rate=(status.samples - samples) / seconds)
+            status_now = replace(status_now, rate=(status.samples - samples) / seconds, rate_seconds=seconds)
         if status.batches and (self._first is None or self._first[1] > status.epochs):
             self._first = now, status.epochs
         if self._first is not None and status.epochs > self._first[1]:

@@ -199,7 +199,7 @@ def test_tables_have_the_numbers_of_the_charts(visit: Callable[..., Any], saved:
     figure = page.locator("figure.plot").first
     figure.locator("summary").click()
     rows = figure.locator("tbody tr")
-    assert rows.count() == whole["used"]
+    playwright.expect(rows).to_have_count(whole["used"])
     cells = rows.last.locator("td").all_text_contents()
     assert [float(text) for text in cells[:2]] == [line[-1] for line in whole["lines"]["loss"]]
 
@@ -212,8 +212,117 @@ def test_two_jobs_stand_side_by_side(visit: Callable[..., Any], saved: Callable[
     assert ink(page, 0) > 500, "both losses in one chart"
     assert page.locator("figure.plot").count() == 13
     for axis in ("commits", "samples"):
-        page.locator(".compare select").select_option(axis)
+        page.locator(".compare label:has-text('Along') + select").select_option(axis)
         assert ink(page, 0) > 500, axis
+
+
+def test_any_metric_is_side_by_side_with_what_differs(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+    options = {"rule": "agn", "rule.window": 4, "batch_size": 128}
+    only_loss = RecordedJob(3, 60.0, seed=2, metrics=("loss",), options=options | {"rule.window": 16})
+    page = visit(saved(RecordedJob(2, 30.0, seed=1, options=options), only_loss), viewport=DESKTOP)
+    show = page.locator("label:has-text('Show') + select")
+    names = show.locator("option").all_text_contents()
+    assert names == [
+        *("loss", "accuracy", "loss of the center", "accuracy of the center"),
+        *("samples per second", "staleness", "gap", "scale"),
+    ]
+    for name in names:
+        show.select_option(name)
+        assert ink(page, 0) > 500, name
+        assert page.locator("figure.plot h3").first.text_content() == f"Job by job: {name}"
+        without = "Without it: AGN(window=4), 2." in page.locator("figure.plot .reading").first.text_content()
+        assert without == (name == "accuracy")
+    assert page.locator(".settings .differs th span").all_text_contents() == ["rule.window", "differs"]
+    assert page.locator(".settings .differs td").all_text_contents() == ["4", "16"]
+    shown = page.locator(".settings tbody tr").count()
+    page.get_by_label("Only what differs").check()
+    require_count(page, ".settings tbody tr", shown - 2)
+    assert violations(page) == []
+
+
+def colored(page: Any, share: float) -> int:
+    """Pixels of the first chart that are of the color of the line of all workers, at a share of its width."""
+    page.locator("figure.plot canvas").first.wait_for()
+    return int(
+        page.evaluate(
+            """share => {
+                const over = document.querySelector('.u-over').getBoundingClientRect();
+                const canvas = document.querySelector('figure.plot canvas');
+                const x = over.left - canvas.getBoundingClientRect().left + share * over.width;
+                const data = canvas.getContext('2d').getImageData(x * devicePixelRatio, 0, 1, canvas.height).data;
+                let count = 0;
+                for (let place = 0; place < data.length; place += 4) {
+                    count += data[place + 3] > 200 && data[place] + data[place + 1] + data[place + 2] < 150;
+                }
+                return count;
+            }""",
+            share,
+        )
+    )
+
+
+def test_a_pause_is_no_line(visit: Callable[..., Any], saved: Callable[..., str]) -> None:
+    """A driver that died after 40 s is continued 40 s later, in the middle of the chart."""
+    page = visit(saved(RecordedJob(1, 80.0, died=(40.0, 40.0))), viewport=DESKTOP)
+    assert colored(page, 0.2) > 0
+    assert colored(page, 0.5) == 0
+    assert colored(page, 0.8) > 0
+    reader = page.locator("figure.plot input[type=range]").first
+    reader.focus()
+    texts = []
+    for _ in range(120):
+        page.keyboard.press("ArrowLeft")
+        texts.append(reader.get_attribute("aria-valuetext"))
+    assert sum("paused for 0:4" in text for text in texts) == 1
+    page.locator("figure.plot summary").first.click()
+    page.locator("figure.plot tbody td", has_text="paused for 0:4").first.wait_for()
+    for axis in ("commits", "samples"):
+        page.locator("label:has-text('Along') + select").select_option(axis)
+        assert colored(page, 0.2) > 0, axis
+    assert violations(page) == []
+
+
+def test_a_chart_is_zoomed_and_shown_whole_again(visit: Callable[..., Any], tmp_path: Path) -> None:
+    job = RecordedJob(2, seconds=60.0)
+    with Live(tmp_path, [job]) as live:
+        page = visit(live.dashboard.url)
+        live.records[0].add_commits(job.commits[:60], job.steps[:240])
+        live.begin()
+        over = page.locator("figure.plot .u-over").first
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        reader = page.locator("figure.plot input[type=range]").first
+        last = int(reader.get_attribute("max"))
+        page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 40)
+        page.mouse.up()
+        whole = page.get_by_role("button", name="Show all: Loss and metrics")
+        whole.wait_for()
+        zoomed = [int(reader.get_attribute(name)) for name in ("min", "max")]
+        assert 0 < zoomed[0] < zoomed[1] < last
+        page.get_by_role("button", name="Show all: Samples per second").scroll_into_view_if_needed()  # with the others
+        live.records[0].add_commits(job.commits[60:90], job.steps[240:360])
+        live.tell(0)
+        page.locator(".tiles div", has_text="Commits").locator(".value", has_text="90").wait_for()
+        assert [int(reader.get_attribute(name)) for name in ("min", "max")] == zoomed, "what comes does not move it"
+        assert violations(page) == []
+        closer = page.get_by_role("button", name="Zoom in: Loss and metrics")
+        closer.press("Enter")
+        assert int(reader.get_attribute("max")) - int(reader.get_attribute("min")) < zoomed[1] - zoomed[0]
+        whole.press("Enter")
+        playwright.expect(whole).to_be_hidden()
+        assert page.evaluate("document.activeElement.textContent") == "Zoom in"
+        assert reader.get_attribute("min") == "0"
+        assert int(reader.get_attribute("max")) > last
+
+
+def test_a_chart_without_values_is_not_there(visit: Callable[..., Any], tmp_path: Path) -> None:
+    with Live(tmp_path, [RecordedJob(2, seconds=5.0)]) as live:
+        page = visit(live.dashboard.url)
+        live.begin()
+        page.locator("progress").wait_for()
+        require_count(page, "figure.plot:visible", 0)
 
 
 @pytest.mark.parametrize("axis", ["commits", "samples"])
@@ -252,7 +361,8 @@ def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_p
         page.get_by_role("button", name="Show my jobs").click()
         page.locator("article").wait_for()
         assert page.locator("article h2").text_content() == EVIL, "the latest one"
-        page.get_by_role("checkbox").last.check()
+        assert page.locator("table.attempts tbody td").last.text_content() == "done"
+        page.get_by_role("checkbox", name="show first").check()
         require_count(page, "article progress", 2)
         page.locator("article .state[data-state=done]").last.wait_for()
         assert violations(page) == []
@@ -261,7 +371,7 @@ def test_the_job_server_s_page_asks_for_a_token(visit: Callable[..., Any], tmp_p
         assert '"mode":"saved"' in Path(download.value.path()).read_text()
         page.reload()
         require_count(page, "article progress", 2)
-        page.get_by_role("checkbox").last.uncheck()
+        page.get_by_role("checkbox", name="show first").uncheck()
         require_count(page, "article", 1)
 
 

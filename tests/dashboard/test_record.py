@@ -49,7 +49,7 @@ def put_together(told: list[dict[str, Any]]) -> dict[str, Any]:
                 state["workers"][name][worker] = column[place]
         state["events"] += message["events"]
         state["evaluations"] += message["evaluations"]
-        state |= {name: message[name] for name in ("width", "used", "now", "staleness", "kinds")}
+        state |= {name: message[name] for name in ("width", "used", "now", "staleness", "kinds", "pauses")}
     return state
 
 
@@ -102,14 +102,14 @@ def test_gap_and_scale_are_means_over_the_commits_that_have_them() -> None:
 @pytest.mark.parametrize(("seconds", "look"), [(40.0, 1.0), (40.0, 1000.0), (900.0, 20.0), (900.0, 130.0)])
 def test_what_comes_bit_by_bit_is_what_comes_at_once(seconds: float, look: float) -> None:
     """Also where buckets are folded on the way."""
-    job = RecordedJob(3, seconds, pause=1.5)
+    job = RecordedJob(3, seconds, pause=1.5, died=(20.0, 30.0))
     _, told = follow(job, look)
     at_once = JobRecord(job.facts, job.metrics, BEGAN)
     at_once.add_commits(job.commits, job.steps)
     whole = json.loads(json.dumps(at_once.whole()))
     state = put_together(told)
     assert state["used"] == whole["used"] > 20
-    for name in ("lines", "means", "job", "staleness", "facts", "events"):
+    for name in ("lines", "means", "job", "staleness", "facts", "events", "pauses"):
         assert state[name] == whole[name], name
     for name in ("commits", "samples", "epoch", "attempt", "state", "compute"):
         assert state["workers"][name] == pytest.approx(whole["workers"][name]), name
@@ -169,7 +169,27 @@ def test_many_evaluations_are_thinned_out() -> None:
     assert told["evaluations"][-1][1] > 4900
 
 
-def test_days_between_two_drivers_are_left_out() -> None:
+@pytest.mark.parametrize(("seconds", "incarnation", "pauses"), [(4.0, 2, 0), (8.0, 1, 0), (8.0, 2, 1)])
+def test_a_pause_is_noted_where_another_server_continues(seconds: float, incarnation: int, pauses: int) -> None:
+    found = record()
+    rows = commits(
+        [
+            {"worker": 0, "timestamp": BEGAN + 10.0, "incarnation": 1},
+            {"worker": 0, "timestamp": BEGAN + 10.0 + seconds, "incarnation": incarnation},
+        ]
+    )
+    found.add_commits(rows, steps(rows, [1.0, 1.0]))
+    told = found.whole()
+    assert told["pauses"] == [[10.0, 10.0 + seconds, seconds]] * pauses
+    assert told["used"] == 11 + seconds, "it is too short to be shortened"
+
+
+def test_options_are_json() -> None:
+    told = record(options={"learning_rate": 0.1, "staleness_max": float("inf")}).whole()
+    assert told["facts"]["options"] == {"learning_rate": 0.1, "staleness_max": "inf"}
+
+
+def test_days_between_two_drivers_are_shortened() -> None:
     """The commits before were another driver's, three days ago."""
     found = record()
     times = [BEGAN - 3 * 86400.0 + 10 * number for number in range(6)] + [BEGAN + 5.0 + number for number in range(6)]
@@ -180,6 +200,7 @@ def test_days_between_two_drivers_are_left_out() -> None:
     told = found.whole()
     assert told["width"] == 1.0
     assert told["used"] == 57
+    assert told["pauses"] == [[50.0, 51.5, 3 * 86400.0 - 45.0]], "3 % of the time before it"
     found.add_events([Event(BEGAN + 10.0, "server", "fenced", 0, 7, "late")])
     assert 50 < found.whole()["events"][0][0] < 60
 

@@ -9,7 +9,8 @@ const AXES = {
 };
 /** Seconds between two marks of the axis of time. */
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
-/** Seconds over which the rate of samples is a mean. */
+const ALONG = Object.keys(AXES).map((name) => [name, name]);
+/** Seconds over which the rate of samples is a mean, at least: narrower buckets are taken together. */
 const RATE_SECONDS = 6;
 
 class JobCharts {
@@ -23,7 +24,7 @@ class JobCharts {
     this.metric = choice("Metric", [["loss", "loss"]], "loss", choose("metric"));
     this.worker = choice("Worker", [["", "none"]], "", choose("worker"));
     this.scale = choice("Scale", [["linear", "linear"], ["log", "logarithmic"]], "linear", choose("scale"));
-    this.axisChoice = choice("Along", [["time", "time"], ["commits", "commits"], ["samples", "samples"]], "time", choose("axis"));
+    this.axisChoice = choice("Along", ALONG, "time", choose("axis"));
     this.metrics = new Plot({
       title: "Loss and metrics",
       tools: [this.metric.element, this.worker.element, this.axisChoice.element, this.scale.element],
@@ -35,6 +36,8 @@ class JobCharts {
     this.gap = new Plot({ title: "Gap" });
     this.scalePlot = new Plot({ title: "Scale of payloads" });
     this.all = [this.metrics, this.rate, this.split, this.staleness, this.gap, this.scalePlot];
+    const alike = this.all.filter((plot) => plot !== this.staleness);
+    for (const plot of alike) plot.group = alike;
     this.element = h("div", { class: "charts" }, ...this.all.map((plot) => plot.element));
     this.metrics.element.classList.add("wide");
   }
@@ -57,14 +60,14 @@ class JobCharts {
     this.drawMean(this.scalePlot, job, axis, "scale");
   }
 
-  base({ x }) {
+  base({ x, pauses }) {
     const [xName, xText] = AXES[this.view.axis];
-    return { x, xName, xText, xSteps: this.view.axis === "time" ? STEPS : undefined };
+    return { x, xName, xText, xSteps: this.view.axis === "time" ? STEPS : undefined, pauses };
   }
 
   drawMetrics(job, axis) {
     const metric = job.metrics.includes(this.view.metric) ? this.view.metric : job.metrics[0];
-    const at = (line) => axis.places.map((place) => line[place]);
+    const at = axis.values;
     const chosen = this.view.worker === "" ? null : Number(this.view.worker);
     const series = [];
     const bands = [];
@@ -85,44 +88,33 @@ class JobCharts {
     }
     series.push({ label: "all workers", values: at(job.means[metric]), color: "text", width: 2.5 });
     const evaluated = at(job.evaluated(metric));
-    if (evaluated.some((value) => value !== null)) {
+    if (evaluated.some(isKnown)) {
       series.push({ label: "center, evaluated", values: evaluated, color: "accent", width: 2, points: true, dash: [6, 3] });
     }
     say(this.metrics.caption, job.metrics.length > 1 ? `Loss and metrics: ${metric}` : "Loss");
-    const known = at(job.means[metric]).filter((value) => value !== null);
-    const last = known.length ? known[known.length - 1] : null;
+    const known = at(job.means[metric]).filter(isKnown);
+    const last = known[known.length - 1];
     const [least, most] = [Math.min, Math.max].map((choose) => known.reduce((one, other) => choose(one, other), last));
-    const summary = known.length ? `Of all workers, ${metric} is ${amount(last)} now; it was between ${amount(least)} and ${amount(most)}.` : "Nothing yet.";
-    this.metrics.set({ ...this.base(axis), series, bands, log: this.view.scale === "log" && known.every((value) => value > 0), summary });
+    const summary = known.length ? `The latest mean of ${metric} over all workers is ${amount(last)}; they were between ${amount(least)} and ${amount(most)}.` : `No values of ${metric}.`;
+    const stay = job.metrics.some((name) => job.means[name].some(isKnown));
+    this.metrics.set({ ...this.base(axis), series, bands, stay, log: this.view.scale === "log" && known.every((value) => value > 0), summary });
   }
 
   drawRate(job, axis) {
-    // Over a few seconds: a worker that commits once a second has commits in some of them, and none in others.
-    const about = Math.max(0, Math.round(RATE_SECONDS / job.width / 2));
-    const values = axis.places.map((place) => {
-      const first = Math.max(0, place - about);
-      const last = Math.min(job.used - 1, place + about);
-      // The bucket that time is in is not over.
-      const seconds = Math.min((last + 1) * job.width, Math.max(job.now.at, last * job.width)) - first * job.width;
-      const samples = job.job.samples.slice(first, last + 1).reduce((sum, count) => sum + count, 0);
-      return seconds > 0 ? samples / seconds : null;
-    });
-    const total = job.job.samples.reduce((sum, count) => sum + count, 0);
+    const values = axis.values(job.rates(RATE_SECONDS));
+    const { now } = job;
     const summary = job.over
-      ? `${amount(total / job.now.at)} samples a second over the whole job.`
-      : `${amount(values.findLast((value) => value !== null))} samples a second over the last ${RATE_SECONDS} s.`;
+      ? `${amount(now.samples / job.trained)} samples per second over the ${clock(job.trained)} of training.`
+      : `${amount(now.rate)} samples per second over the last ${clock(now.rate_seconds)}.`;
     this.rate.set({ ...this.base(axis), series: [{ label: "samples per second", values, color: "accent", fill: "band" }], yRange: [0, null], summary });
   }
 
   drawSplit(job, axis) {
     const names = ["compute", "wait", "wire"];
-    const rows = axis.places.map((place) => names.map((name) => job.job[name][place]));
-    const share = (number) => rows.map((row) => {
-      const sum = row[0] + row[1] + row[2];
-      return sum > 0 ? (100 * row[number]) / sum : null;
-    });
-    const shares = names.map((_, number) => share(number));
-    const upTo = (number) => shares[0].map((value, place) => (value === null ? null : shares.slice(0, number + 1).reduce((sum, line) => sum + line[place], 0)));
+    const sums = job.job.compute.map((_, place) => names.reduce((sum, name) => sum + job.job[name][place], 0));
+    const share = (name) => axis.values(sums.map((sum, place) => (sum > 0 ? (100 * job.job[name][place]) / sum : null)));
+    const shares = names.map(share);
+    const upTo = (number) => shares[0].map((value, place) => (isKnown(value) ? shares.slice(0, number + 1).reduce((sum, line) => sum + line[place], 0) : value));
     const labels = ["computing", "waiting for other workers", "wire and server"];
     const series = [2, 1, 0].map((number) => ({ label: labels[number], values: upTo(number), numbers: undefined, color: `part-${number}`, fill: `part-${number}`, width: 0.5, unit: " %" }));
     series.forEach((line, place) => Object.defineProperty(line, "numbers", { value: () => shares[2 - place], enumerable: false }));
@@ -138,16 +130,14 @@ class JobCharts {
     const mean = sum ? counts.reduce((all, count, bin) => all + count * (bin + (width - 1) / 2 / width) * width, 0) / sum : null;
     const summary = `${amount(sum)} commits, of staleness ${amount(mean, 3)} on average.`;
     const xText = (value) => (value === null || value % 1 ? "" : width > 1 ? `${value}–${value + width - 1}` : String(value));
-    this.staleness.set({ x, xName: "Staleness", xText, xRange: [0, Math.max(1, counts.length) * width], series: [{ label: "commits", values: counts, color: "accent", bars: true }], yRange: [0, null], summary });
+    const values = sum ? counts : [];
+    this.staleness.set({ x, xName: "Staleness", xText, xRange: [0, Math.max(1, counts.length) * width], series: [{ label: "commits", values, color: "accent", bars: true }], yRange: [0, null], summary });
   }
 
-  /** A mean over time, where there is one. */
+  /** A mean over time. A scale that is always 1 is not shown. */
   drawMean(plot, job, axis, name) {
-    const values = axis.places.map((place) => job.job[name][place]);
-    const known = values.filter((value) => value !== null);
-    // A factor that never is another one than 1 says nothing.
-    const telling = known.length && !(name === "scale" && known.every((value) => value === 1));
-    plot.element.hidden = !telling;
-    if (telling) plot.set({ ...this.base(axis), series: [{ label: name, values, color: "accent" }], summary: `A mean of ${amount(known[known.length - 1])} now.` });
+    const known = job.job[name].filter(isKnown);
+    const values = name === "scale" && known.every((value) => value === 1) ? [] : axis.values(job.job[name]);
+    plot.set({ ...this.base(axis), series: [{ label: name, values, color: "accent" }], summary: `The latest mean is ${amount(known[known.length - 1])}.` });
   }
 }

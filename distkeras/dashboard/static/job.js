@@ -19,7 +19,8 @@ class JobView {
     this.workers = new WorkersTable(this.view, redraw);
     this.events = new EventsTable(redraw);
     this.body = h("div", { class: "body", hidden: true }, this.bar, this.passed, this.tiles, this.charts.element, this.workers.element, this.events.element);
-    this.none = h("p", { class: "none", text: "No job yet: the page begins with the training." });
+    this.attempts = new AttemptsTable();
+    this.none = h("p", { class: "none" });
     this.element = h(
       "article",
       { class: "job", "aria-labelledby": heading },
@@ -27,7 +28,8 @@ class JobView {
       this.facts,
       this.why,
       this.none,
-      this.body
+      this.body,
+      this.attempts.element
     );
   }
 
@@ -48,9 +50,9 @@ class JobView {
     });
   }
 
-  /** Sets what somebody else than the job's journal knows: its state, and why. */
-  setOutside(state, why) {
-    this.job.outside = { state, why };
+  /** Sets how the job server describes the job. */
+  setOutside(outside) {
+    this.job.outside = outside;
     this.touch();
   }
 
@@ -62,6 +64,9 @@ class JobView {
     say(this.why, job.why);
     this.why.hidden = !job.why;
     this.none.hidden = job.known;
+    const predicts = job.outside && job.outside.kind === "predict";
+    say(this.none, predicts ? "A predict job has no charts." : "No job yet: the page begins with the training.");
+    this.attempts.update((job.outside && job.outside.attempts) || []);
     this.body.hidden = this.facts.hidden = !job.known;
     if (!job.known) return;
     this.updateHead();
@@ -79,12 +84,13 @@ class JobView {
     this.bar.value = epochs;
     const left = now.left === null || this.job.over ? "" : ` · ${clock(now.left)} left`;
     say(this.passed, `Epoch ${epochs.toFixed(2)} of ${facts.epochs} · ${clock(now.at)}${left}`);
-    this.tile("Loss", amount(this.job.over || now.loss === null ? this.lastMean() : now.loss));
+    this.tile("Loss", amount(this.job.lastLoss()), this.job.over ? "latest mean" : "mean of recent commits");
     const metric = this.job.metrics.includes(this.view.metric) ? this.view.metric : "loss";
     const evaluated = this.job.lastEvaluation(metric);
     this.tile("Evaluated", evaluated === null ? "–" : amount(evaluated), `${metric} of the center`);
-    const rate = this.job.over && now.at > 0 ? now.samples / now.at : now.rate;
-    this.tile("Samples/s", amount(rate, 3), `${amount(now.samples)} in all`);
+    const over = this.job.over && this.job.trained > 0;
+    this.tile("Samples/s", amount(over ? now.samples / this.job.trained : now.rate, 3), `over ${over ? "all of" : "the last"} ${clock(over ? this.job.trained : now.rate_seconds)}`);
+    this.tile("Samples", amount(now.samples));
     this.tile("Commits", amount(now.commits));
     this.tile("Workers", this.alive(), "that train");
     this.tile("Retries", amount(this.job.total("retries")), "taken over");
@@ -102,12 +108,6 @@ class JobView {
     const { number, aside } = this.numbers.get(name);
     say(number, text);
     say(aside, note);
-  }
-
-  lastMean() {
-    const line = this.job.means.loss || this.job.means[this.job.metrics[0]];
-    for (let place = line.length - 1; place >= 0; place -= 1) if (line[place] !== null) return line[place];
-    return null;
   }
 
   alive() {
@@ -129,41 +129,5 @@ class JobView {
     const { saved_commits: commits, saved_seconds: age } = this.job.now;
     if (this.job.over || commits === null || commits === undefined) return "";
     return `of ${amount(commits)} commits, ${clock(age)} ago`;
-  }
-}
-
-/** The loss of several jobs in one chart, and their numbers in one table. */
-class Comparison {
-  constructor(views) {
-    this.views = views;
-    this.axis = "time";
-    const axis = choice("Along", [["time", "time"], ["commits", "commits"], ["samples", "samples"]], "time", (value) => {
-      this.axis = value;
-      this.update();
-    });
-    this.plot = new Plot({ title: "Loss of all workers, job by job", tools: [axis.element], height: 280 });
-    this.element = h("section", { class: "compare" }, h("h2", { text: "Side by side" }), this.plot.element);
-  }
-
-  remove() {
-    this.plot.remove();
-    this.element.remove();
-  }
-
-  update() {
-    const jobs = this.views.map((view) => view.job).filter((job) => job.known);
-    this.element.hidden = jobs.length < 2;
-    if (jobs.length < 2) return;
-    const tables = jobs.map((job) => {
-      const { places, x } = job.axis(this.axis);
-      const line = job.means[job.metrics[0]];
-      const rows = places.map((place, number) => [x[number], line[place]]).filter(([, value]) => value !== null);
-      return [rows.map(([at]) => at), rows.map(([, value]) => value)];
-    });
-    const [x, ...lines] = uPlot.join(tables);
-    const series = lines.map((values, number) => ({ label: jobs[number].name, values: Array.from(values, (value) => value ?? null), color: `worker-${number % LINES_MAX}`, width: 2 }));
-    const [xName, xText] = AXES[this.axis];
-    const summary = jobs.map((job) => `${job.name}: ${amount(job.now.loss)}`).join("; ");
-    this.plot.set({ x: Array.from(x), xName, xText, series, summary });
   }
 }

@@ -69,6 +69,6 @@ function beginSaved() {
     const view = addJob(told.names[number] || `Job ${number + 1}`);
     view.named = Boolean(told.names[number]);
     journal.forEach((message) => take(view, message));
-    if (told.outside[number]) view.setOutside(...told.outside[number]);
+    if (told.outside[number]) view.setOutside(told.outside[number]);
   });
 }

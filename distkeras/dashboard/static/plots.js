@@ -13,14 +13,26 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const plot of plots) plot.rebuild();
 });
 
+/** Pixels that a pause is wide at least, and between the lines that fill it. */
+const PAUSE_WIDTH = 5;
+const PAUSE_LINES = 6;
+
+/** Whether a value is drawn: null ends a line, and undefined is passed over. */
+function isKnown(value) {
+  return value !== null && value !== undefined;
+}
+
 /** A scale from a fixed number to another one, or (null) to a little above the highest value. */
 function rangeOf([low, high]) {
   return (u, lowest, highest) => [low, high === null ? (highest > low ? highest * 1.05 : low + 1) : high];
 }
 
 class Plot {
-  /** `title`; `tools`: elements beside it; `height` in pixels. */
+  /** `title`; `tools`: elements in its head; `height` in pixels. */
   constructor({ title, tools = [], height = 240 }) {
+    /** What is shown of the x axis, [from, to]; null: all. The plots of `group` show the same. */
+    this.zoom = null;
+    this.group = [this];
     const heading = freshId("plot");
     this.title = title;
     this.height = height;
@@ -38,6 +50,8 @@ class Plot {
     this.table = h("table");
     this.details = h("details", {}, h("summary", { text: "As a table" }), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `${title}, as a table` }, this.table));
     this.details.addEventListener("toggle", () => this.fillTable());
+    this.closer = h("button", { type: "button", text: "Zoom in", "aria-label": `Zoom in: ${title}`, onclick: () => this.zoomIn() });
+    this.whole = h("button", { type: "button", text: "Show all", "aria-label": `Show all: ${title}`, hidden: true, onclick: () => this.showAll() });
     this.caption = h("h3", { id: heading, text: title });
     this.element = h(
       "figure",
@@ -45,7 +59,7 @@ class Plot {
       h("div", { class: "head" }, this.caption, h("div", { class: "tools" }, ...tools)),
       this.legend,
       this.target,
-      this.slider,
+      h("div", { class: "under" }, this.slider, this.closer, this.whole),
       this.reading,
       this.details
     );
@@ -65,10 +79,13 @@ class Plot {
 
   /**
    * Sets what is drawn: `x`, with `xName` and `xText(value)`; `series`, each with `label`, `values`, `color` (a name of
-   * the style sheet) and how it is drawn; `bands`; `log`; `summary`: the chart in a sentence.
+   * the style sheet) and how it is drawn; `bands`; `log`; `pauses`, each with `from`, `to` and `seconds`; `summary`: the
+   * chart in a sentence. A chart without values is not there, unless it must `stay`, as where its tools choose the values.
    */
   set(content) {
+    if (this.content && this.content.xName !== content.xName) this.zoom = null;
     this.content = content;
+    this.element.hidden = !content.stay && !content.series.some((line) => line.values.some(isKnown));
     this.stale = true;
     this.note = content.summary || "";
     if (!this.chart || this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.follow(null);
@@ -108,11 +125,55 @@ class Plot {
       this.chart.setData(data);
     }
     this.target.setAttribute("aria-label", `${this.title}. ${content.summary || ""}`);
-    this.slider.max = Math.max(0, content.x.length - 1);
-    if (document.activeElement !== this.slider) this.slider.value = this.slider.max;
+    const [first, last] = this.shown();
+    Object.assign(this.slider, { min: first, max: last });
+    if (document.activeElement !== this.slider) this.slider.value = last;
     else this.readOut(Number(this.slider.value));
+    this.whole.hidden = !this.zoom;
+    this.closer.hidden = last - first < 2;
     if (this.details.open) this.fillTable();
     performance.measure("distkeras draw", { start: began, end: performance.now() });
+  }
+
+  // ---- zoom
+
+  /** The first and the last place that are shown. */
+  shown() {
+    const { x } = this.content;
+    if (!this.zoom) return [0, Math.max(0, x.length - 1)];
+    const [from, to] = this.zoom;
+    const first = Math.max(0, x.findIndex((value) => value >= from));
+    return [first, Math.max(first, x.findLastIndex((value) => value <= to))];
+  }
+
+  /** Shows a part of the x axis, in all plots of the group; null: all of it. */
+  zoomTo(range) {
+    if (range && this.content.x.filter((value) => value >= range[0] && value <= range[1]).length < 2) return;
+    for (const plot of this.group) {
+      plot.zoom = range;
+      plot.stale = true;
+      if (plot.visible) plot.draw();
+    }
+  }
+
+  /** Shows the half of what is shown that lies around the slider. */
+  zoomIn() {
+    const [first, last] = this.shown();
+    const width = Math.max(1, Math.floor((last - first) / 2));
+    const at = Math.min(last - width, Math.max(first, Number(this.slider.value) - Math.floor(width / 2)));
+    this.zoomTo([this.content.x[at], this.content.x[at + width]]);
+  }
+
+  showAll() {
+    this.zoomTo(null);
+    this.closer.focus();
+  }
+
+  rangeOfX(low, high) {
+    if (this.zoom) return this.zoom;
+    if (this.content.xRange) return this.content.xRange;
+    if (low === null) return [0, 1];
+    return high > low ? [low, high] : [low - 0.5, low + 0.5];
   }
 
   options(content) {
@@ -122,9 +183,9 @@ class Plot {
       width: this.target.clientWidth,
       height: this.height,
       legend: { show: false },
-      cursor: { drag: { x: true, y: false }, points: { size: 6 }, y: false },
+      cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 }, y: false, bind: { dblclick: () => () => this.zoomTo(null) } },
       scales: {
-        x: { time: false, ...(content.xRange ? { range: () => this.content.xRange } : {}) },
+        x: { time: false, range: (u, low, high) => this.rangeOfX(low, high) },
         y: content.log ? { distr: 3 } : content.yRange ? { range: rangeOf(content.yRange) } : {},
       },
       axes: [
@@ -133,14 +194,61 @@ class Plot {
       ],
       bands: (content.bands || []).map(({ series, color: name }) => ({ series, fill: () => color(name) })),
       series: [{}, ...content.series.map((line) => this.styleOf(line))],
-      hooks: { setCursor: [(u) => this.follow(u.cursor.idx)] },
+      hooks: {
+        setCursor: [(u) => this.follow(u.cursor.idx)],
+        setSelect: [(u) => this.select(u)],
+        drawAxes: [(u) => this.drawPauses(u)],
+      },
     };
+  }
+
+  /** A part of the chart was marked with the pointer. */
+  select(u) {
+    const { left, width } = u.select;
+    if (width < 4) return;
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.zoomTo([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
+  }
+
+  /** Hatches the pauses, and says how long each was where there is room. */
+  drawPauses(u) {
+    const { ctx, bbox } = u;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    Object.assign(ctx, { font: `${11 * ratio}px system-ui, sans-serif`, textAlign: "left", textBaseline: "top" });
+    for (const { from, to, seconds, color: name = "soft" } of this.content.pauses || []) {
+      const [start, end] = [from, to].map((value) => u.valToPos(value, "x", true));
+      const width = Math.max(end - start, PAUSE_WIDTH * ratio);
+      const left = (start + end - width) / 2;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(left, bbox.top, width, bbox.height);
+      ctx.clip();
+      ctx.strokeStyle = color(name);
+      ctx.globalAlpha = 0.45;
+      ctx.lineWidth = ratio;
+      ctx.beginPath();
+      for (let y = bbox.top - width; y < bbox.top + bbox.height; y += PAUSE_LINES * ratio) {
+        ctx.moveTo(left, y + width);
+        ctx.lineTo(left + width, y);
+      }
+      ctx.stroke();
+      ctx.restore();
+      const text = pauseText(seconds);
+      const room = bbox.left + bbox.width - left - width - 4 * ratio;
+      ctx.fillStyle = color(name);
+      if (!this.content.several && ctx.measureText(text).width < room) ctx.fillText(text, left + width + 4 * ratio, bbox.top + 2 * ratio);
+    }
+    ctx.restore();
   }
 
   styleOf(line) {
     const stroke = line.invisible ? "transparent" : () => color(line.color);
     const points = line.points ? { show: true, size: 7, fill: () => color(line.color) } : { show: false };
-    const style = { label: line.label, stroke, width: line.width || 1.5, dash: line.dash, points, spanGaps: true };
+    const style = { label: line.label, stroke, width: line.width || 1.5, dash: line.dash, points };
     if (line.fill) style.fill = () => color(line.fill);
     if (line.bars) Object.assign(style, { paths: uPlot.paths.bars({ size: [0.9, 48], align: 1 }), fill: stroke });
     return style;
@@ -180,9 +288,15 @@ class Plot {
   textAt(place) {
     const { x, xText, xName, series } = this.content;
     const parts = series
-      .filter((line) => line.label && this.numbersOf(line)[place] !== null && this.numbersOf(line)[place] !== undefined)
+      .filter((line) => line.label && isKnown(this.numbersOf(line)[place]))
       .map((line) => `${line.label} ${amount(this.numbersOf(line)[place])}${line.unit || ""}`);
-    return `${xName} ${xText(x[place])}: ${parts.join(", ") || "nothing"}`;
+    return `${xName} ${xText(x[place])}: ${parts.join(", ") || this.pauseAt(place) || "no value"}`;
+  }
+
+  /** What a chart says of the pause that begins at a place; an empty text where none does. */
+  pauseAt(place) {
+    const pause = (this.content.pauses || []).find((one) => one.place === place);
+    return pause ? pauseText(pause.seconds) : "";
   }
 
   /** What a line means, where it is drawn on top of others. */
@@ -194,13 +308,21 @@ class Plot {
     if (!this.details.open || !this.content) return;
     const { x, xText, xName, series } = this.content;
     const shown = series.filter((line) => line.label);
-    const step = Math.max(1, Math.ceil(x.length / TABLE_ROWS));
+    const [first, final] = this.shown();
+    const step = Math.max(1, Math.ceil((final - first + 1) / TABLE_ROWS));
     const head = h("tr", {}, ...[xName, ...shown.map((line) => line.label)].map((text) => h("th", { scope: "col", text })));
     const rows = [];
-    for (let place = (x.length - 1) % step; place >= 0 && place < x.length; place += step) {
-      const cells = shown.map((line) => h("td", { text: amount(this.numbersOf(line)[place]) }));
+    for (let place = first; place < Math.min(x.length, final + 1); place += 1) {
+      const pause = this.pauseAt(place);
+      if ((final - place) % step && !pause) continue;
+      const cells = pause ? [h("td", { text: pause, colspan: shown.length })] : shown.map((line) => h("td", { text: amount(this.numbersOf(line)[place]) }));
       rows.push(h("tr", {}, h("th", { scope: "row", text: xText(x[place]) }), ...cells));
     }
     this.table.replaceChildren(h("caption", { class: "aside", text: this.title }), h("thead", {}, head), h("tbody", {}, ...rows));
   }
+}
+
+/** How long nothing was trained, before another driver or server continued. */
+function pauseText(seconds) {
+  return `paused for ${clock(seconds)}`;
 }

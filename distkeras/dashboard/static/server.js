@@ -124,7 +124,7 @@ class JobList {
     sorted.forEach((job, number) => {
       if (!this.rows.has(job.id)) this.rows.set(job.id, jobRow(job));
       const { row, state } = this.rows.get(job.id);
-      say(state, job.state);
+      say(state, job.attempt > 1 ? `${job.state}, driver ${job.attempt}` : job.state);
       const before = this.body.children[number];
       if (before !== row) this.body.insertBefore(row, before || null);
     });
@@ -233,13 +233,12 @@ function followJob(job) {
   const look = async () => {
     try {
       const found = await (await ask(`/jobs/${job.id}`)).json();
-      const { state, error, cancelled } = found;
-      view.setOutside(state, error || (cancelled && state !== "cancelled" ? "asked to end" : ""));
+      view.setOutside(found);
       actions.update(found);
-      if (ENDED.includes(state)) return;
+      if (ENDED.includes(found.state)) return;
     } catch (error) {
       if (error.status === 404) {
-        view.setOutside("removed", "");
+        view.setOutside({ ...view.job.outside, state: "removed", error: null });
         actions.element.remove();
         return;
       }

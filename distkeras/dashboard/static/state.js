@@ -51,7 +51,7 @@ class JobState {
     });
     this.events = this.events.concat(message.events).slice(-EVENTS_MAX);
     this.evaluations = this.evaluations.concat(message.evaluations);
-    for (const name of ["used", "width", "now", "staleness", "kinds"]) this[name] = message[name];
+    for (const name of ["used", "width", "now", "staleness", "kinds", "pauses"]) this[name] = message[name];
     this.tell(before, message.events);
   }
 
@@ -62,32 +62,66 @@ class JobState {
     }
   }
 
-  /** What it is in; the job server knows it also where the job's driver died without a word. */
+  /** Its state. The job server, which describes a job as `outside`, knows it also where a driver died. */
   get state() {
     return (this.outside && this.outside.state) || (this.known ? this.now.state : "waiting");
   }
 
   get why() {
-    return (this.outside && this.outside.why) || (this.known ? this.now.why : "");
+    const { error, cancelled, state } = this.outside || {};
+    if (error) return error;
+    if (cancelled && state !== "cancelled") return "cancellation requested";
+    return this.known ? this.now.why : "";
+  }
+
+  /** Hyper-parameters and options by name. */
+  get settings() {
+    const { options, rule, workers, epochs, batch_size: size } = this.facts;
+    const given = (this.outside && this.outside.description) || {};
+    const asked = Object.entries({ data: given.data, time_budget: given.time_budget, early_stopping: given.early_stopping });
+    const told = asked.filter(([, value]) => value !== undefined && value !== null).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+    const known = Object.keys(options || {}).length ? options : { rule, num_workers: workers, num_epoch: epochs, batch_size: size };
+    return { ...known, ...Object.fromEntries(told) };
   }
 
   get over() {
     return OVER.has(this.state);
   }
 
-  /** Which buckets to draw, and where each lies along an axis: "time" (seconds), "commits" or "samples". */
+  /**
+   * Which buckets to draw, and where each lies along an axis: "time" (seconds), "commits" or "samples".
+   *
+   * After the last bucket before a pause comes the place -1, at which every line ends. `pauses` has where each pause
+   * begins and ends, and its `place` in `x`; `values` returns the values of a line.
+   */
   axis(kind) {
     const places = [];
     const x = [];
+    const pauses = this.pauses.map(([from, to, seconds]) => ({ from, to, seconds, bucket: Math.floor(from / this.width) }));
     let sum = 0;
     for (let place = 0; place < this.used; place += 1) {
       const commits = this.job.commits[place];
       sum += kind === "samples" ? this.job.samples[place] : commits;
-      if (kind !== "time" && !commits) continue;
-      places.push(place);
-      x.push(kind === "time" ? place * this.width : sum);
+      if (kind === "time" || commits) {
+        places.push(place);
+        x.push(kind === "time" ? place * this.width : sum);
+      }
+      const paused = pauses.filter((pause) => pause.bucket === place);
+      if (!paused.length) continue;
+      const at = kind === "time" ? (place + 0.5) * this.width : sum + 0.5;
+      for (const pause of paused) Object.assign(pause, { place: x.length }, kind === "time" ? {} : { from: at, to: at });
+      places.push(-1);
+      x.push(at);
     }
-    return { places, x };
+    const values = (line) => {
+      let paused = false; // null ends a line, and undefined is passed over
+      return places.map((place) => {
+        const value = place < 0 ? null : line[place] ?? undefined;
+        paused = place < 0 || (paused && value === undefined);
+        return paused ? null : value;
+      });
+    };
+    return { places, x, pauses, values };
   }
 
   /** The share `low`, the middle, and the share `high` of the workers' values of a metric, in each bucket. */
@@ -106,7 +140,38 @@ class JobState {
     return found;
   }
 
-  /** What the center was worth, by bucket; null where nobody looked. */
+  /** Seconds of training, without the pauses. */
+  get trained() {
+    return this.now.at - this.paused(0, this.now.at);
+  }
+
+  /** The loss over the latest commits; of a job that has ended, the latest mean. */
+  lastLoss() {
+    const line = this.means.loss || this.means[this.metrics[0]];
+    return this.over || this.now.loss === null ? line.findLast((value) => value !== null) : this.now.loss;
+  }
+
+  /** Samples per second of training at each bucket, as a mean over `span` seconds around it. */
+  rates(span) {
+    const about = Math.round(span / this.width / 2);
+    return this.job.samples.map((_, place) => {
+      const first = Math.max(0, place - about);
+      const last = Math.min(this.used - 1, place + about);
+      // The bucket that time is in is not over.
+      const end = Math.min((last + 1) * this.width, Math.max(this.now.at, last * this.width));
+      const seconds = end - first * this.width - this.paused(first * this.width, end);
+      const samples = this.job.samples.slice(first, last + 1).reduce((sum, count) => sum + count, 0);
+      const stands = this.paused(place * this.width, (place + 1) * this.width) >= this.width;
+      return seconds > 0 && !stands ? samples / seconds : null;
+    });
+  }
+
+  /** Seconds of pauses between two moments. */
+  paused(start, end) {
+    return this.pauses.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(end, to) - Math.max(start, from)), 0);
+  }
+
+  /** The evaluations of the center, by bucket. */
   evaluated(metric) {
     const values = new Array(this.used).fill(null);
     for (const [at, , , found] of this.evaluations) {

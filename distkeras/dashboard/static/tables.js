@@ -140,3 +140,31 @@ class EventsTable {
     );
   }
 }
+
+/** The drivers that a job has had on the job server, one after the other. */
+class AttemptsTable {
+  constructor() {
+    this.told = "";
+    this.body = h("tbody");
+    const heading = freshId("attempts");
+    const head = h("tr", {}, ...["Driver", "Started", "Ended", "Ran for", "How it ended"].map((text) => h("th", { scope: "col", text })));
+    const table = h("table", { class: "attempts" }, h("caption", { class: "aside", text: "Drivers" }), h("thead", {}, head), this.body);
+    const scroll = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": heading }, table);
+    this.element = h("section", { class: "card", hidden: true }, h("h3", { id: heading, text: "Drivers" }), scroll);
+  }
+
+  update(attempts) {
+    this.element.hidden = !attempts.length;
+    const told = JSON.stringify(attempts);
+    if (told === this.told) return;
+    this.told = told;
+    this.body.replaceChildren(...attempts.map((attempt) => this.row(attempt)));
+  }
+
+  row({ attempt, started, ended, outcome }) {
+    const time = (seconds) => (seconds === null ? "" : new Date(1000 * seconds).toLocaleString());
+    const cells = [time(started), time(ended), ended === null ? "" : clock(ended - started)];
+    const last = h("td", { class: "text", text: outcome || "is at work" });
+    return h("tr", {}, h("th", { scope: "row", text: String(attempt) }), ...cells.map((text) => h("td", { text })), last);
+  }
+}

@@ -277,10 +277,8 @@ class JobRunner:
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):  # its first thread may be gone before the others are
             status = None if child is None else child.wait(_REAPED)
-        exit_text, result = (
-            "" if status is None else f", with exit status {status}",
-            folder.read_result(job.attempt) or {},
-        )
+        died = "died" if status is None else f"died with exit status {status}"
+        result = folder.read_result(job.attempt) or {}
         size, excess = folder.size(), self._excesses.pop(job.id, None)
         if result.get("state") == JobState.DONE:
             self._store.move(job, JobState.DONE, size=size)
@@ -294,11 +292,11 @@ class JobRunner:
             text = f"a driver must have ended after {self._settings.run_max:g} s, as the server's operator says"
             self._store.move(job, JobState.FAILED, text, size)
         elif job.attempt < self._settings.attempts_max:
-            log.warning("job %s: driver %d died%s; another one goes on", job.id, job.attempt, exit_text)
-            self._store.move(job, JobState.QUEUED)
+            log.warning("job %s: driver %d %s; another one continues", job.id, job.attempt, died)
+            self._store.move(job, JobState.QUEUED, outcome=died)
         else:
-            text = f"its drivers died {job.attempt} times without a word, the last one{exit_text}; see the log"
-            self._store.move(job, JobState.LOST, text, size)
+            text = f"{job.attempt} drivers died without a report, the last one {died}; see the log"
+            self._store.move(job, JobState.LOST, text.replace("the last one died", "the last one"), size, died)
 
     def _sweep(self) -> None:
         """Removes what is kept no longer, now and then."""

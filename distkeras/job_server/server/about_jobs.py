@@ -30,6 +30,8 @@ jobs_api = endpoints("jobs")
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
+#: What the saved page of a job has of it; it may be sent to others.
+_SHOWN = ("kind", "state", "error", "attempts")
 
 
 def _file_of(media: str, schema: Mapping[str, Any] | None = None) -> dict[Any, Any]:
@@ -203,7 +205,7 @@ def _accept(description: Description, order: Mapping[str, Any], write_model: Cal
         files.remove(folder)
         raise
     audit("submit", job.id)
-    return JobView.of(job), 201
+    return _view(job), 201
 
 
 @jobs_api.get("/jobs", responses={200: JobsView})
@@ -222,7 +224,7 @@ def list_jobs(query: JobsQuery) -> Any:
 @jobs_api.get("/jobs/<job>", responses={200: JobView})
 def show_job(path: JobPath) -> Any:
     """Show a job."""
-    return JobView.of(_job(path))
+    return _view(_job(path))
 
 
 @jobs_api.post("/jobs/<job>/cancel", responses={200: JobView})
@@ -230,7 +232,7 @@ def cancel_job(path: JobPath) -> Any:
     """Cancel a job that waits or runs."""
     job = services().jobs.request_cancel(g.account, _job(path).id)
     audit("cancel", job.id)
-    return JobView.of(job)
+    return _view(job)
 
 
 @jobs_api.delete("/jobs/<job>", responses={204: None})
@@ -296,10 +298,16 @@ def save_page(path: JobPath) -> Response:
     entries = read_since(_folder(path).journal)
     if not entries:
         raise StateError(f"a job must have begun to train for its page. Received: {job.id}, which is {job.state}")
-    html = saved_page([entries], [job.name or job.id[:8]], [(job.state.value, job.error or "")])
+    html = saved_page([entries], [job.name or job.id[:8]], [{name: _view(job)[name] for name in _SHOWN}])
     return Response(
         html, mimetype="text/html", headers={"Content-Disposition": f"attachment; filename={job.id[:8]}.html"}
     )
+
+
+def _view(job: StoredJob) -> dict[str, Any]:
+    """Return the JSON of a job with its attempts."""
+    view = JobView.model_validate(job).model_copy(update={"attempts": services().jobs.attempts(job)})
+    return view.model_dump(mode="json")
 
 
 def _job(path: JobPath) -> StoredJob:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import AuditEntry, TokenInfo, UserInfo
-from distkeras.job_server.store.jobs import StoredJob
+from distkeras.job_server.store.jobs import Attempt
 
 #: What any endpoint may answer in place of its result.
 _ERRORS = {
@@ -66,11 +66,7 @@ class JobView(JobSummary):
     """A job with its description."""
 
     description: dict[str, Any] = Field(validation_alias="submitted")
-
-    @classmethod
-    def of(cls, job: StoredJob) -> dict[str, Any]:
-        """Return the JSON of a job that the database has."""
-        return cls.model_validate(job).model_dump(mode="json")
+    attempts: list[Attempt] = Field([], description="The drivers that the job has had.")
 
 
 class JobsView(BaseModel):

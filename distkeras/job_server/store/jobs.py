@@ -10,12 +10,27 @@ from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, func, insert, literal, or_, select, true, update
+from pydantic import BaseModel, Field
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Update,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from distkeras.job_server.errors import DescriptionError, NotThereError, QuotaError, StateError
 from distkeras.job_server.states import ACTIVE, FINAL, PREDICT, TRAIN, JobState, before
 from distkeras.job_server.store.accounts import Account
-from distkeras.job_server.store.tables import JOBS, USERS
+from distkeras.job_server.store.tables import ATTEMPTS, JOBS, USERS
 
 #: The part of a stored description that only the driver sees.
 ORDER = "order"
@@ -99,6 +114,15 @@ class Quota:
 
     bytes_max: int = 20 << 30
     queued_max: int = 1000
+
+
+class Attempt(BaseModel, frozen=True):
+    """One driver of a job. Times are seconds since the epoch."""
+
+    attempt: int = Field(description="Its number, from 1.")
+    started: float
+    ended: float | None
+    outcome: str | None = Field(description="How it ended.")
 
 
 _COLUMNS = [USERS.c.name.label("user") if field.name == "user" else JOBS.c[field.name] for field in fields(StoredJob)]
@@ -203,6 +227,12 @@ class JobStore:
         with self._engine.connect() as connection:
             return [_job_of(row) for row in connection.execute(query)]
 
+    def attempts(self, job: StoredJob) -> list[Attempt]:
+        """Return the drivers that a job has had, the first one first."""
+        query = select(ATTEMPTS).where(ATTEMPTS.c.job == job.number).order_by(ATTEMPTS.c.attempt)
+        with self._engine.connect() as connection:
+            return [Attempt.model_validate(row) for row in connection.execute(query).mappings()]
+
     def counts(self) -> dict[JobState, int]:
         """Return how many jobs are in each state."""
         with self._engine.connect() as connection:
@@ -257,7 +287,10 @@ class JobStore:
             )
             with self._engine.begin() as connection:
                 if connection.execute(change.values(state=JobState.STARTING, **values)).rowcount:
-                    return _job_of(connection.execute(_JOINED.where(JOBS.c.number == number)).one())
+                    job = _job_of(connection.execute(_JOINED.where(JOBS.c.number == number)).one())
+                    attempt = {"job": number, "attempt": job.attempt, "started": job.started}
+                    connection.execute(insert(ATTEMPTS).values(attempt))
+                    return job
         return None
 
     def active(self) -> list[StoredJob]:
@@ -280,7 +313,14 @@ class JobStore:
         """Notes the process that does a job; False if the job is no more this server's."""
         return self._swap(job, driver=driver)
 
-    def move(self, job: StoredJob, state: JobState, error: str | None = None, size: int | None = None) -> bool:
+    def move(
+        self,
+        job: StoredJob,
+        state: JobState,
+        error: str | None = None,
+        size: int | None = None,
+        outcome: str | None = None,
+    ) -> bool:
         """Change a job's state; return False if its state does not allow it any more, or another server has it.
 
         Args:
@@ -288,6 +328,7 @@ class JobStore:
             state: the new one. `JobState.QUEUED` only where no user asked for its end meanwhile.
             error: why it did not end well.
             size: bytes of its files.
+            outcome: how this attempt ended. Default: as the job did.
         """
         values: dict[str, Any] = {"state": state}
         if state in FINAL:
@@ -299,7 +340,11 @@ class JobStore:
         allowed: ColumnElement[bool] = JOBS.c.state.in_(before(state))
         if state is JobState.QUEUED:
             allowed = allowed & JOBS.c.cancel.is_(None)
-        return self._swap(job, allowed, **values)
+        if state in ACTIVE:
+            return self._swap(job, allowed, **values)
+        this = (ATTEMPTS.c.job == job.number) & (ATTEMPTS.c.attempt == job.attempt)
+        attempt = update(ATTEMPTS).where(this).values(ended=self._clock(), outcome=outcome or error or state.value)
+        return self._swap(job, allowed, attempt, **values)
 
     def ended_before(self, moment: float) -> list[StoredJob]:
         """Jobs that ended before then, the oldest first."""
@@ -330,12 +375,17 @@ class JobStore:
         with self._engine.begin() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job.id).values(notify=None))
 
-    def _swap(self, job: StoredJob, condition: ColumnElement[bool] | None = None, **values: Any) -> bool:
-        """Changes a job that is still this attempt of this server's."""
+    def _swap(
+        self, job: StoredJob, condition: ColumnElement[bool] | None = None, then: Update | None = None, **values: Any
+    ) -> bool:
+        """Change a job that is still this attempt of this server's; ``then`` follows in the same transaction."""
         same = (JOBS.c.id == job.id) & (JOBS.c.attempt == job.attempt) & (JOBS.c.server == job.server)
         change = update(JOBS).where(same, JOBS.c.state.in_(ACTIVE), true() if condition is None else condition)
         with self._engine.begin() as connection:
-            return bool(connection.execute(change.values(**values)).rowcount)
+            swapped = bool(connection.execute(change.values(**values)).rowcount)
+            if swapped and then is not None:
+                connection.execute(then)
+        return swapped
 
 
 def _require_free_output(connection: Connection, account: Account, description: Mapping[str, Any]) -> None:

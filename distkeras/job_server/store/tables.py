@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from distkeras.ps.errors import ConfigurationError
 
 #: Of the tables below; a database of another one is refused.
-VERSION = 4
+VERSION = 5
 #: Seconds that a writer waits for another one, of SQLite.
 _BUSY = 30.0
 
@@ -88,6 +88,15 @@ JOBS = Table(
     Index("distkeras_jobs_by_user", "user_id", "number"),
     Index("distkeras_jobs_by_state", "state", "number"),
     sqlite_autoincrement=True,
+)
+ATTEMPTS = Table(
+    "distkeras_attempts",
+    METADATA,
+    Column("job", ForeignKey(JOBS.c.number, ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("started", Double, nullable=False),
+    Column("ended", Double),
+    Column("outcome", Text),
 )
 AUDIT = Table(
     "distkeras_audit",

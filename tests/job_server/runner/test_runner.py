@@ -68,12 +68,13 @@ def test_a_job_that_fails_says_why(office: Office) -> None:
 def test_a_driver_that_dies_once_has_a_successor(office: Office) -> None:
     job = office.ended(office.add("once"))
     assert (job.state, job.attempt) == (JobState.DONE, 2)
+    assert [one.outcome for one in office.store.attempts(job)] == ["died with exit status -9", "done"]
 
 
 def test_a_job_whose_drivers_all_die_is_lost(office: Office) -> None:
     job = office.ended(office.add("die"))
     assert (job.state, job.attempt) == (JobState.LOST, 3)
-    assert "3 times" in present(job.error)
+    assert "3 drivers died" in present(job.error)
     assert "exit status -9" in present(job.error)
 
 

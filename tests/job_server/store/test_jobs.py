@@ -67,6 +67,27 @@ def test_a_user_cannot_have_more_than_the_quota(store: JobStore, people: dict[st
     assert len(store.page(people["ann"])) == 2
 
 
+def test_each_driver_of_a_job_is_kept_until_the_job_is_removed(
+    store: JobStore, people: dict[str, Account], clock: HandClock
+) -> None:
+    first = claimed(store, people["ann"])
+    assert [(one.attempt, one.ended, one.outcome) for one in store.attempts(first)] == [(1, None, None)]
+    began = clock.now
+    clock.now += 5
+    assert store.move(first, JobState.QUEUED, outcome="died with exit status -9")
+    clock.now += 2
+    second = present(store.claim(SERVER))
+    clock.now += 1
+    assert not store.move(first, JobState.FAILED, "too late")
+    assert store.move(second, JobState.FAILED, "ShapeError: no")
+    assert [tuple(one.model_dump().values()) for one in store.attempts(first)] == [
+        (1, began, began + 5, "died with exit status -9"),
+        (2, began + 7, began + 8, "ShapeError: no"),
+    ]
+    store.remove(second)
+    assert store.attempts(first) == []
+
+
 def test_turns_are_fair(store: JobStore, people: dict[str, Account], clock: HandClock) -> None:
     """Who has asked for much does not keep the others waiting, whether jobs run beside each other or in turn."""
     for _ in range(4):

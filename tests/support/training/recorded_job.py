@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -41,11 +43,23 @@ class RecordedJob:
         seconds: that they train.
         pause: between two commits of a worker.
         seed: of everything that is drawn.
+        died: when the driver died, and for how many seconds nothing was trained then.
+        options: of the job, by name.
+        metrics: loss first.
     """
 
-    metrics = ("loss", "accuracy")
-
-    def __init__(self, workers: int = 4, seconds: float = 120.0, pause: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        workers: int = 4,
+        seconds: float = 120.0,
+        pause: float = 1.0,
+        seed: int = 0,
+        *,
+        died: tuple[float, float] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        metrics: tuple[str, ...] = ("loss", "accuracy"),
+    ) -> None:
+        self.metrics = metrics
         rng = np.random.default_rng(seed)
         each = int(seconds / pause)
         speed = rng.uniform(0.9, 1.25, workers)
@@ -74,8 +88,13 @@ class RecordedJob:
         bias = np.repeat(rng.normal(0, 0.05, workers)[worker], 4)
         loss = 0.25 + 2.0 * np.exp(-4 * at / seconds) * (1 + bias) + rng.normal(0, 0.06, 4 * count) ** 2
         accuracy = np.clip(0.97 - 0.85 * np.exp(-4 * at / seconds) * (1 + bias), 0, 1)
-        self.steps = np.column_stack([BEGAN + at, np.full(4 * count, 128.0), loss, accuracy])
-        self.facts = JobFacts("AGN(window=4)", workers, 2, 128, saved=True)
+        self.steps = np.column_stack([BEGAN + at, np.full(4 * count, 128.0), loss, accuracy][: 2 + len(metrics)])
+        if died is not None:
+            later = times > died[0]
+            rows["timestamp"][later] += died[1]
+            rows["incarnation"][later] = 2
+            self.steps[np.repeat(later, 4), 0] += died[1]
+        self.facts = JobFacts("AGN(window=4)", workers, 2, 128, saved=True, options=dict(options))
 
     def pieces(self, seconds: float = 1.0) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """What has come with each look, once in so many seconds: the time, commits, and history."""
