@@ -5,18 +5,23 @@ Called from the sessions' threads, which do the receiving and the sending. The f
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.center import Center, Released, check_hello, check_shapes, not_finite
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.leases import NO_ATTEMPT
+from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
+    DifferentJobError,
     DistkerasError,
     JobStoppedError,
     LeaseLostError,
@@ -24,6 +29,7 @@ from distkeras.ps.errors import (
     NonFiniteError,
     Origin,
     RemoteProtocolError,
+    ServerLostError,
 )
 from distkeras.ps.events import report
 from distkeras.ps.protocol.compression import Codec, PeerFormat, codec_of
@@ -59,7 +65,6 @@ from distkeras.ps.protocol.messages import (
     error_of,
     fault_of,
 )
-from distkeras.ps.server.published_center import PublishedCenter, digest_of
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.world.world import REAL, World
@@ -148,79 +153,37 @@ def _copied(part: np.ndarray, pool: Pool) -> Buffer:
     return buffer
 
 
-def _ack(center: Center | None, sequence: int, durable: int, *, skipped: bool = False) -> Ack:
-    """Commit ``sequence`` is applied, or something without a number noted."""
-    if center is None:
-        return Ack(0, 0, sequence, durable)
-    return Ack(center.incarnation, center.clock, sequence, durable, skipped, center.stopping is not None)
+def make_center(
+    settings: ServerSettings,
+    vector: np.ndarray,
+    moving_statistics: np.ndarray,
+    incarnation: int,
+    now: Callable[[], float] = time.time,
+) -> Center:
+    """Return the center that ``settings`` ask for, from its initial parameters (float32) and moving statistics.
 
-
-def _center_reply(center: Center, released: Released, durable: int) -> CenterReply:
-    """The version that ``released`` has."""
-    return CenterReply(
-        incarnation=center.incarnation,
-        clock=released.clock,
-        sequence=released.sequence,
-        durable=durable,
-        learning_rate=released.learning_rate,
-        center=released.buffer.array,
-        moving_statistics=released.moving_statistics,
-        stopping=center.stopping is not None,
+    ``now`` is the clock for its records, seconds since the epoch.
+    """
+    return Center(
+        settings.rule,
+        vector,
+        workers=settings.workers,
+        learning_rate=settings.learning_rate,
+        scheduler=scheduler_for(settings.rule, settings.workers, settings.staleness_bound),
+        moving_statistics=moving_statistics,
+        measure_gap=settings.measure_gap,
+        check_finite=True,
+        incarnation=incarnation,
+        now=now,
     )
 
 
-def _welcome(center: Center, lease: PartitionLease, durable: int, *, held: bool) -> Welcome:
-    """Return where the partition of ``lease`` stands; ``held``: this attempt had it already, and no other one since."""
-    return Welcome(
-        incarnation=center.incarnation,
-        clock=center.clock,
-        sequence=lease.sequence,
-        durable=durable,
-        epoch=lease.epoch,
-        batch=lease.batch,
-        finished=lease.finished,
-        held=held,
-        checksum=lease.checksum,
-        skipped=lease.skipped,
-        stopping=center.stopping is not None,
-    )
-
-
-def _status(center: Center | None, saved: tuple[int, float]) -> Status:
-    """How far the job has come, and its latest snapshot: the clock that this has, and its age."""
-    if center is None:
-        return Status(0, 0, 0, 0, 0, math.nan, math.nan)
-    leases: Collection[PartitionLease] = center.leases.values()
-    # Of partitions that have no rows nothing is to come.
-    empty = sum(lease.finished and not lease.sequence for lease in leases)
-    return Status(
-        clock=center.clock,
-        joined=len(leases),
-        finished=sum(lease.finished for lease in leases),
-        batches=center.log.batches,
-        samples=center.log.samples,
-        loss=center.log.loss,
-        staleness=center.log.staleness,
-        epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
-        saved_clock=saved[0],
-        saved_seconds=saved[1],
-    )
-
-
-def _records(center: Center, request: Drain) -> Records:
-    """The commit records that ``request`` asks for."""
-    commits, _, history = center.log.read(request.start, request.count)
-    return Records(len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history)
-
-
-def _worker_table(leases: Mapping[int, PartitionLease], waiting: Collection[int], now: float) -> WorkerTable:
-    """Return for how many seconds each worker has been silent at ``now``; 0 for those in ``waiting``."""
-    rows = [
-        (worker, lease.attempt, lease.sequence, 0.0 if worker in waiting else now - lease.active_at)
-        for worker, lease in leases.items()
-        if not lease.finished and lease.attempt != NO_ATTEMPT
-    ]
-    return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
+def _digest_of(message: Publish) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    for array in (message.center, message.moving_statistics, message.model, message.names):
+        digest.update(array.size.to_bytes(8, "big"))
+        digest.update(array.data)
+    return digest.digest()
 
 
 class Peer(Protocol):
@@ -284,10 +247,6 @@ class LeaseConnections(dict[int, Peer]):
                 worker=worker,
             )
 
-    def asking(self) -> Collection[int]:
-        """The partitions whose holders are owed an answer."""
-        return {worker for worker, peer in self.items() if peer.asking}
-
 
 log = logging.getLogger(__name__)
 
@@ -319,12 +278,17 @@ class Dispatcher:
     ) -> None:
         self._settings = settings
         self._deadlines = settings.deadlines
+        self._incarnation = incarnation
+        self._snapshots = snapshots
         self._world = world
         #: The lock, its condition, and the state of the server.
         self.changed = JobCondition(world)
-        self._host = PublishedCenter(
-            settings, self.changed, incarnation=incarnation, snapshots=snapshots, restored=restored
-        )
+        #: None before it is published.
+        self.center: Center | None = None
+        self._checkpointer: Checkpointer | None = None
+        if restored is not None:
+            self.center, saved = restored
+            self._checkpointer = self._make_checkpointer(self.center, saved)
         #: Digest of what the driver has published; empty before it has.
         self._published = b""
         self._began = world.monotonic()
@@ -338,7 +302,7 @@ class Dispatcher:
             Commit: self._on_commit,
             Pull: self._on_pull,
             Probe: self._on_probe,
-            Heartbeat: self._on_heartbeat,
+            Heartbeat: lambda peer, message: self._acknowledge(),  # the session's activity is recorded already
             Hello: self._on_hello,
             Leave: self._on_leave,
             Fault: self._on_fault,
@@ -350,7 +314,7 @@ class Dispatcher:
             EndEarly: self._on_end_early,
             ListWorkers: self._on_list_workers,
             Abort: self._on_abort,
-            Goodbye: self._on_goodbye,
+            Goodbye: lambda peer, message: self._acknowledge(),
         }
 
     def close(self, timeout: float) -> None:
@@ -359,12 +323,8 @@ class Dispatcher:
         Raises:
             DeadlineError: it was not written in ``timeout`` seconds.
         """
-        self._host.close(timeout)
-
-    @property
-    def center(self) -> Center | None:
-        """None before it is published."""
-        return self._host.center
+        if self._checkpointer is not None:
+            self._checkpointer.close(timeout)
 
     def limits(self) -> Limits:
         """Bounds on a frame: the exact need once the center is published.
@@ -374,7 +334,7 @@ class Dispatcher:
         its commit, and between two requests a packed commit and a packed reply; with int8 the vector that it has.
         One that has not proved the key yet: a thread, and less than a kilobyte.
         """
-        center = self._host.center
+        center = self.center
         if center is None or not self._published:
             return Limits(body=self._settings.max_body)
         vectors = center.traits.parts * center.current.array.nbytes
@@ -386,15 +346,22 @@ class Dispatcher:
             return  # connections that are refused come and go without waking everybody
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
-            center = self._host.center  # also one that is applied in part
             if self.connections.get(peer.lease[0]) is peer:
-                assert center is not None
-                center.leases.disconnected(*peer.lease)
+                assert self.center is not None
+                self.center.leases.disconnected(*peer.lease)
             self.changed.notify_all()
 
     def corrupted(self, error: NodeError) -> DistkerasError:
-        """See `PublishedCenter.corrupted`."""
-        return self._host.corrupted(error)
+        """Return what is to be raised for ``error``, which has left a commit applied in part.
+
+        Where there are snapshots, the server ends, and another one begins with the latest of them; else the job does.
+        """
+        if self._checkpointer is None:
+            return error
+        self.changed.report_corruption(error.message)
+        return ServerLostError(
+            f"the center of this server is corrupt; another one starts from the latest snapshot: {error.message}"
+        )
 
     def answer(self, peer: Peer, message: Message) -> Message:
         """The reply to ``message``.
@@ -410,7 +377,7 @@ class Dispatcher:
     def _on_hello(self, peer: Peer, message: Hello) -> Message:
         self._wait_for_publish(peer)
         with self.changed:
-            center = self._host.require()
+            center = self._require_sound()
             check_hello(center, message)
             self.connections.announce(message)
             peer.vectors.agree(codec_of(message.wire_format, center.size), center.pool)
@@ -429,12 +396,24 @@ class Dispatcher:
                 return Parked()
             lease = center.leases[worker]
             if lease.finished:
-                self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)
+                self._wait_until_saved(peer, worker)
             else:
                 peer.lease = (worker, attempt)
                 self.connections[worker] = peer
             self.changed.notify_all()
-            welcome = _welcome(center, lease, self._host.durable(worker, lease.sequence), held=held)
+            welcome = Welcome(
+                incarnation=center.incarnation,
+                clock=center.clock,
+                sequence=lease.sequence,
+                durable=self._durable(worker, lease.sequence),
+                epoch=lease.epoch,
+                batch=lease.batch,
+                finished=lease.finished,
+                held=held,
+                checksum=lease.checksum,
+                skipped=lease.skipped,
+                stopping=center.stopping is not None,
+            )
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
@@ -443,13 +422,13 @@ class Dispatcher:
 
     def _on_pull(self, peer: Peer, message: Pull) -> Message:
         with self.changed:
-            center = self._host.require()
+            center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
             released = self._release(peer, center, message.worker, message.attempt)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
-        center = self._host.require()
+        center = self._require_sound()
         center.leases.held(commit.worker, commit.attempt)  # the mistakes of who has no lease do not end the job
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
@@ -467,13 +446,13 @@ class Dispatcher:
                 if not center.commit(commit, parts):
                     for part in parts:
                         part.drop()
-                self._host.committed()
+                self._note_commit(center)
             finally:
                 self._committing.discard(peer)
             # Rounds and bounded staleness release others here; an observer may be waiting for news.
             self.changed.notify_all()
             if not commit.wants_center:
-                return _ack(center, commit.sequence, self._host.durable(commit.worker, commit.sequence))
+                return self._acknowledge(commit.worker, commit.sequence)
             released = self._release(peer, center, commit.worker, commit.attempt)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
@@ -487,10 +466,9 @@ class Dispatcher:
                     error.message += f", after {skipped} commits that were skipped"
                 raise error
             news = center.skip(commit)
-            self._host.committed()
+            self._note_commit(center)
             self.changed.notify_all()
-            durable = self._host.durable(commit.worker, commit.sequence)
-            answer = _ack(center, commit.sequence, durable, skipped=True)
+            answer = self._acknowledge(commit.worker, commit.sequence, skipped=True)
         if news:
             count = f"{skipped + 1} of at most {most}"
             text = "a commit is skipped (%s): %s"
@@ -502,23 +480,20 @@ class Dispatcher:
         # A session sends one request at a time, so all in the set are other sessions.
         return Occupancy(bool(self._committing))
 
-    def _on_heartbeat(self, peer: Peer, message: Heartbeat) -> Message:
-        return self._acknowledge()  # the session's activity is recorded already
-
     def _on_fetch_model(self, peer: Peer, message: FetchModel) -> Message:
         self._wait_for_publish(peer)
         return ModelFile(self._model)
 
     def _on_leave(self, peer: Peer, message: Leave) -> Message:
         with self.changed:
-            center = self._host.require()
+            center = self._require_sound()
             center.require_incarnation(message.worker, message.incarnation)
             lease = center.leases.get(message.worker)
             if lease is None or not lease.finished:
                 self._require_holder(peer, center, message.worker, message.attempt)
             center.leave(message.worker, message.attempt)
             self.changed.notify_all()
-            self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, message.worker)
+            self._wait_until_saved(peer, message.worker)
         return self._acknowledge()
 
     def _on_fault(self, peer: Peer, message: Fault) -> Message:
@@ -531,26 +506,65 @@ class Dispatcher:
         return self._acknowledge()
 
     def _on_publish(self, peer: Peer, message: Publish) -> Message:
-        digest = digest_of(message)
+        digest = _digest_of(message)
         with self.changed:
             if self._published not in (b"", digest):
                 raise RemoteProtocolError("the center must be published once. Received: another one")
             if not self._published:  # else only the answer to the first one was lost
-                center = self._host.publish(message.center, message.moving_statistics)
+                center = self._publish(message.center, message.moving_statistics)
                 if message.names.size:
                     self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
                 self._model, self._published = message.model, digest
                 self.changed.notify_all()
         return self._acknowledge()
 
+    def _publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
+        """Make the center of these, unless it was restored, and begin to save it.
+
+        A driver that finds that a restored one is not its own publishes nothing, and leaves all as it was.
+        """
+        if self.center is None:
+            self.center = make_center(self._settings, vector, moving_statistics, self._incarnation, self._world.time)
+            self._checkpointer = self._make_checkpointer(self.center)
+        sizes, expected = (vector.size, moving_statistics.size), (self.center.size, self.center.moving_statistics.size)
+        if sizes != expected:
+            raise DifferentJobError(
+                f"the model must have {expected[0]} trainable and {expected[1]} moving elements, as the snapshot "
+                f"has. Received: {sizes[0]} and {sizes[1]}"
+            )
+        if self._checkpointer is not None:
+            self._checkpointer.start()
+        return self.center
+
     def _on_observe(self, peer: Peer, message: Observe) -> Message:
         deadline = self._world.monotonic() + min(self._deadlines.reply, message.patience)  # this way round for a NaN
         with self.changed:
-            while not (self.changed.fault or self.changed.closing or self._host.clock > message.clock):
+            while not (self.changed.fault or self.changed.closing):
+                if self.center is not None and self.center.clock > message.clock:
+                    break
                 if not self.changed.wait_for_news(deadline, peer.hung_up):
                     break
-            fault = self.changed.fault
-            return _status(self._host.center, self._host.saved) if fault is None else fault
+            return self.changed.fault or self._status()
+
+    def _status(self) -> Status:
+        center, saved = self.center, self._checkpointer and self._checkpointer.saved
+        if center is None:
+            return Status(0, 0, 0, 0, 0, math.nan, math.nan)
+        leases = center.leases.values()
+        # Of partitions that have no rows nothing is to come.
+        empty = sum(lease.finished and not lease.sequence for lease in leases)
+        return Status(
+            clock=center.clock,
+            joined=len(leases),
+            finished=sum(lease.finished for lease in leases),
+            batches=center.log.batches,
+            samples=center.log.samples,
+            loss=center.log.loss,
+            staleness=center.log.staleness,
+            epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
+            saved_clock=saved[0] if saved else -1,
+            saved_seconds=self._world.monotonic() - saved[1] if saved else math.nan,
+        )
 
     def _on_inspect(self, peer: Peer, message: Inspect) -> Message:
         with self.changed:
@@ -560,12 +574,20 @@ class Dispatcher:
 
     def _on_drain(self, peer: Peer, message: Drain) -> Message:
         with self.changed:
-            return _records(self._require_center(peer), message)
+            center = self._require_center(peer)
+            commits, _, history = center.log.read(message.start, message.count)
+            return Records(len(center.log), center.log.missing, center.metrics, commits.view(np.uint8), history)
 
     def _on_list_workers(self, peer: Peer, message: ListWorkers) -> Message:
         with self.changed:
             leases, now = self._require_center(peer).leases, self._world.time()
-            return _worker_table(leases, self.connections.asking(), now)
+            asking = {worker for worker, holder in self.connections.items() if holder.asking}
+            rows = [
+                (worker, lease.attempt, lease.sequence, 0.0 if worker in asking else now - lease.active_at)
+                for worker, lease in leases.items()
+                if not lease.finished and lease.attempt != NO_ATTEMPT
+            ]
+            return WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
 
     def _on_end_early(self, peer: Peer, message: EndEarly) -> Message:
         with self.changed:
@@ -577,9 +599,6 @@ class Dispatcher:
         self.changed.fail(fault_of(JobStoppedError(message.reason)))
         return self._acknowledge()
 
-    def _on_goodbye(self, peer: Peer, message: Goodbye) -> Message:
-        return self._acknowledge()
-
     def _seconds_silent(self, worker: int) -> float:
         """Seconds since the holder of a partition gave a sign of life; none while it is owed an answer."""
         holder = self.connections.get(worker)
@@ -587,9 +606,13 @@ class Dispatcher:
             return 0.0
         return self._world.monotonic() - (self._began if holder is None else holder.active_at)
 
-    def _acknowledge(self) -> Message:
-        """Not of a commit."""
-        return _ack(self._host.center, 0, self._host.durable(-1, 0))
+    def _acknowledge(self, worker: int = -1, sequence: int = 0, *, skipped: bool = False) -> Ack:
+        """The acknowledgement of a worker's commit, or of a message without a number."""
+        center = self.center
+        if center is None:
+            return Ack(0, 0, 0, 0)
+        stopping, durable = center.stopping is not None, self._durable(worker, sequence)
+        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping)
 
     def _wait_for_publish(self, peer: Peer) -> None:
         """Wait for the driver's `Publish`."""
@@ -607,9 +630,17 @@ class Dispatcher:
         A driver asks over several connections. One of them may reach a server that was just started again before
         another one has published the center there.
         """
-        if self._host.center is None:
+        if self.center is None:
             self._wait_for_publish(peer)
-        return self._host.require()
+        return self._require_sound()
+
+    def _require_sound(self) -> Center:
+        """Return the center; raise unless it is published, and no commit is applied in part."""
+        if self.changed.corruption is not None:
+            self.changed.require_running()
+        if self.center is None:
+            raise RemoteProtocolError("the center must be published first. Received: a request for it")
+        return self.center
 
     def _release(self, peer: Peer, center: Center, worker: int, attempt: int) -> Released:
         """What ``worker`` is sent, as soon as it may be."""
@@ -636,4 +667,48 @@ class Dispatcher:
         """Not under the lock."""
         peer.vectors.hold_until_sent(released.buffer)
         worker = -1 if peer.lease is None else peer.lease[0]
-        return _center_reply(center, released, self._host.durable(worker, released.sequence))
+        return CenterReply(
+            incarnation=center.incarnation,
+            clock=released.clock,
+            sequence=released.sequence,
+            durable=self._durable(worker, released.sequence),
+            learning_rate=released.learning_rate,
+            center=released.buffer.array,
+            moving_statistics=released.moving_statistics,
+            stopping=center.stopping is not None,
+        )
+
+    def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:
+        if self._snapshots is None or self._settings.checkpoint is None:
+            return None
+        return Checkpointer(
+            self._settings.checkpoint, self._snapshots, center, self.changed, saved, self._world, fail=self._give_up
+        )
+
+    def _give_up(self, error: DistkerasError) -> None:
+        """The directory is another server's. Where that one was started for the same job, workers go on with it."""
+        assert self._snapshots is not None
+        if self._snapshots.lost_to_own_job:
+            self.changed.report_corruption(error.message)
+        else:
+            self.changed.fail(fault_of(error))
+
+    def _note_commit(self, center: Center) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.committed(center.clock)
+
+    def _durable(self, worker: int, sequence: int) -> int:
+        """The last commit of ``worker`` that outlives this process; without snapshots the last one is as good."""
+        return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)
+
+    def _wait_until_saved(self, peer: Peer, worker: int) -> None:
+        """Wait for a snapshot of all that was done: a worker that has left cannot repeat anything."""
+        if self._checkpointer is not None:
+            checkpointer, mark = self._checkpointer, self._checkpointer.mark()
+            self.changed.require(
+                lambda: checkpointer.covers(mark),
+                self._deadlines.reply,
+                peer.hung_up,
+                lambda: f"a snapshot; {checkpointer.failure or 'it is being written'}",
+                worker,
+            )

@@ -9,7 +9,7 @@ import errno
 import logging
 import ssl
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from distkeras.ps.center.center import Center
@@ -34,7 +34,6 @@ from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import REAL, World
 
@@ -48,36 +47,19 @@ class Session:
     """Receives the requests of one peer, and sends the dispatcher's answers.
 
     Args:
+        server: whose session it is.
         name: the peer's address and port, for the log.
         channel: to the peer; the session owns it.
         vectors: what ``channel`` receives commits into.
         pending: the connection, as admission control knows it.
-        admission: records which peers prove the key, are refused, and leave.
-        dispatcher: answers.
-        deadlines: of every wait.
-        on_end: called once, with this session, when it has ended.
     """
 
     def __init__(
-        self,
-        name: str,
-        channel: Channel,
-        vectors: PeerVectors,
-        pending: PendingConnection,
-        *,
-        admission: AdmissionControl,
-        dispatcher: Dispatcher,
-        deadlines: Deadlines,
-        on_end: Callable[[Session], None],
+        self, server: ParameterServer, name: str, channel: Channel, vectors: PeerVectors, pending: PendingConnection
     ) -> None:
-        self.name = name
-        self.channel = channel
-        self.vectors = vectors
-        self._pending = pending
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._deadlines = deadlines
-        self._on_end = on_end
+        self.name, self.channel, self.vectors = name, channel, vectors
+        self._server, self._pending = server, pending
+        self._admission, self._dispatcher, self._deadlines = server.admission, server.dispatcher, server.deadlines
         self._now = channel.world.monotonic
         self.thread = channel.world.thread(self._run, f"ps-{name}")
         # What the dispatcher knows of a `Peer`.
@@ -85,10 +67,10 @@ class Session:
         self.active_at, self.asking = self._now(), False
 
     def start(self) -> None:
-        """Begins to serve; without a thread to be had, the session has ended."""
+        """Begin to serve; end the session where the system has no thread for it."""
         try:
             self.thread.start()
-        except RuntimeError as error:  # the system has no room for a thread
+        except RuntimeError as error:
             self._end(error)
 
     def hung_up(self) -> bool:
@@ -107,7 +89,7 @@ class Session:
             self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        """Closes the connection; ``error`` is why, unless the peer hung up in good order."""
+        """Close the connection; ``error`` is why, unless the peer hung up in good order."""
         if error is not None:
             closing = self._dispatcher.changed.closing
             refused = not self._pending.admitted or isinstance(error, RemoteProtocolError)
@@ -121,11 +103,11 @@ class Session:
         self.vectors.drop()
         self.channel.close()
         self._admission.leave(self._pending)
-        self._on_end(self)
+        self._server.remove(self)
         self._dispatcher.disconnected(self)
 
     def _serve_one(self) -> bool:
-        """Answers one request; False where the connection ends after it."""
+        """Answer one request; return False where the connection ends after it."""
         self.channel.connection.set_limits(self._dispatcher.limits())
         message = self.channel.receive(self._deadlines.silence, f"a request of {self.name}")
         if isinstance(message, EndOfStream):
@@ -147,7 +129,7 @@ class Session:
         return True
 
     def _send_fault(self, message: Message, error: DistkerasError) -> bool:
-        """Tells the peer; False where the connection ends after it."""
+        """Return False where the connection ends after it."""
         ends_job = isinstance(error, _ENDS_JOB)
         if ends_job and error.remote_traceback is None:
             error.remote_traceback = traceback.format_exc()
@@ -183,18 +165,16 @@ class Session:
 
 
 class ParameterServer:
-    """Serves one job's center.
+    """The server of one job's center.
 
-    Binds in the constructor, so that a taken port is an error there and `address` is known at once; serves from
-    `start` (or ``with``) to `close`. The center exists from the driver's `Publish` on.
+    The constructor binds the port, so that a taken port is an error there and `address` is known at once. The server
+    serves from `start` (or ``with``) to `close`. The center exists from the driver's `Publish` on.
 
     Args:
-        settings: all that is no secret.
+        settings: the options.
         key: the job's key, 32 bytes.
         context: encrypts every connection (`tls.server_context`); None: plain.
-        incarnation: of this server: rises with each restart.
-        snapshots: where the center is saved; None: the job ends with this process.
-        restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
+        incarnation, snapshots, restored: see `Dispatcher`.
         world: time, threads and connections.
         listener: a port that is bound already; None: this binds the one of ``settings``.
 
@@ -214,11 +194,9 @@ class ParameterServer:
         world: World = REAL,
         listener: Listener | None = None,
     ) -> None:
-        self._key = key
-        self._world = world
+        self._key, self._context = key, context
+        self._world, self._snapshots = world, snapshots
         self.deadlines = settings.deadlines
-        self._context = context
-        self._snapshots = snapshots
         self._whole = settings.authenticate_vectors and context is None  # TLS has authenticated all there is
         #: Who may connect, and who was refused.
         self.admission = AdmissionControl(world=world)
@@ -245,12 +223,12 @@ class ParameterServer:
 
     @property
     def fault(self) -> Fault | None:
-        """What ended the job; None while nothing has."""
+        """The error that ended the job; None while none has."""
         return self.dispatcher.changed.fault
 
     @property
     def corrupt(self) -> bool:
-        """Return whether it is of no more use, and to be started again from its latest snapshot."""
+        """Return whether the center is applied in part: the server must be started again from its latest snapshot."""
         return self.dispatcher.changed.corruption is not None
 
     @property
@@ -265,7 +243,7 @@ class ParameterServer:
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that have not ended, the oldest first."""
+        """The sessions that have not ended, the oldest first."""
         with self._lock:
             return list(self._sessions)
 
@@ -275,7 +253,7 @@ class ParameterServer:
             self.dispatcher.changed.wait(seconds)
 
     def announce(self, place: Mapping[str, Any]) -> None:
-        """Writes down in the checkpoint's directory where this server is: see `SnapshotDirectory.announce`.
+        """Write down in the checkpoint's directory where this server is: see `SnapshotDirectory.announce`.
 
         Raises:
             LocalProtocolError: it has none.
@@ -286,11 +264,11 @@ class ParameterServer:
         self._snapshots.announce(place)
 
     def start(self) -> None:
-        """Begins to accept connections."""
+        """Begin to accept connections."""
         self._acceptor.start()
 
     def close(self) -> None:
-        """Closes the port and every connection, waits for the threads, and takes a last snapshot.
+        """Close the port and every connection, wait for the threads, and take a last snapshot.
 
         Raises:
             DeadlineError: a thread did not end in time.
@@ -317,7 +295,7 @@ class ParameterServer:
                     return
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
-                # Out of descriptors, or a peer that hung up before its turn: no reason to be deaf from now on.
+                # Out of descriptors, or a peer that hung up before its turn: later connections are still accepted.
                 self.admission.evict_oldest()
                 continue
             session = self._make_session(stream, host, port)
@@ -329,29 +307,20 @@ class ParameterServer:
             session.start()
 
     def _make_session(self, stream: Stream, host: str, port: int) -> Session:
-        """Waits until there is room for it."""
+        """Wait until there is room for it."""
         vectors = PeerVectors()
-        limits = self.dispatcher.limits()
         connection = Connection(
             server=True,
             key=self._key,
-            limits=limits,
+            limits=self.dispatcher.limits(),
             allocate=vectors.allocate,
             token=self._world.token,
             whole=self._whole,
         )
         channel = Channel(stream, connection, frame=self.deadlines.frame, context=self._context, world=self._world)
-        return Session(
-            f"{host}:{port}",
-            channel,
-            vectors,
-            self.admission.arrive(host, channel.hang_up),
-            admission=self.admission,
-            dispatcher=self.dispatcher,
-            deadlines=self.deadlines,
-            on_end=self._remove,
-        )
+        return Session(self, f"{host}:{port}", channel, vectors, self.admission.arrive(host, channel.hang_up))
 
-    def _remove(self, session: Session) -> None:
+    def remove(self, session: Session) -> None:
+        """Forget ``session``, which has ended."""
         with self._lock:
             self._sessions.pop(session, None)

@@ -15,7 +15,7 @@ from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.snapshot import rule_json, sum_of_rows
 from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError
-from distkeras.ps.server.published_center import make_center
+from distkeras.ps.server.dispatcher import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.tls import Certificate, server_context

@@ -180,7 +180,7 @@ RESUME = (
     Mutant(
         "a question of the driver's does not wait for the center",
         "ps/server/dispatcher.py",
-        "        if self._host.center is None:\n            self._wait_for_publish(peer)\n",
+        "        if self.center is None:\n            self._wait_for_publish(peer)\n",
         "",
         "a callback that asks a server which was just started again ends the job",
         ("tests/ps/server/test_unpublished.py",),

@@ -88,7 +88,7 @@ SERVER = (
     Mutant(
         "a worker leaves before the snapshot",
         DISPATCHER,
-        "            self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, message.worker)\n",
+        "            self._wait_until_saved(peer, message.worker)\n",
         "",
         "its last commits die with the server, and nobody is left to repeat them",
         (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
@@ -96,14 +96,14 @@ SERVER = (
     Mutant(
         "a partition has ended before the snapshot says so",
         DISPATCHER,
-        "                self._host.wait_until_saved(self._deadlines.reply, peer.hung_up, worker)\n",
+        "                self._wait_until_saved(peer, worker)\n",
         "                pass\n",
         "a successor returns, and the end that it was told of is forgotten",
         (f"{_RESTART}::test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are",),
     ),
     Mutant(
         "everything is durable",
-        "ps/server/published_center.py",
+        DISPATCHER,
         "return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)",
         "return sequence",
         "workers are told of snapshots that are not there",

@@ -15,7 +15,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError, SnapshotError
 from distkeras.ps.server import process
-from distkeras.ps.server.published_center import PublishedCenter
+from distkeras.ps.server.dispatcher import Dispatcher
 from simulation.disk import VirtualFiles
 from simulation.planting import Patch, mutation, nothing
 from simulation.world import VirtualChild
@@ -24,13 +24,13 @@ from simulation.world import VirtualChild
 @mutation
 def _let_go_before_the_snapshot() -> list[Patch]:
     """A worker returns although its last commit is in no snapshot."""
-    return [(PublishedCenter, "wait_until_saved", nothing)]
+    return [(Dispatcher, "_wait_until_saved", nothing)]
 
 
 @mutation
 def _durable_before_the_snapshot() -> list[Patch]:
     """A worker is told that its commit outlives the server, which has not saved it."""
-    return [(PublishedCenter, "durable", lambda self, worker, sequence: sequence)]
+    return [(Dispatcher, "_durable", lambda self, worker, sequence: sequence)]
 
 
 @mutation

@@ -231,4 +231,4 @@ def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
 @mutation
 def _questions_do_not_wait_for_the_center() -> list[Patch]:
     """A server that was just started again answers a driver's other connections with an error."""
-    return [(Dispatcher, "_require_center", lambda self, peer: self._host.require())]
+    return [(Dispatcher, "_require_center", lambda self, peer: self._require_sound())]
