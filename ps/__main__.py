@@ -20,7 +20,7 @@ from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
-from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.server.process import DriverLink
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, key_from_text, serve
@@ -35,7 +35,7 @@ _END_SECONDS = 120
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     main = argparse.ArgumentParser(prog="python -m distkeras.ps", description=__doc__)
     commands = main.add_subparsers(dest="command", required=True)
     commands.add_parser("rules", help="print the table of rules, in Markdown")
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    """A flag for each plain field of `ServerSettings`; its help is what the docstring says of it."""
+    """Add a flag for each plain field of `ServerSettings`, with the docstring's text as help."""
     # `getdoc`: from Python 3.13 on, the docstring itself has lost its indentation. Under -OO there is none.
     texts = dict(re.findall(r"^ {4}(\w+): (.+)$", inspect.getdoc(ServerSettings) or "", re.M))
     hints = typing.get_type_hints(ServerSettings)
@@ -78,11 +78,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def request_from(arguments: argparse.Namespace) -> StartRequest:
-    """What the flags of ``serve`` ask for.
-
-    Raises:
-        ConfigurationError: one that cannot work.
-    """
+    """Return the request that the flags of ``serve`` describe; raise a ConfigurationError if one cannot work."""
     pairs = []
     for assignment in arguments.set:
         name, separator, text = assignment.partition("=")
@@ -100,7 +96,7 @@ def request_from(arguments: argparse.Namespace) -> StartRequest:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns the exit status."""
+    """Run the command; return the exit status."""
     arguments = parser().parse_args(argv)
     if arguments.command == "rules":
         sys.stdout.write(rules.table() + "\n")

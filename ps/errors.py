@@ -1,10 +1,10 @@
-"""Every error that the project raises, in one closed table, and whose trouble an error is.
+"""Every error that the project raises, in one closed table, and the origin of each.
 
 An error carries fields (worker, partition, column, step) in addition to its text, survives pickling (Spark pickles what
 a task raises), and travels over the wire as its position in `ERRORS`: a peer can name one of these and nothing else.
 
-What follows from an error depends on its `Origin`: the user's ends the job, for it would come again at every attempt;
-any other ends one attempt, and Spark tries again. `sorted_error` tells which is which, for errors of others too.
+What follows from an error depends on its `Origin`: one of the user's ends the job, for it would come again at every
+attempt; any other ends one attempt, and Spark tries again. `sorted_error` finds the origin of other errors, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-#: Set to "full", it has every error show all that is known of where it came from.
+#: If this variable is "full", every error shows its whole traceback.
 VARIABLE = "DISTKERAS_TRACEBACK"
 
 #: Files of this package, of installed ones, of the standard library, and what has no file.
@@ -37,22 +37,22 @@ _DETAILS = re.compile(r"^(?:Detected at node|Traceback \(most|  File |    |\s*\[
 
 
 def shown_in_full() -> bool:
-    """Return whether errors are to show everything."""
+    """Return whether errors show their whole traceback."""
     return os.environ.get(VARIABLE, "").lower() == "full"
 
 
 def is_library(path: str) -> bool:
-    """Return whether a file of a traceback is no code of the user's."""
+    """Return whether a file of a traceback is not the user's code."""
     return _LIBRARY.search(path) is not None
 
 
 def users_frames(text: str) -> str:
-    """The frames of a formatted traceback that are the user's own code, as they stand there; empty if none is."""
+    """Return the frames of a formatted traceback that are the user's own code; empty if none is."""
     return "".join(match[0] for match in _FRAME.finditer(text) if not is_library(match[1])).rstrip("\n")
 
 
 def headline(text: str) -> str:
-    """The one line of an error's text, as a library words it, that says what is wrong."""
+    """Return the one line of an error's text, as a library words it, that says what is wrong."""
     lines = [line.rstrip() for line in _ANSI.sub("", text).splitlines() if line.strip()]
     if len(lines) < 2 or not _EMPTY.match(lines[0]):
         return lines[0].strip() if lines else ""
@@ -69,7 +69,7 @@ _EVERYTHING = f"the whole traceback is this error's `remote_traceback`; {VARIABL
 
 
 class Origin(enum.Enum):
-    """Whose trouble an error is."""
+    """Where an error comes from."""
 
     USER = "code, data or settings: it comes again at every attempt"
     NODE = "a machine's memory, disk, threads or descriptors: another attempt, perhaps elsewhere, may do better"
@@ -273,26 +273,24 @@ ERRORS: tuple[type[DistkerasError], ...] = (
     NodeError,
 )
 
-#: What the system says of a machine in trouble.
+#: The system's numbers for the trouble of a machine.
 _NODE_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO, errno.EROFS,
     errno.ESTALE,
 }  # fmt: skip
 #: The backends' own errors for want of memory, which are not to be imported here.
 _NODE_NAMES = {"ResourceExhaustedError", "OutOfMemoryError"}
-#: The same, and the error of a Python function that a backend has reworded.
+#: The same, and the error of a Python function in a backend's words.
 _NODE_TEXTS = re.compile(
     r"^RESOURCE_EXHAUSTED|can't allocate memory|can't start new thread|\bMemoryError:?"
     r"|\bOSError: \[Errno (?P<errno>\d+)\]"
 )
-#: Causes of causes that are looked at.
+#: The longest chain of causes that is searched.
 _CAUSES_MAX = 20
 
 
 def sorted_error(error: Exception) -> DistkerasError:
-    """What ``error``, raised in a task, amounts to: itself, if it is one of ours and the user's, the job's or typed
-    already; a `NodeError` where a machine or its network is behind it; else a `WorkerError`.
-    """
+    """Return ``error``, if it is typed; a `NodeError`, if a machine or its network caused it; else a `WorkerError`."""
     if isinstance(error, DistkerasError) and error.origin is not Origin.USER:
         return error
     trouble = next(filter(None, map(_node_error_text, _with_causes(error))), None)
@@ -315,7 +313,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _node_error_text(error: BaseException) -> str | None:
-    """One line of what a machine's or a network's ``error`` says; None of any other, and of those that are ours."""
+    """Return one line of the text of a machine's or a network's ``error``; None for others, and for typed ones."""
     if isinstance(error, DistkerasError):
         return None
     text = str(error)

@@ -1,9 +1,8 @@
-"""Events: log records that say what kind of event they are, and how they get from process to process.
+"""Events: log records with a kind, and their way from process to process.
 
 An event is a log record with three more fields: ``event``, its kind, and the ``worker`` and ``attempt`` that it
-concerns. So a reader of the log misses nothing, and a table is a collection of the records (`Events`). A server
-in a process of its own writes each record as one line of JSON (`JsonFormatter`), which its driver turns back
-(`record_from_json`).
+concerns. So the log has all events, and a table is a collection of the records (`Events`). A server in a process of its
+own writes each record as one line of JSON (`JsonFormatter`), which its driver reads (`record_from_json`).
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-#: Longest line that is taken for a record: far above any text here.
+#: The longest part of a line that is read as a record, far above any text here.
 _LONGEST = 64 * 1024
 
 
 class Event(NamedTuple):
-    """One event: seconds since the epoch, the process it happened in, its kind, whom it concerns, and what happened."""
+    """One event: seconds since the epoch, the process where it happened, its kind, whom it concerns, and a text."""
 
     timestamp: float
     source: str
@@ -38,15 +37,15 @@ def report(
     attempt: int | None = None,
     level: int = logging.WARNING,
 ) -> None:
-    """Logs an event; ``text`` and ``args`` as for `logging.Logger.log`."""
+    """Log an event; ``text`` and ``args`` are as for `logging.Logger.log`."""
     log.log(level, text, *args, extra={"event": kind, "worker": worker, "attempt": attempt}, stacklevel=2)
 
 
 class JsonFormatter(logging.Formatter):
-    """Each record as one line of JSON, its traceback within the text."""
+    """Formats each record as one line of JSON, with the traceback in the text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; `record_from_json` takes it back."""
+        """Return the line, which `record_from_json` reads."""
         values = {
             "name": record.name,
             "level": record.levelno,
@@ -60,7 +59,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def record_from_json(line: str) -> logging.LogRecord | None:
-    """The record that `JsonFormatter` wrote; None for a line that is something else."""
+    """Return the record that `JsonFormatter` wrote; None for another line."""
     try:
         values = json.loads(line[:_LONGEST])
         fields = {
@@ -77,11 +76,7 @@ def record_from_json(line: str) -> logging.LogRecord | None:
 
 
 class Events:
-    """The latest events of one job, oldest first; thread-safe.
-
-    Args:
-        most: how many are kept.
-    """
+    """The latest events of one job, at most ``most``, oldest first; thread-safe."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._lock = threading.Lock()
@@ -89,7 +84,7 @@ class Events:
         self._count = 0
 
     def add(self, record: logging.LogRecord, source: str) -> None:
-        """Takes ``record`` in, if it is an event."""
+        """Add ``record``, if it is an event."""
         kind = getattr(record, "event", None)
         if kind is not None:
             worker, attempt = getattr(record, "worker", None), getattr(record, "attempt", None)
@@ -114,19 +109,19 @@ class Events:
         handle(record)
 
     def all(self) -> list[Event]:
-        """What is kept."""
+        """Return the events that are kept."""
         with self._lock:
             return sorted(self._events, key=lambda event: event.timestamp)
 
     def since(self, count: int) -> tuple[list[Event], int]:
-        """Those that came after the first ``count``, as they came, as far as they are kept; and how many there were."""
+        """Return the events after the first ``count``, as far as they are kept, and how many there were in all."""
         with self._lock:
             new = min(self._count - count, len(self._events))
             return list(self._events)[len(self._events) - new :] if new else [], self._count
 
 
 def handle(record: logging.LogRecord) -> None:
-    """Gives a record that was made elsewhere to the logger of its name."""
+    """Pass a record that was made elsewhere to the logger of its name."""
     log = logging.getLogger(record.name)
     if log.isEnabledFor(record.levelno):
         log.handle(record)

@@ -1,8 +1,8 @@
 """The options of a job's server and workers: typed, and checked once, where they are built.
 
-An option of the server is one field of `ServerSettings`, and the code that acts on it: the command line
-(``python -m distkeras.ps serve``) has a flag for each field, with the text that the docstring has for it, and
-`ServerProcess` hands all fields to its child. Secrets are no settings.
+An option of the server is one field of `ServerSettings`, and the code that uses it: the command line
+(``python -m distkeras.ps serve``) has a flag for each field, with the text of the docstring, and `ServerProcess` passes
+all fields to its child. Secrets are not settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distkeras.ps.protocol.compression import require_format
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.ps.validate import invalid, require_boolean, require_integer
+from distkeras.ps.validate import check_field, invalid, require_boolean, require_integer
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,28 @@ class ServerSettings:
     authenticate_vectors: bool = False
 
     def __post_init__(self) -> None:
-        _require_rule(self.rule)
-        _replace(self, "workers", require_integer("workers", self.workers))
-        _replace(self, "max_skipped", require_integer("max_skipped", self.max_skipped, 0))
-        _replace(self, "port", require_integer("port", self.port, 0, 0xFFFF))
-        _replace(self, "max_body", require_integer("max_body", self.max_body))
-        for name in ("measure_gap", "authenticate_vectors"):
-            _replace(self, name, require_boolean(name, getattr(self, name)))
-        _require_deadlines(self.deadlines)
+        _require_kinds(self)
+        check_field(self, "workers", require_integer)
+        check_field(self, "max_skipped", require_integer, 0)
+        check_field(self, "port", require_integer, 0, 0xFFFF)
+        check_field(self, "max_body", require_integer)
+        check_field(self, "measure_gap", require_boolean)
+        check_field(self, "authenticate_vectors", require_boolean)
         if self.staleness_bound is not None:
-            _replace(self, "staleness_bound", require_integer("staleness_bound", self.staleness_bound, 0))
+            check_field(self, "staleness_bound", require_integer, 0)
         scheduler_for(self.rule, self.workers, self.staleness_bound)
         if self.learning_rate is not None:
-            _replace(self, "learning_rate", schedule_of(self.learning_rate))
+            check_field(self, "learning_rate", lambda name, value: schedule_of(value))
         require_learning_rate(self.rule, self.learning_rate)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready; `from_json` takes it back."""
+        """Return JSON-ready values, which `from_json` reads."""
         return {option.name: _json_of(getattr(self, option.name)) for option in dataclasses.fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ServerSettings:
-        """The settings that `to_json` gave.
-
-        Raises:
-            ConfigurationError: one of them cannot work.
-        """
-        return cls(**{name: _FROM_JSON.get(name, _as_it_is)(value) for name, value in values.items()})
+        """Return the settings of `to_json`; raise a ConfigurationError if one of them cannot work."""
+        return cls(**{name: _FROM_JSON[name](value) if name in _FROM_JSON else value for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ class WorkerSettings:
     Args:
         rule: the update rule.
         workers: number of workers of the job.
-        wire_format: what vectors look like between workers and server: "float32", "bfloat16" or "int8".
+        wire_format: the format of vectors between workers and server: "float32", "bfloat16" or "int8".
         overlap: compute the next window while a commit and its reply travel.
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
         deadlines: of every wait.
@@ -112,26 +107,21 @@ class WorkerSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
-        _require_rule(self.rule)
-        _replace(self, "workers", require_integer("workers", self.workers))
+        _require_kinds(self)
+        check_field(self, "workers", require_integer)
         require_format(self.wire_format, self.rule)
-        _replace(self, "overlap", require_boolean("overlap", self.overlap))
-        _require_deadlines(self.deadlines)
+        check_field(self, "overlap", require_boolean)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "
                 "Received: overlap=True"
             )
         if self.threads is not None:
-            _replace(self, "threads", require_integer("threads", self.threads))
+            check_field(self, "threads", require_integer)
 
 
 def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) -> None:
-    """Check that the server's learning rate is set for the rules that need one, and for no other.
-
-    Raises:
-        ConfigurationError: it is not so.
-    """
+    """Raise a ConfigurationError unless the server's learning rate is set exactly for the rules that need one."""
     if rule.traits.gradient and learning_rate is None:
         raise ConfigurationError(
             f"`learning_rate` must be given: rule {rule.name!r} takes its steps at the server. Received: None"
@@ -143,19 +133,11 @@ def require_learning_rate(rule: Rule, learning_rate: float | Schedule | None) ->
         )
 
 
-def _require_rule(rule: Rule) -> None:
-    if not isinstance(rule, Rule):
-        raise invalid("rule", rule, "a `Rule`")
-
-
-def _require_deadlines(deadlines: Deadlines) -> None:
-    if not isinstance(deadlines, Deadlines):
-        raise invalid("deadlines", deadlines, "`Deadlines`")
-
-
-def _replace(settings: ServerSettings | WorkerSettings, name: str, value: Any) -> None:
-    """Sets a field of frozen settings while they are built: a value as Python has it, in place of numpy's."""
-    object.__setattr__(settings, name, value)
+def _require_kinds(settings: ServerSettings | WorkerSettings) -> None:
+    if not isinstance(settings.rule, Rule):
+        raise invalid("rule", settings.rule, "a `Rule`")
+    if not isinstance(settings.deadlines, Deadlines):
+        raise invalid("deadlines", settings.deadlines, "`Deadlines`")
 
 
 def _json_of(value: Any) -> Any:
@@ -168,11 +150,7 @@ def _json_of(value: Any) -> Any:
     return value
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-#: How the fields that JSON cannot hold as they are come back.
+#: How the fields are restored that JSON has no type for.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "rule": lambda value: rules.make(value["name"], **value["hyper_parameters"]),
     "deadlines": lambda value: Deadlines(**value),

@@ -1,4 +1,4 @@
-"""Checks of arguments, with one way to say what was expected and what came."""
+"""Checks of arguments; every error says what was expected and what was received."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from distkeras.ps.errors import ConfigurationError
 
 
 def invalid(name: str, value: Any, expected: str) -> ConfigurationError:
-    """The error for a bad argument.
-
-    Args:
-        name: of the argument, as the caller wrote it.
-        value: what came.
-        expected: what it must be, to follow "must be".
-    """
+    """Return the error for a bad argument; ``expected`` follows "must be"."""
     return ConfigurationError(f"`{name}` must be {expected}. Received: {name}={value!r}")
 
 
 def require_integer(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
-    """An integer of Python's or numpy's, no boolean, from ``low`` to ``high``; returned as an ``int``.
+    """Return an integer of Python's or numpy's from ``low`` to ``high``, and no boolean, as an ``int``.
 
     Raises:
         ConfigurationError: it is something else.
@@ -47,7 +41,7 @@ def require_number(
     below: float = math.inf,
     up_to: float = math.inf,
 ) -> float:
-    """A finite number of Python's or numpy's above ``low`` (or equal to it, where ``inclusive``); as Python has it.
+    """Return a finite number of Python's or numpy's above ``low`` (or equal to it, if ``inclusive``).
 
     ``below`` is a bound that it must not reach, ``up_to`` one that it may reach.
 
@@ -70,42 +64,25 @@ def require_number(
 
 
 def require_boolean(name: str, value: Any) -> bool:
-    """True or False, of Python's or numpy's; as Python has it. "no" and 1 are none.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return a boolean of Python's or numpy's as a ``bool``; raise a ConfigurationError for "no", 1 and others."""
     if not isinstance(value, bool | np.bool_):
         raise invalid(name, value, "True or False")
     return bool(value)
 
 
 def require_text(name: str, value: Any, expected: str) -> str:
-    """A string that is not empty.
-
-    Args:
-        name: of the argument.
-        value: what came.
-        expected: what the string is, to follow "must be".
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return a string that is not empty; raise a ConfigurationError, in which ``expected`` follows "must be"."""
     if not isinstance(value, str) or not value:
         raise invalid(name, value, expected)
     return value
 
 
 def require_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """One of ``choices``.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Raise a ConfigurationError unless the value is one of ``choices``."""
     if not isinstance(value, Hashable) or value not in choices:  # an array is equal to nothing, or to all
         raise invalid(name, value, f"one of {', '.join(map(repr, choices))}")
 
 
 def check_field(holder: object, name: str, check: Callable[..., Any], *bounds: float, **options: Any) -> None:
-    """Puts in the field ``name`` of a frozen dataclass what ``check(name, value, *bounds, **options)`` makes of it."""
+    """Set the field ``name`` of a frozen dataclass to what ``check(name, value, *bounds, **options)`` returns."""
     object.__setattr__(holder, name, check(name, getattr(holder, name), *bounds, **options))

@@ -23,7 +23,7 @@ from bench.workload import INPUTS, WORKERS, build
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.protocol.handshake import KEY_BYTES, Nonces
+from distkeras.ps.protocol.framing import KEY_BYTES, Nonces
 from distkeras.ps.protocol.messages import CommitRecord, PullRequest
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess

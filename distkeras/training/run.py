@@ -26,8 +26,7 @@ from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.messages import Ack, Publish
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.process import ServerProcess, spawn_server

@@ -6,15 +6,16 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
-from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory, take
+from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.transport.deadlines import Backoff
-from distkeras.ps.validate import invalid, require_boolean, require_integer, require_text
+from distkeras.ps.validate import check_field, invalid, require_boolean, require_integer, require_text
 from distkeras.ps.world.world import REAL, Condition, World
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,11 @@ class Checkpoint:
         uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
         object.__setattr__(self, "uri", require_text("uri", uri, "a directory, or a URI"))
         for name in ("every", "keep"):
-            object.__setattr__(self, name, require_integer(name, getattr(self, name)))
+            check_field(self, name, require_integer)
 
 
 def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume: bool) -> Checkpoint | None:
-    """Where a job is saved, from a caller's arguments of these names.
+    """Return where a job is saved, from a caller's arguments of these names.
 
     Raises:
         ConfigurationError: one of them cannot work.
@@ -72,18 +73,18 @@ def checkpoint_of(checkpoint: str | os.PathLike[str] | Checkpoint | None, resume
 class StartMode:
     """How a server begins where an earlier one may have left snapshots.
 
-    `again` makes the mode of a server that takes the place of one. It keeps what the job was started with, because
-    the snapshot that is found may still be the one of the job before: the first server may have died before it saved
-    anything, or its own snapshots are damaged. Whose snapshot it is decides what applies (see `build_server`).
+    A server that replaces another one has its mode but for ``epoch`` and ``after``, because the snapshot that it finds
+    may still be the one of the job before: the first server may have died before it saved anything, or its own
+    snapshots are damaged. The job that took the snapshot decides what applies (see `build_server`).
 
     Args:
         fresh: the job begins: there must be no snapshots. Those of other jobs that appear later are ignored.
         epoch: of the job's claims to the checkpoint; 0: it has none yet.
-        after: incarnation of the server before, as far as its driver knows: it may not have come to save anything.
+        after: incarnation of the server before, as far as its driver knows; it may have saved nothing.
         same_attempts: the tasks of the job before still run, and hold their leases; else any task may take them. In
             a snapshot of this job they always do.
-        epochs: of the job: partitions that had ended in the job before have more data to come if it was raised. None:
-            as it was. In a snapshot of this job a partition that has ended has no more data.
+        epochs: of the job; if it was raised, partitions that had ended in the job before have more data. None: it was
+            not. In a snapshot of this job a partition that has ended has no more data.
     """
 
     fresh: bool = False
@@ -92,26 +93,17 @@ class StartMode:
     same_attempts: bool = True
     epochs: int | None = None
 
-    def again(self, epoch: int, after: int) -> StartMode:
-        """Return the mode of the next server of this job.
-
-        Args:
-            epoch: of the job's claims.
-            after: incarnation of the server before.
-        """
-        return replace(self, epoch=epoch, after=after)
-
 
 class Checkpointer:
     """Saves one center, in a thread of its own between `start` and `close`.
 
     Args:
-        checkpoint: how often, how many.
-        directory: where.
+        checkpoint: how often the center is saved, and how many snapshots are kept.
+        directory: where it is saved.
         center: what is saved.
         changed: guards the center, and is notified of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
-        world: its threads and its clock.
+        world: threads and the clock.
         fail: ends the job: another server owns the directory.
     """
 
@@ -143,17 +135,17 @@ class Checkpointer:
         self._thread = world.thread(self._run, "ps-checkpointer")
 
     def start(self) -> None:
-        """Saves the center from now on, and at once."""
+        """Save the center at once, and from now on."""
         self._wake.set()
         self._thread.start()
 
     def committed(self, clock: int) -> None:
-        """A commit was applied; the caller holds the lock."""
+        """Take a snapshot if one is due at ``clock``; the caller holds the lock."""
         if clock >= self._next:
             self._wake.set()
 
     def covers(self, mark: int) -> bool:
-        """Return whether a snapshot covers everything up to ``mark``; if not, one is taken as soon as can be."""
+        """Return whether a snapshot covers everything up to ``mark``; if not, have one taken."""
         if self._covered >= mark:
             return True
         self._wanted = max(self._wanted, mark)
@@ -161,15 +153,15 @@ class Checkpointer:
         return False
 
     def mark(self) -> int:
-        """A number that rises with everything worth saving; the caller holds the lock."""
+        """Return a number that rises with everything worth saving; the caller holds the lock."""
         skipped = self._center.log.skipped
         return self._center.clock + skipped + sum(lease.finished for lease in self._center.leases.values())
 
     def close(self, timeout: float) -> None:
-        """Takes a last snapshot, if anything has changed, and ends the thread.
+        """Take a last snapshot, if anything has changed, and end the thread.
 
         Raises:
-            DeadlineError: it did not end in time.
+            DeadlineError: the thread did not end in ``timeout`` seconds.
         """
         self._closing.set()
         self._wake.set()
@@ -209,11 +201,7 @@ class Checkpointer:
             self._closing.wait(seconds)
 
     def _try_turn(self, closing: bool, idle: bool) -> bool:
-        """One turn; False where it failed, and is to be taken again.
-
-        Raises:
-            OwnershipLostError: this server's snapshots do not count any more.
-        """
+        """Save once; return False where that failed, and must be tried again."""
         try:
             if self._covered < 0:
                 self._directory.sweep()
@@ -230,11 +218,7 @@ class Checkpointer:
         return not idle or self._try_require_owned()
 
     def _try_require_owned(self) -> bool:
-        """Looks for a higher claim; False where that failed.
-
-        Raises:
-            OwnershipLostError: there is one.
-        """
+        """Raise an OwnershipLostError if there is a higher claim; return False where none could be looked for."""
         try:
             self._directory.require_owned()
         except OwnershipLostError:
@@ -246,34 +230,34 @@ class Checkpointer:
     def _save(self, closing: bool) -> None:
         while True:
             with self._changed:
-                center, mark = self._center, self.mark()
-                due = closing or center.clock >= self._next or self._covered < self._wanted
+                center, clock, mark = self._center, self._center.clock, self.mark()
+                due = closing or clock >= self._next or self._covered < self._wanted
                 # Woken while the last one was written, which covers it; or it must not be saved.
                 if mark == self._covered or not due or center.corrupt:
                     return
                 rows = center.log.read(self._log_files.commits, _MOST_COMMITS)
                 if self._log_files.commits + len(rows.commits) == len(center.log):
-                    snapshot, durable, taken = take(center), _sequences(center), self._world.monotonic()
+                    state, durable, taken = capture(center), _sequences(center), self._world.monotonic()
                     break
             self._log_files = self._directory.save_log(rows, self._log_files)
         try:
             self._log_files = self._directory.save_log(rows, self._log_files)
-            self._directory.save(snapshot, self._log_files)
+            self._directory.save(state, self._log_files)
         finally:
-            snapshot.state.drop()
+            state.drop()
         names = self._directory.require_owned()
         if self.failure is not None:
             report(log, "snapshot", "snapshots succeed again")
         with self._changed:
             self.durable, self.failure, self._covered = durable, None, mark
-            self.saved, self._next = (snapshot.clock, taken), snapshot.clock + self._checkpoint.every
+            self.saved, self._next = (clock, taken), clock + self._checkpoint.every
             self._changed.notify_all()
         self._directory.prune(self._checkpoint.keep, self._log_files, names)
         if not closing:
             self._merge()
 
     def _merge(self) -> None:
-        """Makes one of several log files, where it is time; the next snapshot names it in place of them."""
+        """Make one of several log files, where it is time; the next snapshot names it in place of them."""
         replaced = self._log_files.due()
         if not replaced:
             return

@@ -1,22 +1,22 @@
 """A job's snapshots in their directory: what belongs together, what is kept, what is read again.
 
-There are snapshots and, for the commit log, which only grows, files with what came between two of them. A snapshot
-names the log files before it, but does not need them to be gone on from: weights, clock and leases are in itself.
+The commit log only grows, so it is saved in files of its own, each with the commits between two snapshots. A snapshot
+names the log files before it, but can be restored without them: weights, clock and leases are in the snapshot.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
 from distkeras.ps.checkpoint.ownership import Claim, ClaimStatus, Name, Ownership, parsed
-from distkeras.ps.checkpoint.snapshot import State, capture, restore
+from distkeras.ps.checkpoint.snapshot import State, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
@@ -28,14 +28,9 @@ _NAMED, _LONGEST_TEXT = 3, 120
 
 
 def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Check that ``own`` and ``saved`` describe the same job.
+    """Raise a DifferentJobError that names what differs, unless ``own`` and ``saved`` describe the same job.
 
-    Args:
-        own, saved: JSON-ready; what only ``saved`` has does not count.
-        where: the saved job's directory, for the error.
-
-    Raises:
-        DifferentJobError: it is another job; the error names what differs.
+    Both are JSON-ready; what only ``saved`` has does not count. ``where`` is the saved job's directory, for the error.
     """
     differing = list(differences(own, {name: saved.get(name) for name in own}))
     if differing:
@@ -50,7 +45,7 @@ def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: st
 
 
 def differences(own: Any, saved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each place in which two JSON values differ: its path, and both values."""
+    """Yield each place in which two JSON values differ: its path, and both values."""
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for name in {**own, **saved}:
             yield from differences(own.get(name), saved.get(name), f"{path}.{name}" if path else name)
@@ -72,14 +67,7 @@ _MERGED, _LARGEST = 8, 64 << 20
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file.
-
-    Args:
-        name: of the file.
-        commits: in it.
-        size: its bytes.
-        level: how often files have become one for it.
-    """
+    """One file of the log: its name, commits and bytes, and how often files were merged for it (``level``)."""
 
     name: str
     commits: int
@@ -89,22 +77,22 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogFiles:
-    """All files of a log, in order; levels never rise from one to the next."""
+    """The files of a log, in order; levels never rise from one to the next."""
 
     files: tuple[LogFile, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the files."""
         return tuple(file.name for file in self.files)
 
     @property
     def commits(self) -> int:
-        """In all of them."""
+        """The commits in all files."""
         return sum(file.commits for file in self.files)
 
     def due(self) -> int:
-        """How many of the last ones are to become one; 0: none."""
+        """Return how many of the last files are to become one; 0 for none."""
         taken = size = 0
         while taken < len(self.files):
             files = self.files[: len(self.files) - taken]
@@ -119,24 +107,15 @@ class LogFiles:
         return taken
 
     def with_last(self, file: LogFile, replaced: int = 0) -> LogFiles:
-        """These, with ``file`` in place of the last ``replaced`` ones."""
+        """Return these files with ``file`` in place of the last ``replaced`` ones."""
         return LogFiles((*self.files[: len(self.files) - replaced], file))
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """JSON-ready; `from_json` takes it back."""
-        return [asdict(file) for file in self.files]
-
-    @classmethod
-    def from_json(cls, values: Iterable[dict[str, Any]]) -> LogFiles:
-        """What `to_json` gave."""
-        return cls(tuple(LogFile(**value) for value in values))
 
 
 log = logging.getLogger(__name__)
 
-#: How long a read or a claim that fails is tried again, in seconds: the first and the longest pause, and in all.
+#: A read or a claim that fails is tried again: the first and the longest pause, and the time in all, in seconds.
 _FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
-#: The same for the claim of a driver that may resume a job, and of a server that is started again within one.
+#: The time in all for the claim of a driver that may resume a job, and of a server that is started again within one.
 _PATIENCE_TO_RESUME, _PATIENCE_WITHIN_JOB = 60.0, 600.0
 #: The job of a process that only reads.
 _NOBODY = "0" * 8
@@ -145,52 +124,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Saved:
-    """The latest snapshot that could be read, with the log up to it.
-
-    Args:
-        name: of the file.
-        state: the center's.
-        log: all commits whose records could be read; `CommitLog.missing` tells of the others.
-        metrics: names of the history's columns.
-        log_files: that were read.
-    """
+    """The latest snapshot that could be read, with the log up to it, as far as its files could be read."""
 
     name: str
     state: State
     log: CommitLog
-    metrics: str
     log_files: LogFiles
 
-    @property
-    def incarnation(self) -> int:
-        """Of the server that took it."""
-        return int(self.state.header["incarnation"])
 
-
-@dataclass(frozen=True)
-class Unsaved:
-    """What `SnapshotDirectory.save` is to write; taken under the center's lock, written without it.
-
-    `State.drop` of its state lets go of the center's version.
-    """
-
-    clock: int
-    state: State
-    metrics: str
-    totals: Mapping[str, Any]
-
-
-class _Newest(NamedTuple):
-    """A snapshot as it was read."""
-
-    name: Name
-    header: dict[str, Any]
-    arrays: dict[str, np.ndarray]
-
-
-def take(center: Center) -> Unsaved:
-    """A snapshot of ``center`` but for its log; the caller holds the lock."""
-    return Unsaved(center.clock, capture(center), center.metrics, center.log.totals())
+#: A snapshot as it was read: its name, its header and its arrays.
+_Newest = tuple[Name, dict[str, Any], dict[str, np.ndarray]]
 
 
 class SnapshotDirectory:
@@ -225,7 +168,7 @@ class SnapshotDirectory:
         self._needs: dict[Name, frozenset[str]] = {}
 
     def latest(self) -> Saved | None:
-        """The latest snapshot; None where there is none. One that is damaged is passed over for the one before it.
+        """Return the latest snapshot that is not damaged; None where there is none.
 
         Raises:
             DifferentJobError: it is another job's.
@@ -242,16 +185,14 @@ class SnapshotDirectory:
         attempt: int | None = None,
         place: Mapping[str, Any] | None = None,
     ) -> Saved | None:
-        """Claims the directory, and finds the latest snapshot in it, as `latest` does.
+        """Claim the directory, and return the latest snapshot in it, as `latest` does.
 
         Args:
-            fresh: the job has begun without one: with no ``epoch`` there must be none, else only its own count.
-            epoch: of this job's claims, as far as its driver knows; 0: there was none.
-            after: incarnation of this job's server before.
-            attempt, place: see `Ownership.write`.
+            fresh: the job has begun without a snapshot: with no ``epoch`` there must be none, else only its own count.
+            epoch, after, attempt, place: see `Ownership.write`.
 
         Raises:
-            ConfigurationError: there are some, although there must be none.
+            ConfigurationError: there are snapshots, although there must be none.
             OwnershipLostError: another job has claimed the directory since then, or at this moment; or another attempt
                 of this job has, of which the caller does not know.
             DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
@@ -278,12 +219,12 @@ class SnapshotDirectory:
         return self._with_log(newest)
 
     def own(self, saved: Saved) -> bool:
-        """Return whether ``saved`` was taken in this job, not in one that it goes on with."""
+        """Return whether ``saved`` was taken in this job, and not in the one that it resumes."""
         return self._ownership.is_own(_name_of(saved.name))
 
     @property
     def claim(self) -> Claim:
-        """This server's, once it has one."""
+        """This server's claim, once it has one."""
         return self._ownership.claim
 
     @property
@@ -292,49 +233,28 @@ class SnapshotDirectory:
         return self._ownership.lost_to_own_job
 
     def claim_status(self) -> ClaimStatus:
-        """What this job has here already.
-
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
+        """Return what this job has here already; raise a SnapshotError if the directory cannot be read."""
         return self._ownership.claim_status(self._patiently(self._names))
 
     def is_superseded(self) -> bool:
-        """Return whether another job says that it has taken the directory from this one.
-
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
+        """Return whether another job has taken the directory from this one, as its claim says."""
         return self._ownership.is_superseded(self._patiently(self._names))
 
     def announce(self, place: Mapping[str, Any]) -> None:
-        """Writes down where this server is to be reached, JSON-ready: `announcement.find` reads it.
-
-        Raises:
-            SnapshotError: it cannot be written.
-        """
+        """Write down where this server is to be reached, JSON-ready; `ownership.find` reads it."""
         store = Store(self._store.uri, self._world)  # one of its own: the other's thread removes what is half-written
         self._patiently(lambda: store.save(str(Name("server", self._ownership.claim)), place, {}))
 
     def restore(self, center: Center, saved: Saved, *, same_attempts: bool, epochs: int | None = None) -> bool:
-        """Puts ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`.
-
-        Raises:
-            DifferentJobError: the snapshot is another job's.
-        """
+        """Put ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`."""
         exact = restore(center, saved.state, same_attempts=same_attempts, epochs=epochs)
-        center.log, center.metrics = saved.log, saved.metrics
+        center.log, center.metrics = saved.log, saved.state.metrics
         return exact
 
     def _require_first(self, names: list[Name]) -> None:
-        """Check that no other attempt of this job has claimed the directory.
-
-        A second one must claim within the first one's epoch. With an epoch of its own it would take the directory from
-        a later job that has claimed it in between, and what the first one has saved would count as another job's.
-
-        Raises:
-            OwnershipLostError: one has.
-        """
+        """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""
+        # A second one must claim within the first one's epoch. With an epoch of its own it would take the directory
+        # from a later job that has claimed it in between, and what the first one has saved would count as another's.
         epoch = self._ownership.claim_status(names).epoch
         if epoch:
             raise OwnershipLostError(
@@ -343,11 +263,7 @@ class SnapshotDirectory:
             )
 
     def _eligible(self, names: list[Name], fresh: bool, epoch: int) -> list[Name]:
-        """Return the snapshots that a server may go on from, oldest first: see `take_over`.
-
-        Raises:
-            ConfigurationError: there are some, although there must be none.
-        """
+        """Return the snapshots that a server may restore, oldest first: see `take_over`."""
         snapshots = _snapshots(names)
         if not fresh:
             return snapshots
@@ -370,7 +286,7 @@ class SnapshotDirectory:
                 damage = error
                 continue
             require_same_job(self._job, header["job"], self._store.uri)
-            return _Newest(name, header, arrays)
+            return name, header, arrays
         if damage is not None:
             raise SnapshotError(
                 f"none of {len(snapshots)} snapshots can be read; the latest: {damage.message}"
@@ -382,7 +298,7 @@ class SnapshotDirectory:
             return None
         name, header, arrays = newest
         commit_log, files = CommitLog(), LogFiles()
-        for file in LogFiles.from_json(header["log_files"]).files:
+        for file in (LogFile(**values) for values in header["log_files"]):
             try:
                 _, rows = self._read(file.name)
             except DamagedError as error:
@@ -391,15 +307,16 @@ class SnapshotDirectory:
                 continue
             commit_log.extend(LogRows(rows["commits"].view(COMMIT), rows["lengths"], rows["history"]))
             files = files.with_last(file)
-        commit_log.restore_totals(header["log_totals"])
+        state = State(header["state"], arrays, header["metrics"], header["log_totals"])
+        commit_log.restore_totals(state.log_totals)
         self._needs[name] = frozenset(files.names)
-        return Saved(str(name), State(header["state"], arrays), commit_log, header["metrics"], files)
+        return Saved(str(name), state, commit_log, files)
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return self._patiently(lambda: self._store.load(name))
 
     def _patiently(self, call: Callable[[], _T], patience: float = _PATIENCE) -> _T:
-        """``call()``, again where it fails for a while: a store may be out of reach, a disk full."""
+        """Return ``call()``, tried again where it fails for a while: a store may be out of reach, a disk full."""
         backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=patience, world=self._world)
         while True:
             try:
@@ -412,18 +329,15 @@ class SnapshotDirectory:
                 self._record_activity()
 
     def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
-        """Writes some commits down; they are part of the log once a snapshot names their file.
+        """Write some commits to a file; they are part of the log once a snapshot names it.
 
         Args:
             rows: the commits.
-            files: the log's so far.
-            replaced: how many of the last ones the new one is to stand for.
+            files: the log's files so far.
+            replaced: how many of the last files the new one replaces.
 
         Returns:
             The log's files with the new one.
-
-        Raises:
-            SnapshotError: it cannot be written.
         """
         if not len(rows.commits):
             return files
@@ -435,28 +349,24 @@ class SnapshotDirectory:
         size = sum(array.nbytes for array in arrays.values())
         return files.with_last(LogFile(name, len(rows.commits), size, level), replaced)
 
-    def save(self, snapshot: Unsaved, files: LogFiles) -> None:
-        """Writes a snapshot, which needs ``files``; whether it counts is for `require_owned` to say.
-
-        Raises:
-            SnapshotError: it cannot be written.
-        """
+    def save(self, state: State, files: LogFiles) -> None:
+        """Write a snapshot, which needs ``files``; it counts once `require_owned` has passed."""
         header = {
-            "state": snapshot.state.header,
+            "state": state.header,
             "job": self._job,
-            "metrics": snapshot.metrics,
-            "log_files": files.to_json(),
-            "log_totals": snapshot.totals,
+            "metrics": state.metrics,
+            "log_files": [asdict(file) for file in files.files],
+            "log_totals": state.log_totals,
         }
-        name = self._name("snapshot", snapshot.clock)
-        self._store.save(name, header, snapshot.state.arrays)
+        name = self._name("snapshot", state.header["clock"])
+        self._store.save(name, header, state.arrays)
         self._needs[_name_of(name)] = frozenset(files.names)
 
     def require_owned(self) -> list[Name]:
-        """Check that this process still owns the directory, so that its writes count; return all files there.
+        """Return all files there, if this process still owns the directory, so that its writes count.
 
         Raises:
-            OwnershipLostError: it does not: another server owns the directory.
+            OwnershipLostError: another server owns the directory.
             SnapshotError: the directory cannot be read.
         """
         names = self._names()
@@ -464,17 +374,14 @@ class SnapshotDirectory:
         return names
 
     def sweep(self) -> None:
-        """Removes what earlier servers left half-written."""
+        """Remove what earlier servers left half-written."""
         drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
         self._store.delete_drafts(draft for draft, name in drafts if name and name.claim < self._ownership.claim)
 
     def prune(self, keep: int, files: LogFiles, names: list[Name]) -> None:
-        """Removes all but the latest ``keep`` snapshots, log files that none of these needs, and earlier claims.
+        """Remove all but the latest ``keep`` snapshots, log files that none of these needs, and earlier claims.
 
-        Args:
-            keep: at least 1.
-            files: the log's.
-            names: what `require_owned` returned after the latest snapshot.
+        ``names`` is what `require_owned` returned after the latest snapshot.
         """
         own = [name for name in names if name.claim <= self._ownership.claim]
         snapshots = _snapshots(own)
@@ -502,7 +409,6 @@ class SnapshotDirectory:
 
 
 def _snapshots(names: list[Name]) -> list[Name]:
-    """Oldest first."""
     return sorted((name for name in names if name.kind == "snapshot"), key=lambda name: name.age)
 
 

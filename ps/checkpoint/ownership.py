@@ -1,18 +1,18 @@
 """Who owns a checkpoint directory: one server at a time, the one with the highest claim.
 
 A cluster manager may start a second driver while the first one lives. Both servers would save, and each would remove
-what the other goes on from. So a server claims the directory before it goes on from it, with an epoch above all others,
-and the one that was there before finds out before it does any harm. A server that is started again within its job keeps
+what the other needs. So a server claims the directory before it restores a snapshot, with an epoch above all others,
+and the owner before it finds that claim before it does any harm. A server that is started again within its job keeps
 the job's epoch, so that it never gets ahead of another job that has taken the directory over:
 
-1. A claim is written before the snapshots are listed that its owner goes on from.
+1. A claim is written before the snapshots are listed that its owner restores from.
 2. A snapshot is written before its owner looks for a higher claim. Only where there is none does the snapshot count:
    workers are informed, and older files removed.
 3. What an owner writes bears its claim in its name. No file has two writers, and no owner removes a higher claim's.
 
 So of two owners, either the older one sees the newer claim, and nothing that it has done since counts; or it looked
-before that claim was written, and the newer owner's list has all that counted. It takes no lock and no conditional
-create, but only that a list of files shows each that was complete before: true of local filesystems, HDFS, and the
+before that claim was written, and the newer owner's list has all that counted. This needs no lock and no conditional
+create, only that a list of files shows each file that was complete before: true of local filesystems, HDFS, and the
 object stores S3, Google Cloud Storage and Azure Blob.
 """
 
@@ -56,7 +56,7 @@ class Claim:
 
     @property
     def incarnation(self) -> int:
-        """At least that of the server whose claim it is."""
+        """A lower bound on the incarnation of the server whose claim it is."""
         return self.epoch + self.start
 
 
@@ -66,8 +66,8 @@ class Name:
 
     Args:
         kind: "owner", "server", "snapshot" or "log".
-        claim: of its writer: no other server writes, or writes over, this file.
-        serial: rises with each file of a claim; no two have the same. -1 for an owner's or a server's.
+        claim: the claim of its writer, the only server that writes this file.
+        serial: rises with each file of a claim; -1 for an owner's or a server's.
         number: clock of a snapshot, commits before those of a log file; -1 for the others.
     """
 
@@ -82,12 +82,12 @@ class Name:
 
     @property
     def age(self) -> tuple[Claim, int]:
-        """The higher, the later."""
+        """A key by which later files sort after earlier ones."""
         return self.claim, self.serial
 
 
 def parsed(text: str) -> Name | None:
-    """The name that ``text`` is; None where it is none of ours."""
+    """Return the name that ``text`` is; None for the name of another file."""
     match = _NAME.fullmatch(text)
     if match is None or (match[1] in ("owner", "server")) != (match[5] is None):
         return None
@@ -114,8 +114,8 @@ class Ownership:
 
     Args:
         store: the directory's files.
-        token: the job's: a server and those that are started again for it have the same one.
-        world: its clock.
+        token: the job's, which all of its servers have.
+        world: the clock.
     """
 
     def __init__(self, store: Store, token: str, world: World = REAL) -> None:
@@ -141,18 +141,17 @@ class Ownership:
         attempt: int | None = None,
         place: Mapping[str, Any] | None = None,
     ) -> None:
-        """Claims the directory.
+        """Claim the directory.
 
         Args:
             names: all files there.
-            epoch: of the job's claims so far; 0: it has none.
+            epoch: the epoch of the job's claims so far; 0: it has none.
             after: incarnation of the job's server before.
-            attempt: which attempt at being the job's server this is, where several may live at a time; None: there is
-                one at a time.
+            attempt: the number of this server's attempt, where several may live at a time; None: one at a time lives.
             place: goes into the claim's file: where this server can be asked whether it lives.
 
         Raises:
-            SnapshotError: it cannot be written.
+            SnapshotError: the claim cannot be written.
         """
         claims = {name.claim for name in names}
         lowest = 0
@@ -170,18 +169,18 @@ class Ownership:
         self._claim = claim
 
     def _superseded_by(self, highest: Claim | None, claims: Iterable[Claim]) -> list[str]:
-        """Return the tokens of the jobs that a new claim of this one takes the directory from, the latest last."""
+        """Return the tokens of the jobs from which a new claim of this one takes the directory, the latest last."""
         before = [] if highest is None else self._header(highest).get("superseded", [])
         tokens = [*before, *(claim.token for claim in sorted(claims))]
         return [token for token in dict.fromkeys(tokens) if token != self._token][-_SUPERSEDED:]
 
     def is_superseded(self, names: Iterable[Name]) -> bool:
-        """Return whether the owner says that it has taken the directory from this job, whose claims may be gone."""
-        highest = max((name.claim for name in names if name.kind == "owner"), default=None)
+        """Return whether the owner's claim says that it has taken the directory from this job."""
+        highest = _highest(names)
         return highest is not None and self._token in self._header(highest).get("superseded", [])
 
     def claim_status(self, names: Iterable[Name]) -> ClaimStatus:
-        """What this job has in the directory, of which ``names`` are all files."""
+        """Return what this job has in the directory, of which ``names`` are all files."""
         present = list(names)
         own = [name for name in present if self.is_own(name)]
         epoch = max((name.claim.epoch for name in own), default=0)
@@ -192,31 +191,22 @@ class Ownership:
         return name.claim.token == self._token
 
     def withdraw(self) -> None:
-        """Removes the claim; one that cannot be removed stays."""
+        """Remove the claim, if that is possible."""
         self._store.delete([str(Name("owner", self.claim))])
 
     def require_own(self, names: Iterable[Name], epoch: int) -> None:
-        """Check that no other job has claimed the directory since this one did, with ``epoch``.
-
-        Raises:
-            OwnershipLostError: one has.
-        """
-        others = [name for name in names if not self.is_own(name)]
-        self._require_highest(Claim(epoch, self._token), others)
+        """Raise an OwnershipLostError if another job has claimed the directory since this one did, with ``epoch``."""
+        self._require_highest(Claim(epoch, self._token), (name for name in names if not self.is_own(name)))
 
     def require(self, names: Iterable[Name]) -> None:
-        """Check that this claim is still the highest.
+        """Raise an OwnershipLostError unless this claim is still the highest.
 
-        Args:
-            names: all files there, listed after everything that is to count was written.
-
-        Raises:
-            OwnershipLostError: it is not.
+        ``names`` are all files there, listed after everything that is to count was written.
         """
         self._require_highest(self.claim, names)
 
     def _require_highest(self, own: Claim, names: Iterable[Name]) -> None:
-        highest = max((name.claim for name in names if name.kind == "owner"), default=own)
+        highest = _highest(names) or own
         if highest > own:
             self.lost_to_own_job = highest.token == self._token
             raise OwnershipLostError(
@@ -225,7 +215,7 @@ class Ownership:
             )
 
     def _header(self, claim: Claim) -> Mapping[str, Any]:
-        """Return what a claim's file says; nothing if it cannot be read."""
+        """Return the header of a claim's file; an empty one if it cannot be read."""
         try:
             return self._store.load(str(Name("owner", claim)))[0]
         except SnapshotError:
@@ -244,7 +234,7 @@ class AnnouncedAddress(Address):
     """The address of a server that may come back somewhere else, with the key to it.
 
     Args:
-        uri: the checkpoint's directory, which everybody who is to find the server must reach.
+        uri: the checkpoint's directory, which all clients of the server must reach.
     """
 
     uri: str = ""
@@ -254,27 +244,23 @@ class AnnouncedAddress(Address):
 
     @property
     def moves(self) -> bool:
-        """It may."""
+        """Return True: it may."""
         return True
 
     def locate(self, world: World = REAL) -> tuple[str, int]:
-        """Host and port as they are announced now.
-
-        Raises:
-            ServerLostError: none are.
-        """
+        """Return host and port as they are announced now; raise a ServerLostError if none are."""
         place = find(self.uri, world)
         return str(place["host"]), int(place["port"])
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a checkpoint's directory, as far as its files tell.
+    """The owner of a checkpoint's directory, according to the files there.
 
     Args:
         claim: the highest one there.
-        address: host and port at which it can be asked whether it lives; None: it has not said.
-        announced: see `SnapshotDirectory.announce`; None: nothing yet.
+        address: host and port at which it can be asked whether it lives; None: its claim names none.
+        announced: what it has announced: see `SnapshotDirectory.announce`; None: nothing yet.
     """
 
     claim: Claim
@@ -289,35 +275,32 @@ def owner_of(uri: str, world: World = REAL) -> Owner | None:
         SnapshotError: the directory cannot be read.
     """
     store = Store(uri, world)
-    claim, announced = _highest(store)
+    names = [name for name in map(parsed, store.names()) if name is not None]
+    claim = _highest(names)
     if claim is None:
         return None
     address = store.load(str(Name("owner", claim)))[0].get("address")
-    place = store.load(str(Name("server", claim)))[0] if announced else None
+    place = store.load(str(Name("server", claim)))[0] if Name("server", claim) in names else None
     return Owner(claim, address and (str(address[0]), int(address[1])), place)
 
 
-def _highest(store: Store) -> tuple[Claim | None, bool]:
-    """Return the highest claim, and whether its server has announced itself."""
-    names = [name for name in map(parsed, store.names()) if name is not None]
-    claim = max((name.claim for name in names if name.kind == "owner"), default=None)
-    return claim, claim is not None and Name("server", claim) in names
+def _highest(names: Iterable[Name]) -> Claim | None:
+    return max((name.claim for name in names if name.kind == "owner"), default=None)
 
 
 def find(uri: str, world: World = REAL) -> dict[str, Any]:
-    """What the owner of a checkpoint's directory has announced: see `SnapshotDirectory.announce`.
+    """Return what the owner of a checkpoint's directory has announced: see `SnapshotDirectory.announce`.
 
     Raises:
-        ServerLostError: nothing, or the directory cannot be read.
+        ServerLostError: no server is announced, or the directory cannot be read.
     """
     missing = f"no parameter server is announced in {uri!r}"
     try:
-        store = Store(uri, world)
-        claim, announced = _highest(store)
-        if claim is None:
-            raise ServerLostError(f"{missing}: there is no server's claim")
-        if not announced:
-            raise ServerLostError(f"{missing}: the one with claim {claim} is not up yet")
-        return store.load(str(Name("server", claim)))[0]
+        owner = owner_of(uri, world)
     except SnapshotError as error:
         raise ServerLostError(f"{missing}: {error.message}") from error
+    if owner is None:
+        raise ServerLostError(f"{missing}: there is no server's claim")
+    if owner.announced is None:
+        raise ServerLostError(f"{missing}: the one with claim {owner.claim} is not up yet")
+    return owner.announced

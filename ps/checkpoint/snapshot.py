@@ -1,20 +1,20 @@
 """A center's whole state as JSON and arrays, and back.
 
-What a worker was last sent is left out: after a restart every worker begins again with a pull, which sets it. The log
-is left out too, because it only grows; `directory` writes its new part next to each snapshot.
+What a worker was last sent is left out: after a restart every worker begins with a pull, which sets it. Of the log only
+the totals are kept here, because it only grows; `directory` writes its new part next to each snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState, PartitionLease
+from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
 
@@ -24,42 +24,46 @@ _CRC_BITS = 32
 
 
 def checksum_of(total: int, crc: int) -> int:
-    """The checksum of rows whose hashes' first 31 bits add up to ``total``: at least 0, below 2⁶³."""
+    """Return the checksum of rows whose hashes' first 31 bits add up to ``total``: at least 0, below 2⁶³."""
     return (total % (1 << SUM_BITS)) << _CRC_BITS | crc
 
 
 def sum_of(checksums: Iterable[int]) -> int:
-    """The sum over the rows that these checksums are of, modulo 2³¹."""
+    """Return the sum over the rows that these checksums are of, modulo 2³¹."""
     return sum(checksum >> _CRC_BITS for checksum in checksums) % (1 << SUM_BITS)
 
 
-#: What of a `PartitionLease` is kept as it is.
+#: Attributes of a `PartitionLease` that are kept as they are, and of a `Round`.
 _KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped")
-#: The same, of a `Round`.
 _KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 
 @dataclass(frozen=True)
 class State:
-    """What `capture` took: JSON-ready values and arrays. `drop` it once it is written."""
+    """What `capture` took of a center: JSON-ready values and arrays. `drop` it once it is written.
+
+    ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned.
+    """
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
+    metrics: str = ""
+    log_totals: dict[str, Any] = field(default_factory=dict)
     held: Buffer | None = None
 
     def drop(self) -> None:
-        """Lets go of the center's version."""
+        """Let go of the center's version."""
         if self.held is not None:
             self.held.drop()
 
 
 def rule_json(rule: Rule) -> dict[str, Any]:
-    """A rule and its hyper-parameters, JSON-ready."""
+    """Return a rule and its hyper-parameters, JSON-ready."""
     return {"name": rule.name, "hyper_parameters": rule.config()}
 
 
 def capture(center: Center) -> State:
-    """The state of ``center`` now; the caller holds the lock.
+    """Return the state of ``center`` now; the caller holds the lock.
 
     A published version of the center is only held on to. Vectors that change in place are copied: those of the rule
     and of its workers, an unfinished round, and the center itself under a rule with a view.
@@ -90,19 +94,19 @@ def capture(center: Center) -> State:
         "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
         "progress": {str(worker): number for worker, number in center.scheduler.progress().items()},
     }
-    return State(header, arrays, held)
+    return State(header, arrays, center.metrics, center.log.totals(), held)
 
 
 def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | None = None) -> bool:
-    """Puts ``center``, which is new, where ``state`` was taken.
+    """Put ``center``, which is new, where ``state`` was taken.
 
     With another number of workers the partitions are others too. The center then keeps its parameters, clock and
     statistics; an unfinished round ends with its contributions; every partition begins with the first epoch that some
     partition had not ended; what the rule keeps in addition to the center starts again.
 
     Args:
-        center: as yet untouched, of the same rule and size.
-        state: from `capture`.
+        center: a new one, of the same rule and size.
+        state: what `capture` returned.
         same_attempts, epochs: see `checkpointer.StartMode`.
 
     Returns:
@@ -126,14 +130,21 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     _restore_round(center, header["round"], arrays)
     if header["workers"] != center.workers:
         center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"])
-        _begin_epoch(center, _first_open_epoch(header))
+        epoch = _first_open_epoch(header)
+        center.began = center.clock, epoch
+        for worker in range(center.workers):
+            lease = center.leases.add(worker, NO_ATTEMPT)
+            lease.epoch, lease.state = epoch, LeaseState.FREE
         return False
     leases = {int(worker): values for worker, values in header["leases"].items()}
     began_clock, began_epoch = header["began"]
     center.began = began_clock, began_epoch
     for worker, values in leases.items():
         lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
-        _restore_lease(lease, values)
+        lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE  # its attempt is not connected
+        for name in _KEPT:
+            if name not in ("attempt", "finished"):
+                setattr(lease, name, values[name])
         if lease.finished and epochs is not None and lease.epoch < epochs:
             lease.move(LeaseState.FREE)  # and what its rule kept for it was given up when it left
             continue
@@ -149,7 +160,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
 
 
 def sum_of_rows(state: State) -> int | None:
-    """Return the sum over the job's rows (`row_sums`); None if some partition was not read to its end."""
+    """Return the sum over the job's rows; None if some partition was not read to its end."""
     header = state.header
     if len(header["leases"]) < header["workers"]:
         return None
@@ -160,19 +171,9 @@ def sum_of_rows(state: State) -> int | None:
 
 
 def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
-    """Return whether a partition has rows, or may have: only an empty one leaves without a commit.
-
-    In a job that ended early a partition may have left before it began.
-    """
+    """Return whether a partition has rows, or may have."""
+    # Only an empty one leaves without a commit; but a job that ended early may have ended before the partition began.
     return bool(lease["sequence"] or not lease["finished"] or header["ends_early"])
-
-
-def _restore_lease(lease: PartitionLease, values: dict[str, Any]) -> None:
-    """Set what `_KEPT` names from ``values``, except the attempt, which is not connected."""
-    lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE
-    for name in _KEPT:
-        if name not in ("attempt", "finished"):
-            setattr(lease, name, values[name])
 
 
 def _first_open_epoch(header: dict[str, Any]) -> int:
@@ -182,13 +183,6 @@ def _first_open_epoch(header: dict[str, Any]) -> int:
     with_rows = [lease for lease in leases if _has_rows(lease, header)]
     epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
     return min(epochs) if with_rows else max(epochs)
-
-
-def _begin_epoch(center: Center, epoch: int) -> None:
-    center.began = center.clock, epoch
-    for worker in range(center.workers):
-        lease = center.leases.add(worker, NO_ATTEMPT)
-        lease.epoch, lease.state = epoch, LeaseState.FREE
 
 
 def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:

@@ -1,7 +1,7 @@
 """Files of named arrays in one directory.
 
-A file is written under another name and then moved, so that it is there whole or not at all; a checksum over all of
-its bytes finds what a broken disk made of it::
+A file is written under another name and then moved, so that it is there whole or not at all. A checksum over all of
+its bytes finds damage by a broken disk::
 
     magic 8 | header 8 (big-endian length) | JSON | the arrays' raw bytes, one after the other | BLAKE2b 16
 
@@ -32,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class DamagedError(SnapshotError):
-    """A file is not there any more, or is not as it was written: to read it again will not help."""
+    """A file is missing, or is not as it was written: to read it again will not help."""
 
 
 class Store:
@@ -59,22 +59,14 @@ class Store:
             raise SnapshotError(f"the directory {uri!r} cannot be opened: {error}") from error
 
     def names(self) -> list[str]:
-        """The files there, in alphabetical order; half-written ones are none.
-
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
-        return self._names_ending_in(_SUFFIX)
+        """Return the names of the files, in alphabetical order, without those that are half-written."""
+        return self._names_with(_SUFFIX)
 
     def drafts(self) -> list[str]:
-        """Files that were not written to their end: a writer was killed, or is at it now.
+        """Return the names of the files that are half-written: a writer was killed, or writes now."""
+        return self._names_with(_DRAFT)
 
-        Raises:
-            SnapshotError: the directory cannot be read.
-        """
-        return self._names_ending_in(_DRAFT)
-
-    def _names_ending_in(self, suffix: str) -> list[str]:
+    def _names_with(self, suffix: str) -> list[str]:
         try:
             all_names = self._files.names()
         except OSError as error:
@@ -83,15 +75,15 @@ class Store:
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
-        """Writes one file, in place of one of the same name.
+        """Write one file, in place of one of the same name.
 
         Args:
-            name: of the file, without its ending.
+            name: the file's name, without its ending.
             header: what `json` can write.
             arrays: float32, float64, int64 or uint8, of any shape.
 
         Raises:
-            SnapshotError: it cannot be written: the disk is full, or gone. What was there before still is.
+            SnapshotError: the disk is full, or gone. The file that was there before still is.
         """
         table = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
         text = json.dumps({"header": header, "arrays": table}).encode()
@@ -112,7 +104,7 @@ class Store:
             self._stray = {stray for stray in self._stray if not self._discard(stray)}
 
     def load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The header and the arrays of one file.
+        """Return the header and the arrays of one file.
 
         Raises:
             DamagedError: it is not there, or not as it was written.
@@ -133,9 +125,6 @@ class Store:
         if body[: len(_MAGIC)] != _MAGIC:
             magic = bytes(body[: len(_MAGIC)])
             raise DamagedError(f"{name} in {self.uri!r} must be of the format {_MAGIC!r}. Received: {magic!r}")
-        return self._decoded(name, body)
-
-    def _decoded(self, name: str, body: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         start = len(_MAGIC) + _LENGTH.size
         (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
         header = json.loads(bytes(body[start : start + length]))
@@ -149,7 +138,7 @@ class Store:
         return header["header"], arrays
 
     def delete(self, names: Iterable[str]) -> None:
-        """Removes files; one that is not there is no error."""
+        """Delete these files; errors are ignored."""
         for name in names:
             self._discard(name + _SUFFIX)
 
@@ -159,7 +148,7 @@ class Store:
             self._discard(name + _DRAFT)
 
     def _discard(self, name: str) -> bool:
-        """Removes a file; whether it is gone."""
+        """Delete a file; return whether it is gone."""
         try:
             self._files.delete(name)
         except FileNotFoundError:
@@ -170,7 +159,7 @@ class Store:
 
 
 def _with_digest(pieces: Iterable[Any]) -> Iterator[Any]:
-    """``pieces``, and the checksum over them."""
+    """Yield ``pieces``, and the checksum over them."""
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for piece in pieces:
         digest.update(piece)

@@ -1,8 +1,8 @@
-"""What vectors look like on the wire where they are not sent as they are: float32 numbers to fewer bytes, and back.
+"""Wire formats: float32 vectors as fewer bytes, and back.
 
-A codec is one connection's own: it has scratch memory of one block. Vectors are float32 of shape ``(size,)``, encoded
-ones uint8 of shape ``(nbytes,)``; all of them the caller's. A number that is not finite is not finite after decoding
-either, and leaves the others finite, so that who checks for it finds it where it was.
+A codec belongs to one connection, since it has scratch memory of one block. Vectors are float32 of shape ``(size,)``,
+encoded ones uint8 of shape ``(nbytes,)``; the caller owns them. A number that is not finite is not finite after
+decoding either, and leaves the others finite, so that a check finds it where it was.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from distkeras.ps.validate import require_choice
 
 
 class Codec(ABC):
-    """A wire format: how one block of at most `BLOCK` elements is written and read.
-
-    Args:
-        size: elements of each vector.
-    """
+    """A wire format for vectors of ``size`` elements, which are written and read in blocks of at most `BLOCK`."""
 
     #: Whether it is too coarse without error feedback: a worker then adds to each commit the quantization residual
     #: of the commits before; a reply to a commit holds the change since the reply before.
@@ -49,11 +45,7 @@ class Codec(ABC):
     def _decode(self, data: np.ndarray, out: Vector) -> None: ...
 
     def _encode_and_read(self, block: Vector, data: np.ndarray, out: Vector) -> bool:
-        """Writes ``block``, and into ``out``, which may be it, what `_decode` makes of that, to the bit.
-
-        Returns:
-            Whether both are known to be finite; False says nothing.
-        """
+        """Write ``block``, and into ``out``, which may be it, what `_decode` reads; return whether it is finite."""
         self._encode(block, data)
         self._decode(data, out)
         return False
@@ -63,22 +55,19 @@ class Codec(ABC):
         return False
 
     def encode(self, vector: Vector, out: np.ndarray) -> None:
-        """Writes ``vector``."""
+        """Write ``vector``."""
         with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 self._encode(vector[stretch], data)
 
     def decode(self, data: np.ndarray, out: Vector) -> None:
-        """Reads what `encode` wrote; any bytes are something."""
+        """Read what `encode` wrote; any bytes are a vector."""
         with _without_numeric_warnings():
             for stretch, piece in self._blocks(data):
                 self._decode(piece, out[stretch])
 
     def encode_with_residual(self, vector: Vector, rest: Vector, out: np.ndarray) -> None:
-        """Writes ``vector + rest`` and leaves in ``rest`` what is rounded off: what was read adds up to what was meant.
-
-        Of a number that is not finite no rest is kept.
-        """
+        """Write ``vector + rest`` and leave in ``rest`` what is rounded off; 0 for a number that is not finite."""
         with _without_numeric_warnings():
             for stretch, data in self._blocks(out):
                 kept = rest[stretch]
@@ -90,7 +79,7 @@ class Codec(ABC):
                     kept[~np.isfinite(kept)] = 0.0
 
     def encode_change(self, vector: Vector, known: Vector, out: np.ndarray) -> None:
-        """Writes ``vector - known``, and moves ``known`` to what `decode_change` gives the reader, to the bit.
+        """Write ``vector - known``, and move ``known`` to what `decode_change` gives the reader, to the bit.
 
         What is rounded off is part of the next change, so that it does not add up.
         """
@@ -103,14 +92,14 @@ class Codec(ABC):
                 there += change
 
     def decode_change(self, data: np.ndarray, known: Vector, out: Vector) -> None:
-        """Reads what `encode_change` wrote, for a reader that has ``known``, which stays as it is."""
+        """Read what `encode_change` wrote, for a reader that has ``known``, which stays as it is."""
         with _without_numeric_warnings():
             for stretch, piece in self._blocks(data):
                 self._decode(piece, out[stretch])
                 out[stretch] += known[stretch]
 
     def _blocks(self, data: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Where each block's elements are, and its bytes of ``data``."""
+        """Yield where each block's elements are, and its bytes of ``data``."""
         step = self._head + self._width * BLOCK
         for number, start in enumerate(range(0, self.size, BLOCK)):
             yield slice(start, start + BLOCK), data[number * step : (number + 1) * step]
@@ -136,8 +125,8 @@ class Int8(Codec):
     """Each block as a float32 (little-endian) ``scale = max(max|x| / 127, 2^-126)``, and integers ``x / scale``.
 
     They are rounded to nearest, ties to even, and take 1 byte an element. An element is off by at most
-    (1/2 + 2^-16) scale: 1/254 of the block's largest, where that is above 127 * 2^-126. A zero stays one. Numbers as
-    large as float32 has them, within 2^-22 of themselves, may become infinite.
+    (1/2 + 2^-16) scale: 1/254 of the block's largest, where that is above 127 * 2^-126. A zero stays a zero. Numbers
+    within 2^-22 of float32's largest, relatively, may become infinite.
 
     In a block with a number that is not finite, scale is NaN; there 1 stands for such a number, which is read as NaN,
     and 0 for any other, which is read as 0.
@@ -149,7 +138,7 @@ class Int8(Codec):
     _SMALLEST: ClassVar[float] = 2.0**-126  # a smaller scale would be a subnormal one, and not exact enough
     #: Added to a number of at most 2^22, leaves the integer next to it in the low bits: ties to even, and no -0.
     _ROUNDING: ClassVar[np.float32] = np.float32(1.5 * 2**23)
-    #: What is read stays finite where the largest is no more than this.
+    #: Decoded numbers are finite if the largest is at most this.
     _TAME: ClassVar[float] = 2.0**126
 
     def __init__(self, size: int) -> None:
@@ -179,7 +168,7 @@ class Int8(Codec):
         return largest <= self._TAME
 
     def known_finite(self, data: np.ndarray) -> bool:
-        """All integers are at most 128, so that the scales tell."""
+        """Look at the scales only: all integers are at most 128."""
         step = self._head + BLOCK
         scales = np.ndarray((-(-self.size // BLOCK),), "<f4", data, strides=(step,))
         with _without_numeric_warnings():
@@ -195,7 +184,7 @@ class Int8(Codec):
 
 
 def _without_numeric_warnings() -> np.errstate:
-    """Overflow, infinity and NaN are looked for where vectors are checked."""
+    # Overflow, infinity and NaN are looked for where vectors are checked.
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -205,10 +194,10 @@ FORMATS = tuple(_CODECS)
 
 
 def codec_of(wire_format: str, size: int) -> Codec | None:
-    """The codec of a wire format for vectors of ``size`` elements; None for vectors as they are.
+    """Return the codec of a wire format for vectors of ``size`` elements; None for float32.
 
     Raises:
-        ConfigurationError: no such format.
+        ConfigurationError: there is no such format.
     """
     require_choice("wire_format", wire_format, FORMATS)
     kind = _CODECS[wire_format]
@@ -216,11 +205,7 @@ def codec_of(wire_format: str, size: int) -> Codec | None:
 
 
 def require_format(wire_format: str, rule: Rule) -> None:
-    """Check that ``rule`` supports a wire format.
-
-    Raises:
-        ConfigurationError: it does not, or there is no such format.
-    """
+    """Raise a ConfigurationError unless ``rule`` supports this wire format."""
     if codec_of(wire_format, 0) is None:
         return
     if rule.traits.reads_sent:
@@ -237,15 +222,7 @@ def require_format(wire_format: str, rule: Rule) -> None:
 
 
 class WorkerFormat:
-    """The worker's end: encodes commits, decodes replies.
-
-    Args:
-        wire_format: a name in `compression.FORMATS`.
-        size: elements of each vector.
-
-    Raises:
-        ConfigurationError: no such format.
-    """
+    """A worker's end of a wire format, one of `FORMATS`: encodes commits, decodes replies."""
 
     def __init__(self, wire_format: str, size: int) -> None:
         self._codec = codec_of(wire_format, size)
@@ -255,11 +232,11 @@ class WorkerFormat:
         self._residuals: tuple[Vector, ...] = ()
 
     def forget_residuals(self) -> None:
-        """The steps that the residuals belong to are forgotten."""
+        """Drop the residuals, whose steps do not count."""
         self._residuals = ()
 
     def encode(self, parts: tuple[Vector, ...]) -> tuple[np.ndarray, ...]:
-        """The parts of the next commit, encoded; none where they are sent as they are. Overwritten by the next call."""
+        """Return the parts of the next commit, encoded until the next call; none if they are sent as they are."""
         codec = self._codec
         if codec is None:
             return ()
@@ -275,15 +252,15 @@ class WorkerFormat:
         return self._encoded
 
     def decode(self, reply: CenterReply, known: Vector | None, out: Vector) -> None:
-        """Writes the center of an encoded ``reply`` into ``out``.
+        """Write the center of an encoded ``reply`` into ``out``, another vector than ``known``.
 
         Args:
             reply: as it came, with ``packed``.
             known: the center of the reply before; None: there was none.
-            out: another vector than ``known``.
+            out: receives the center.
 
         Raises:
-            RemoteProtocolError: it is not encoded as was agreed, or a change of what there is not.
+            RemoteProtocolError: the reply is not encoded as agreed, or is a change although nothing came before it.
         """
         codec, sizes = self._codec, (reply.center.size, reply.packed.size)
         if codec is None or sizes != (0, codec.nbytes) or (codec.needs_error_feedback and known is None):
@@ -298,11 +275,7 @@ class WorkerFormat:
 
 
 class PeerFormat:
-    """The server's end, for one peer: decodes its commits, encodes what it is sent.
-
-    Args:
-        codec: None: vectors are sent as they are.
-    """
+    """The server's end, for one peer: decodes its commits, encodes replies; without a codec both are as they are."""
 
     def __init__(self, codec: Codec | None) -> None:
         self.codec = codec
@@ -310,18 +283,18 @@ class PeerFormat:
         self._known: Vector | None = None
 
     def decode(self, commit: Commit, out: Sequence[Vector]) -> None:
-        """Writes the parts of an encoded ``commit``, whose shapes are right, into ``out``."""
+        """Write the parts of an encoded ``commit``, whose shapes are right, into ``out``."""
         if self.codec is not None:
             for data, part in zip(commit.packed, out, strict=True):
                 self.codec.decode(data, part)
 
     def encode(self, reply: CenterReply, take: Callable[[], np.ndarray], *, whole: bool) -> CenterReply:
-        """``reply`` as it is sent.
+        """Return ``reply``, which has the center as a vector, as it is sent.
 
         Args:
             reply: with the center as a vector.
-            take: gives the memory for an encoded vector.
-            whole: even with a format that needs error feedback, not as a change of what the peer has.
+            take: returns the memory for an encoded vector.
+            whole: do not send a change of what the peer has.
         """
         codec, center = self.codec, reply.center
         if codec is None:

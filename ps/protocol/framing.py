@@ -1,4 +1,10 @@
-"""Framing without I/O: bytes in, messages out, and back.
+"""A connection without I/O: the handshake, then frames; bytes in, messages out, and back.
+
+In the handshake both ends prove that they hold the job's key. The server sends a nonce; the client answers with its
+proof, HMAC-SHA256 over both nonces, and a nonce of its own; the server proves itself over the same two. Proofs are
+compared in constant time. Until then only the handshake is read, in frames of a few hundred bytes at most. The server
+says whether tags cover the long vectors, and both proofs cover that. From then on each frame has a tag (`Seal`), with a
+key that the same nonces give to its direction.
 
 A frame is a fixed header, the message's fields, a table of its arrays, a tag, and the arrays' raw bytes::
 
@@ -6,7 +12,7 @@ A frame is a fixed header, the message's fields, a table of its arrays, a tag, a
     fields:  every number as 8 bytes, every string as length 4 + UTF-8; how many vectors a tuple has, and how many
              columns an array of rows, as 8 bytes
     table:   for each array: dtype 1, elements 8
-    tag:     16 bytes, from the handshake on: see `sealing`
+    tag:     16 bytes, from the handshake on: see `Seal`
     body:    the arrays, little-endian, one after the other
 
 Rules:
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import struct
 import typing
 from collections.abc import Callable, Iterable
@@ -30,8 +37,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.messages import MESSAGES, CenterReply, Commit, Message
+from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol.messages import (
+    MESSAGES,
+    NO_BYTES,
+    Answer,
+    CenterReply,
+    Challenge,
+    Commit,
+    Message,
+    Proof,
+)
 
 TAG_BYTES = 16
 #: Bytes of an array above which it counts as long.
@@ -48,8 +64,8 @@ class Seal:
     """The tags of one direction of one connection, frame by frame.
 
     Args:
-        key: of this direction, 32 bytes.
-        whole: whether the long vectors of commits and of the center are covered as well.
+        key: the key of this direction, 32 bytes.
+        whole: whether tags also cover the long vectors of commits and of the center.
     """
 
     def __init__(self, key: bytes, *, whole: bool) -> None:
@@ -61,12 +77,12 @@ class Seal:
         return f"Seal(whole={self._whole}, frames={self._frames})"
 
     def tag(self, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> bytes:
-        """The tag of the next frame, ``TAG_BYTES`` long.
+        """Return the tag of the next frame, ``TAG_BYTES`` long.
 
         Args:
             kind: the frame's message type.
             head: its header, fields and table.
-            arrays: as the table lists them.
+            arrays: its arrays, as the table lists them.
         """
         self._frames += 1
         pieces: list[Octets] = [_NUMBER.pack(self._frames), head]
@@ -78,11 +94,7 @@ class Seal:
         return hashlib.blake2b(b"".join(pieces), digest_size=TAG_BYTES, key=self._key).digest()
 
     def check(self, tag: Octets, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> None:
-        """Check that ``tag`` is that of the next frame; the arguments are those of `tag`.
-
-        Raises:
-            RemoteProtocolError: it is another one.
-        """
+        """Raise a RemoteProtocolError unless ``tag`` is that of the next frame; the arguments are those of `tag`."""
         if not hmac.compare_digest(tag, self.tag(kind, head, arrays)):
             raise RemoteProtocolError(
                 "the tag of a frame does not match: it was changed, repeated or reordered on its way. "
@@ -92,7 +104,7 @@ class Seal:
 
 MAGIC = b"DKPS"
 VERSION = 9
-#: Bytes that are read along with a header, to save a system call: a commit's fields, and some.
+#: Bytes that are read along with a header, to save a system call: more than a commit's fields.
 READ_AHEAD = 256
 
 _HEADER = struct.Struct(">4sBBHIQ")
@@ -102,21 +114,15 @@ _DTYPES = (np.dtype("u1"), np.dtype("<f4"), np.dtype("<f8"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _TYPE_CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 
-#: Gives the memory for an array that is about to arrive: message type, dtype, elements.
+#: Returns the memory for an array that is about to arrive: message type, dtype, elements.
 Allocate = Callable[[type[Message], np.dtype, int], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a peer may send in one frame.
+    """What a peer may send in one frame: bytes of fields and table, bytes of all arrays, and how many arrays."""
 
-    Args:
-        fields: bytes of fields and table together (a traceback travels in a field).
-        body: bytes of all arrays together.
-        arrays: how many arrays.
-    """
-
-    fields: int = 256 * 1024
+    fields: int = 256 * 1024  # a traceback travels in a field
     body: int = 1 << 32
     arrays: int = 8
 
@@ -127,13 +133,11 @@ class EndOfStream:
 
 
 class _ArrayField(NamedTuple):
-    """A field that holds an array, or several."""
+    """A field that holds an array, or a tuple of ``several``; or one with two dimensions, if it has ``rows``."""
 
     name: str
     dtype_code: int
-    #: Whether it is a tuple of them; a number says of how many.
     several: bool
-    #: Whether it has two dimensions; a number says how many columns.
     rows: bool
 
 
@@ -184,14 +188,12 @@ _SCHEMAS = {kind: _schema_of(kind) for kind in MESSAGES}
 
 
 def encode(message: Message, seal: Seal | None = None) -> list[bytes | memoryview]:
-    """The frame of ``message`` as buffers to be sent one after the other; arrays are not copied.
+    """Return the frame of ``message`` as buffers to be sent one after the other; arrays are not copied.
 
-    Args:
-        message: what to send.
-        seal: gives the frame's tag; None: it has none.
+    The frame has a tag if there is a ``seal``.
 
     Raises:
-        LocalProtocolError: not a message, or an array of a dtype that does not travel.
+        LocalProtocolError: this is not a message, or an array has a dtype that does not travel.
     """
     kind = type(message)
     schema = _SCHEMAS.get(kind)
@@ -232,8 +234,8 @@ class _Frame(NamedTuple):
     """What a header says of its frame, and the memory for what follows it."""
 
     schema: _Schema
-    #: How many arrays, and bytes of them.
     arrays: int
+    #: Bytes of the arrays.
     body: int
     fields: bytearray
     tag: bytearray
@@ -245,7 +247,7 @@ def _check_rows(name: str, columns: int, size: int) -> None:
 
 
 def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """Numbers and strings by field, and the table: code of its dtype and elements of each array."""
+    """Return numbers and strings by field, and the table: the dtype's code and the elements of each array."""
     schema, fields = frame.schema, frame.fields
     values = dict(zip(schema.numbers, schema.packer.unpack_from(fields), strict=True))
     at = schema.packer.size
@@ -267,7 +269,7 @@ def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], list[tuple[int, int]]
 
 
 def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[tuple[int, int]]) -> None:
-    """Before anything is allocated for them."""
+    """Check the table before anything is allocated for the arrays."""
     kind, body = frame.schema.kind.__name__, 0
     codes: list[int] = []
     for name, code, several, rows in frame.schema.arrays:
@@ -291,7 +293,7 @@ def _check_array_table(frame: _Frame, values: dict[str, Any], entries: list[tupl
 
 
 def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndarray]) -> Message:
-    """The message of these values, which become its own, and of these arrays."""
+    """Return the message of these values, which become its own, and of these arrays."""
     at = 0
     for name, _, several, rows in schema.arrays:
         if several:
@@ -308,14 +310,14 @@ def _build_message(schema: _Schema, values: dict[str, Any], arrays: list[np.ndar
 
 
 class Reader:
-    """Parses frames out of a byte stream. Ask `space` where the next bytes go, then say how many came: `received`.
+    """Parses frames out of a byte stream: `space` says where the next bytes go, `received` takes in how many came.
 
     Args:
         limits: bounds on a frame; may be replaced between two frames.
-        allocate: memory for arrays.
+        allocate: returns the memory for arrays.
 
     Attributes:
-        seal: checks the tags of frames; None: they have none. To be set between two frames.
+        seal: checks the tags of frames; None: they have none. May be set between two frames.
     """
 
     def __init__(self, limits: Limits, allocate: Allocate | None = None) -> None:
@@ -324,9 +326,9 @@ class Reader:
         self.seal: Seal | None = None
         self._allocate = allocate or (lambda kind, dtype, size: np.empty(size, dtype))
         self._header = bytearray(_HEADER.size)
-        #: What came along with a header: its fields and perhaps the first bytes of its arrays.
+        #: What came along with a header: fields, and perhaps the first bytes of arrays.
         self._ahead = memoryview(bytearray(READ_AHEAD))
-        #: Where the next bytes go, and what is to be called when they are there. Between two frames: a header's.
+        #: Where the next bytes go, and what is called when they are there. Between two frames: a header's.
         self._spaces = [memoryview(self._header), self._ahead]
         self._stage: Callable[[], Message | None] = self._parse_header
 
@@ -335,20 +337,17 @@ class Reader:
         return self._spaces[0]
 
     def spaces(self) -> list[memoryview]:
-        """`space`, and where the bytes after those go, as far as that is known. To be read only.
-
-        After a header, some bytes are taken in before it is known what they are.
-        """
+        """`space`, and where the bytes after those go, as far as that is known."""
         return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:
-        """Takes in ``count`` bytes written to `spaces`; 0 is the end of the stream.
+        """Take in ``count`` bytes written to `spaces`; 0 is the end of the stream.
 
         Returns:
             A message if one is complete, None if not.
 
         Raises:
-            RemoteProtocolError: the bytes are not the protocol's, exceed a bound, or end within a frame.
+            RemoteProtocolError: the bytes are no frame, exceed a bound, or end within a frame.
         """
         spaces = self._spaces
         if count == 0:
@@ -372,7 +371,7 @@ class Reader:
         return None
 
     def _distribute(self, ahead: memoryview, event: Message | None) -> Message | None:
-        """What came along with a header goes where it belongs."""
+        """Copy what came along with a header to where it belongs."""
         while ahead:
             if event is not None:
                 name = type(event).__name__
@@ -426,7 +425,7 @@ class Reader:
 
 
 def decode(frame: bytes) -> Message:
-    """The message of one whole frame without a tag, which has come by other ways than a socket.
+    """Return the message of one whole frame without a tag, which has not come over a socket.
 
     Raises:
         RemoteProtocolError: it is not such a frame.
@@ -441,3 +440,159 @@ def decode(frame: bytes) -> Message:
     if rest or not isinstance(event, Message):
         raise RemoteProtocolError(f"one whole frame must come. Received: {len(frame)} bytes of another length")
     return event
+
+
+KEY_BYTES = 32
+NONCE_BYTES = 32
+PROOF_BYTES = hashlib.sha256().digest_size
+
+_HANDSHAKE = (Challenge, Answer, Proof)
+_AFTER_HANDSHAKE = tuple(kind for kind in MESSAGES if kind not in _HANDSHAKE)
+
+#: In force until the peer is authenticated.
+HANDSHAKE_LIMITS = Limits(fields=128, body=NONCE_BYTES + PROOF_BYTES, arrays=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Nonces:
+    """The nonces of both ends, uint8 of shape ``(NONCE_BYTES,)``, and whether tags cover the long vectors, too."""
+
+    server: np.ndarray
+    client: np.ndarray
+    whole: bool = False
+
+    def proof(self, key: bytes, role: bytes) -> np.ndarray:
+        """Return the proof of holding ``key`` that an end sends, uint8 of shape ``(PROOF_BYTES,)``.
+
+        The ``role`` of that end is ``b"server"`` or ``b"client"``, so that neither end's proof serves as the other's.
+        """
+        return np.frombuffer(self._digest(key, b"proof", role), np.uint8)
+
+    def seal(self, key: bytes, role: bytes) -> Seal:
+        """Return the seal of what an end sends; arguments as for `proof`."""
+        return Seal(self._digest(key, b"seal", role), whole=self.whole)
+
+    def _digest(self, key: bytes, purpose: bytes, role: bytes) -> bytes:
+        said = bytes([self.whole]) + self.server.tobytes() + self.client.tobytes()
+        return hmac.digest(key, MAGIC + bytes([VERSION]) + purpose + role + said, "sha256")
+
+
+class Connection:
+    """One end of a connection: the handshake, then messages.
+
+    Args:
+        server: which end this is.
+        key: the job's key, 32 bytes.
+        limits, allocate: see `Reader`; both apply once the peer is authenticated.
+        token: returns that many random bytes.
+        whole: whether tags cover the long vectors, too; a client learns it from the server.
+
+    Raises:
+        ConfigurationError: the key has another length.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: bool,
+        key: bytes,
+        limits: Limits | None = None,
+        allocate: Allocate | None = None,
+        token: Callable[[int], bytes] = secrets.token_bytes,
+        whole: bool = False,
+    ) -> None:
+        if len(key) != KEY_BYTES:
+            raise ConfigurationError(f"`key` must have {KEY_BYTES} bytes. Received: {len(key)}")
+        self.server = server
+        self.authenticated = False
+        self._key, self._limits, self._allocate = key, limits or Limits(), allocate
+        #: This end's nonce; not secret.
+        self.nonce = np.frombuffer(token(NONCE_BYTES), np.uint8)
+        self._reader = Reader(HANDSHAKE_LIMITS)
+        self._reader.accepts = (Answer,) if server else (Challenge,)
+        #: The server's first message.
+        self._challenge = Challenge(self.nonce if server else NO_BYTES, whole)
+        #: Seals what this end sends; None before the handshake is over.
+        self.seal: Seal | None = None
+
+    def __repr__(self) -> str:
+        return f"Connection(server={self.server}, authenticated={self.authenticated})"
+
+    def start(self) -> list[bytes | memoryview]:
+        """Return what to send before anything is read: the server's challenge, nothing from a client."""
+        return encode(self._challenge) if self.server else []
+
+    def refusal(self) -> list[bytes | memoryview]:
+        """Return what a server sends to a client whose proof is wrong: a wrong proof. A client sends nothing."""
+        return encode(Proof(np.zeros(PROOF_BYTES, np.uint8))) if self.server else []
+
+    def send(self, message: Message) -> list[bytes | memoryview]:
+        """Return the bytes of ``message``; raise a LocalProtocolError before the handshake is over."""
+        if not self.authenticated:
+            raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
+        return encode(message, self.seal)
+
+    def space(self) -> memoryview:
+        """See `Reader.space`."""
+        return self._reader.space()
+
+    def spaces(self) -> list[memoryview]:
+        """See `Reader.spaces`."""
+        return self._reader.spaces()
+
+    def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:
+        """Take in ``count`` bytes written to `spaces`; 0 is the end of the stream.
+
+        Returns:
+            A message for the application if one is complete, and what the handshake wants sent now.
+
+        Raises:
+            AuthenticationError: the peer does not hold the key.
+            RemoteProtocolError: see `Reader.received`.
+        """
+        event = self._reader.received(count)
+        if isinstance(event, _HANDSHAKE):
+            return None, self._continue_handshake(event)
+        return event, []
+
+    def _continue_handshake(self, message: Message) -> list[bytes | memoryview]:
+        if isinstance(message, Challenge):
+            self._require_nonce(message.nonce)
+            self._challenge = message
+            self._reader.accepts = (Proof,)
+            return encode(Answer(self.nonce, self._nonces(self.nonce).proof(self._key, b"client")))
+        if isinstance(message, Answer):
+            self._require_nonce(message.nonce)
+            nonces = self._nonces(message.nonce)
+            self._check_proof(message.proof, nonces.proof(self._key, b"client"))
+            self._authenticate(nonces)
+            return encode(Proof(nonces.proof(self._key, b"server")))
+        assert isinstance(message, Proof)
+        nonces = self._nonces(self.nonce)
+        self._check_proof(message.proof, nonces.proof(self._key, b"server"))
+        self._authenticate(nonces)
+        return []
+
+    def _nonces(self, client: np.ndarray) -> Nonces:
+        return Nonces(self._challenge.nonce, client, self._challenge.whole)
+
+    def _require_nonce(self, nonce: np.ndarray) -> None:
+        if nonce.nbytes != NONCE_BYTES:
+            raise RemoteProtocolError(f"a nonce must have {NONCE_BYTES} bytes. Received: {nonce.nbytes}")
+
+    def _check_proof(self, received: np.ndarray, expected: np.ndarray) -> None:
+        if not hmac.compare_digest(received.tobytes(), expected.tobytes()):
+            peer = "client" if self.server else "server"
+            raise AuthenticationError(f"the {peer} does not hold this job's key: its proof was made with another one")
+
+    def _authenticate(self, nonces: Nonces) -> None:
+        self.authenticated, self._reader = True, Reader(self._limits, self._allocate)
+        ours, theirs = (b"server", b"client") if self.server else (b"client", b"server")
+        self.seal, self._reader.seal = nonces.seal(self._key, ours), nonces.seal(self._key, theirs)
+        self._reader.accepts = _AFTER_HANDSHAKE
+
+    def set_limits(self, limits: Limits) -> None:
+        """Replace the bounds on the peer's frames, between two of them."""
+        self._limits = limits
+        if self.authenticated:
+            self._reader.limits = limits

@@ -11,8 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError
-
-Vector = np.ndarray
+from distkeras.ps.rules.base import Vector
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,8 @@ class Layout:
     """Where each array lies in the flat vector.
 
     Args:
-        names: one name an array, in vector order.
-        shapes: shape of each, in the same order.
+        names: names of the arrays, in vector order.
+        shapes: their shapes, in the same order.
 
     Raises:
         ConfigurationError: names and shapes differ in number, or a dimension is negative.
@@ -40,7 +39,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """First element of each array, and the total as the last entry."""
+        """The first element of each array, and the total as the last entry."""
         offsets = [0]
         for shape in self.shapes:
             offsets.append(offsets[-1] + math.prod(shape))
@@ -52,18 +51,18 @@ class Layout:
         return self.offsets[-1]
 
     def empty(self) -> Vector:
-        """A new, uninitialized float32 vector of this layout."""
+        """Return a new, uninitialized float32 vector of this layout."""
         return np.empty(self.size, np.float32)
 
     def views(self, vector: Vector) -> list[np.ndarray]:
-        """The arrays inside ``vector`` (any dtype, shape ``(size,)``), sharing its memory."""
+        """Return the arrays inside ``vector`` (any dtype, shape ``(size,)``), which share its memory."""
         if vector.shape != (self.size,):
             raise ConfigurationError(f"`vector` must have shape ({self.size},). Received: {vector.shape}")
         spans = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
         return [vector[start:stop].reshape(shape) for start, stop, shape in spans]
 
     def flatten(self, arrays: Sequence[np.ndarray], out: Vector | None = None) -> Vector:
-        """Copies ``arrays`` into ``out`` (a new vector if None), casting to float32.
+        """Copy ``arrays`` into ``out`` (a new vector if None), cast to float32.
 
         Raises:
             ConfigurationError: their number or a shape is not this layout's.
@@ -77,7 +76,7 @@ class Layout:
         return out
 
     def locate(self, index: int) -> str:
-        """Name of the array that holds element ``index`` of the vector."""
+        """Return the name of the array that holds element ``index`` of the vector."""
         for name, stop in zip(self.names, self.offsets[1:], strict=True):
             if index < stop:
                 return name
@@ -85,16 +84,12 @@ class Layout:
 
 
 def encode(layouts: Sequence[Layout]) -> bytes:
-    """Layouts as they travel."""
+    """Return layouts as bytes."""
     return json.dumps([list(zip(layout.names, layout.shapes, strict=True)) for layout in layouts]).encode()
 
 
 def decode(data: bytes, sizes: Sequence[int]) -> list[Layout]:
-    """The layouts that `encode` made.
-
-    Args:
-        data: what came.
-        sizes: elements of each.
+    """Return the layouts that `encode` made, of vectors with these ``sizes``.
 
     Raises:
         ConfigurationError: they are not layouts of vectors of these sizes.

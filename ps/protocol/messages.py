@@ -1,4 +1,4 @@
-"""What travels: frozen message types. `framing` turns them into bytes and back.
+"""The messages: frozen types, which `framing` turns into bytes and back.
 
 Numbers are 64-bit on the wire, strings UTF-8, arrays raw little-endian segments behind the fields. A worker's
 identity is its partition; ``attempt`` is Spark's task attempt id, which rises with every attempt and fences the
@@ -32,17 +32,17 @@ FIXED_HISTORY = ("timestamp", "samples")
 
 @dataclass(frozen=True, eq=False)
 class CommitRecord:
-    """What a worker says of a commit: a payload, and the mini-batches ``first``…``last`` of ``epoch`` behind it.
+    """A payload, and the mini-batches ``first``…``last`` of ``epoch`` from which it was computed.
 
     Args:
         epoch_end: whether ``last`` is the epoch's last mini-batch.
         wants_center: whether the reply is the center, and not a bare acknowledgement.
-        learning_rate: the worker optimizer's; 0 where the server has it.
+        learning_rate: the worker optimizer's; 0 for gradient rules.
         scale: mean scale factor that the worker's half of the rule applied.
         parts, moving_statistics: the payload, and the replica's moving statistics; float32.
         history: float64 ``(steps, columns)``, a row a mini-batch: `FIXED_HISTORY`, then each metric; or `NO_ROWS`.
         checksum: of the rows up to the last mini-batch.
-        overlapped: computed while the commit before this one travelled, from the reply to the one before that.
+        overlapped: computed while the commit before this one traveled, from the reply to the one before that.
     """
 
     epoch: int
@@ -60,7 +60,7 @@ class CommitRecord:
 
     @property
     def steps(self) -> int:
-        """Local steps behind the payload."""
+        """The local steps of the payload."""
         return self.last - self.first + 1
 
 
@@ -73,7 +73,7 @@ class Message:
 class Challenge(Message):
     """Server → client: prove the key over this nonce (32 bytes).
 
-    ``whole``: from then on tags cover the long vectors of commits and of the center, too: see `sealing.Seal`.
+    ``whole``: from then on tags cover the long vectors of commits and of the center, too: see `framing.Seal`.
     """
 
     nonce: Bytes
@@ -99,9 +99,8 @@ class Proof(Message):
 class Hello(Message):
     """Asks for the lease of a partition. ``metrics`` are the history's column names, joined by newlines.
 
-    ``wire_format`` is what the vectors of commits and replies look like on this connection: one of
-    `compression.FORMATS`. ``connection`` rises with each time that the attempt asks: what it had sent over an older
-    connection, and arrives late, is refused.
+    ``wire_format``, one of `compression.FORMATS`, is that of commits and replies on this connection. ``connection``
+    rises each time that the attempt asks: what it had sent over an older connection, and arrives late, is refused.
     """
 
     worker: int
@@ -124,11 +123,11 @@ class Pull(Message):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Commit(CommitRecord, Message):
-    """A `CommitRecord`, and who sends it.
+    """A `CommitRecord`, and its sender.
 
-    ``waited`` is how long it waited for the reply to its previous exchange, in seconds; ``passed`` the share of its
-    epoch that the partition has passed, as far as the worker can tell. Where the wire format is not float32, ``packed``
-    are the parts, and ``parts`` is empty.
+    ``waited`` is how long the worker waited for the reply to its previous exchange, in seconds; ``passed`` the share of
+    its epoch that the partition has passed, as far as the worker knows. If the wire format is not float32, ``packed``
+    has the parts, and ``parts`` is empty.
     """
 
     worker: int
@@ -152,7 +151,7 @@ class Commit(CommitRecord, Message):
         passed: float = 0.0,
         packed: tuple[np.ndarray, ...] = (),
     ) -> Commit:
-        """The commit that sends ``record``; ``packed`` takes the place of its parts."""
+        """Return the commit that sends ``record``; ``packed`` replaces its parts."""
         commit = object.__new__(cls)  # a frozen dataclass would set nineteen fields one by one
         vars(commit).update(vars(record), worker=worker, attempt=attempt, incarnation=incarnation)
         vars(commit).update(sequence=sequence, waited=waited, passed=passed)
@@ -161,23 +160,23 @@ class Commit(CommitRecord, Message):
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the payload as it travelled."""
+        """The bytes of the payload on the wire."""
         return sum([part.nbytes for part in self.packed or self.parts])
 
 
 @dataclass(frozen=True, eq=False)
 class Probe(Message):
-    """Asks whether commits of other workers are being incorporated."""
+    """Asks whether the server applies commits of other workers now."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heartbeat(Message):
-    """A worker lives, however long it computes: its lease goes on. Answered by an `Ack` at once."""
+    """Keeps the lease of a worker that computes; answered by an `Ack` at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leave(Message):
-    """The partition's data has ended; everything is committed."""
+    """Says that the partition's data has ended, and everything is committed."""
 
     worker: int
     attempt: int
@@ -186,10 +185,10 @@ class Leave(Message):
 
 @dataclass(frozen=True, eq=False)
 class Welcome(Message):
-    """The lease is yours. Continue after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
+    """Gives the lease: the worker continues after commit ``sequence``, at mini-batch ``batch`` of ``epoch``.
 
     ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
-    ``held`` says that this attempt had the lease already, and no other one since. Where the partition has ``finished``,
+    ``held`` says that this attempt had the lease already, and no other one since. If the partition has ``finished``,
     no attempt holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
     ``stopping`` that the job ends early, and what is left of the data is not trained on.
     """
@@ -209,7 +208,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True, eq=False)
 class Parked(Message):
-    """Another attempt holds the partition's lease and is alive: ask again."""
+    """Says that another attempt holds the partition's lease and is alive: ask again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +217,9 @@ class CenterReply(Message):
 
     ``stopping`` asks the worker to leave now that its commit is applied.
 
-    Where the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with one that needs
-    error feedback (int8) its change since the reply before, on the same connection. The first reply is then ``center``
-    itself, and so is the answer to a `Pull`.
+    If the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with one that needs error
+    feedback (int8), its change since the reply before on the same connection. The first reply then has ``center``
+    itself, and so has the answer to a `Pull`.
     """
 
     incarnation: int
@@ -236,9 +235,9 @@ class CenterReply(Message):
 
 @dataclass(frozen=True, eq=False)
 class Ack(Message):
-    """Commit ``sequence`` is applied (or a Leave noted); no vector.
+    """Says that commit ``sequence`` is applied, or that a message without a number was received.
 
-    ``skipped``: it was left out for its numbers, wherever it wanted the center: begin again with a pull.
+    ``skipped``: the commit was left out for its numbers, and the worker must begin again with a pull.
     """
 
     incarnation: int
@@ -251,7 +250,7 @@ class Ack(Message):
 
 @dataclass(frozen=True, eq=False)
 class Occupancy(Message):
-    """Return whether the server holds commits of others that it has received and not yet applied."""
+    """Says whether the server has commits of others that it has received and not yet applied."""
 
     occupied: bool
 
@@ -260,8 +259,8 @@ class Occupancy(Message):
 class Publish(Message):
     """Driver → server: the job's initial center, its statistics, and the model file that workers ask for.
 
-    A server that went on from a snapshot takes the model file only. ``names`` says which arrays they consist of, for
-    the texts of errors: `layout.encode`.
+    A server that was restored from a snapshot takes the model file only. ``names`` says which arrays they consist of,
+    for the texts of errors: see `layout.encode`.
     """
 
     center: Floats
@@ -284,7 +283,7 @@ class ModelFile(Message):
 
 @dataclass(frozen=True, eq=False)
 class Observe(Message):
-    """Driver → server: tell me when more than ``clock`` commits are applied, or after ``patience`` seconds."""
+    """Driver → server: answer when more than ``clock`` commits are applied, or after ``patience`` seconds."""
 
     clock: int
     patience: float
@@ -294,8 +293,8 @@ class Observe(Message):
 class Status(Message):
     """Server → driver: progress. ``loss`` and ``staleness`` are means over the latest commits.
 
-    ``epochs`` is the mean over the partitions of the epochs that each has passed; of the one that it is in, as great a
-    share as its worker can tell. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
+    ``epochs`` is the mean over the partitions of the epochs that each has passed, with the share of its present epoch
+    that its worker knows. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
     ``saved_seconds`` ago; -1 and NaN: there is none.
     """
 
@@ -348,26 +347,27 @@ class Abort(Message):
 
 @dataclass(frozen=True, eq=False)
 class EndEarly(Message):
-    """Driver → server: enough. Every worker is asked, with the next reply, to leave; nothing fails."""
+    """Driver → server: end the job successfully; every worker is asked, with the next reply, to leave."""
 
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class Goodbye(Message):
-    """Driver → server: that was the last request of all; the server may end."""
+    """Driver → server: this is the last request; the server may end."""
 
 
 @dataclass(frozen=True, eq=False)
 class ListWorkers(Message):
-    """Driver → server: who has been silent for how long?"""
+    """Driver → server: send the worker table."""
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerTable(Message):
-    """Server → driver: one row of four for each partition that has joined and has data left.
+    """Server → driver: a row for each partition that has joined and has data left.
 
-    Worker, attempt, last commit, and seconds since that commit, or since the attempt joined; 0 while an answer is owed.
+    A row has worker, attempt, last commit, and the seconds since that commit, or since the attempt joined; 0 while the
+    worker waits for an answer.
     """
 
     rows: Rows
@@ -375,7 +375,7 @@ class WorkerTable(Message):
 
 @dataclass(frozen=True, eq=False)
 class Fault(Message):
-    """An error, as its position in `errors.ERRORS`. From a worker it ends the job; -1 stands for "none" in a number."""
+    """An error, as its position in `errors.ERRORS`; from a worker it ends the job. In numbers, -1 means none."""
 
     code: int
     message: str
@@ -423,7 +423,7 @@ _LONGEST_TRACEBACK = 32 * 1024
 
 
 def fault_of(error: DistkerasError) -> Fault:
-    """``error`` as it travels."""
+    """Return the message of ``error``."""
     return Fault(
         code=ERRORS.index(type(error)),
         message=_shortened(error.message),
@@ -435,7 +435,7 @@ def fault_of(error: DistkerasError) -> Fault:
 
 
 def error_of(fault: Fault) -> DistkerasError:
-    """The error that travelled; an unknown code is a `RemoteProtocolError`."""
+    """Return the error of ``fault``; an unknown code is a `RemoteProtocolError`."""
     kind = ERRORS[fault.code] if 0 <= fault.code < len(ERRORS) else RemoteProtocolError
     return kind(
         fault.message,
@@ -455,33 +455,33 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PullRequest:
-    """Wants a `Reply` with the center."""
+    """Asks for a `Reply` with the center."""
 
 
 class PostRequest(NamedTuple):
-    """Wants ``commit`` under way, and to go on at once; a `CollectRequest` gets its reply."""
+    """Asks to send ``commit``, and goes on at once; a `CollectRequest` gets its reply."""
 
     commit: CommitRecord
 
 
 @dataclass(frozen=True, eq=False)
 class CollectRequest:
-    """Wants the `Reply` to the commit that was posted last."""
+    """Asks for the `Reply` to the commit that was posted last."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeRequest:
-    """Wants to know, in a `Reply`, whether the server is occupied."""
+    """Asks for a `Reply` that says whether the server is occupied."""
 
 
 class Compute(NamedTuple):
-    """``steps`` local steps are about to be taken; wants to go on. A simulation lets their time pass first."""
+    """Says that ``steps`` local steps follow; a simulation lets their time pass first."""
 
     steps: int
 
 
 class Reply(NamedTuple):
-    """What came back. ``center`` is None for a bare acknowledgement, and immutable otherwise.
+    """The answer to a request. ``center`` is None for a bare acknowledgement, and immutable otherwise.
 
     ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
     """

@@ -2,11 +2,11 @@
 
 A connection is pending until it has proved that it holds the job's key; from then on it is a peer's. Rules:
 
-1. There is room for so many pending connections, and each has a deadline. When one more comes, the oldest one of the
-   address that has the most of them is hung up on, unless it came only this moment: then the newcomer waits for a
-   moment in the listener's queue. So a crowd is in its own way first, and an honest worker that was in a crowd's way
-   gets through when it dials again.
-2. There is room for so many peers. One more is disconnected before it learns that its proof was good, and dials again.
+1. The number of pending connections is bounded, and each has a deadline. When one more comes, the oldest one of the
+   address that has the most of them is hung up on. If that one has only just come, the new one waits for a moment in
+   the listener's queue. So a crowd delays itself first, and an honest worker among a crowd gets through when it dials
+   again.
+2. The number of peers is bounded. One more is disconnected before it learns that its proof was good, and dials again.
 3. A refused address is logged once, regardless of how many connections it opens, and remembered, up to a bound.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from distkeras.ps.errors import RemoteProtocolError
@@ -23,9 +24,9 @@ from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which no pending connection is hung up on for a newer one.
+#: Seconds for which no new pending connection is hung up on.
 _GRACE = 0.1
-#: Seconds that one which was hung up on has until the next one is.
+#: Seconds from one connection that is hung up on to the next one.
 _ENDING = 1.0
 
 
@@ -37,25 +38,19 @@ class Refusal(NamedTuple):
     reason: str
 
 
+@dataclass(eq=False)
 class PendingConnection:
-    """One connection, as admission control knows it.
+    """One connection, as admission control knows it."""
 
-    Args:
-        address: its host.
-        hang_up: ends it, from any thread.
-        arrived: when it came, in seconds of the monotonic clock.
-    """
-
-    __slots__ = ("address", "admitted", "arrived", "evicted", "hang_up")
-
-    def __init__(self, address: str, hang_up: Callable[[], None], arrived: float) -> None:
-        self.address = address
-        self.hang_up = hang_up
-        self.arrived = arrived
-        #: When it was hung up on, to make room.
-        self.evicted: float | None = None
-        #: Whether it has become a peer.
-        self.admitted = False
+    #: The peer's host.
+    address: str
+    #: Ends the connection, from any thread.
+    hang_up: Callable[[], None]
+    #: When it came, and when it was hung up on to make room (`World.monotonic`).
+    arrived: float
+    evicted: float | None = None
+    #: Whether it has become a peer.
+    admitted: bool = False
 
 
 class AdmissionControl:
@@ -65,7 +60,7 @@ class AdmissionControl:
         pending_max: connections in their handshake at a time; each costs the server a thread.
         peers_max: authenticated connections at a time.
         addresses_max: refused addresses that are remembered.
-        world: its locks and its clock.
+        world: locks and the clock.
     """
 
     def __init__(
@@ -77,7 +72,7 @@ class AdmissionControl:
         self._pending: dict[PendingConnection, None] = {}  # the oldest first
         self._peers = 0
         self._first: dict[tuple[str, bool], Refusal] = {}
-        #: Refused connections in all.
+        #: The number of refused connections.
         self.refused = 0
 
     @property
@@ -93,11 +88,9 @@ class AdmissionControl:
             return list(self._pending)
 
     def arrive(self, address: str, hang_up: Callable[[], None]) -> PendingConnection:
-        """A connection came; returns when there is room for it.
+        """Wait until there is room for a connection from ``address``.
 
-        Args:
-            address: its host.
-            hang_up: ends its connection, from any thread; its own thread then calls `leave`.
+        ``hang_up`` ends it, from any thread; its own thread then calls `leave`.
         """
         pending = PendingConnection(address, hang_up, self._world.monotonic())
         with self._changed:
@@ -107,7 +100,7 @@ class AdmissionControl:
         return pending
 
     def _evict_one(self) -> float:
-        """Hangs up on a pending connection, if it is time to; returns the seconds after which to look again."""
+        """Hang up on a pending connection, if it is time to; return the seconds until the next try."""
         now = self._world.monotonic()
         if any(pending.evicted is not None and now - pending.evicted < _ENDING for pending in self._pending):
             return _ENDING
@@ -127,7 +120,7 @@ class AdmissionControl:
         pending.hang_up()
 
     def evict_oldest(self) -> None:
-        """The system has no room for another connection: hangs up on the oldest pending one and waits a moment."""
+        """Hang up on the oldest pending connection and wait a moment, because the system has no room for another."""
         with self._changed:
             oldest = next((pending for pending in self._pending if pending.evicted is None), None)
             if oldest is not None:
@@ -135,10 +128,10 @@ class AdmissionControl:
             self._changed.wait(_GRACE)
 
     def admit(self, pending: PendingConnection) -> None:
-        """The peer proved the key.
+        """Make a peer of a connection that has proved the key.
 
         Raises:
-            RemoteProtocolError: there is no room for another peer, or it was just hung up on.
+            RemoteProtocolError: there is no room for another peer, or the connection was just hung up on.
         """
         with self._changed:
             if self._peers >= self.peers_max:
@@ -151,7 +144,7 @@ class AdmissionControl:
             self._changed.notify_all()
 
     def leave(self, pending: PendingConnection) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
         with self._changed:
             if pending.admitted:
                 self._peers -= 1
@@ -160,7 +153,7 @@ class AdmissionControl:
             self._changed.notify_all()
 
     def refuse(self, pending: PendingConnection, error: Exception) -> None:
-        """Writes down that the connection was ended because of ``error``."""
+        """Note that the connection was ended because of ``error``."""
         reason = str(error) if pending.evicted is None else "it made room for newer connections"
         key = (pending.address, pending.admitted)
         with self._changed:

@@ -1,17 +1,17 @@
-"""A server that may have several attempts at a time, announces where it is, and gives way without harm.
+"""A server that may have several attempts at a time, announces its address, and gives way without harm.
 
-A cluster runs the server as a task: again where it dies, and a second time next to a slow one (Spark calls that
-speculation). So an attempt may find that another one of the same job is there. It waits while that one lives, takes
-over once that one is gone, and ends well once that one has ended well. An attempt that has lost the checkpoint to
-another one waits in the same way: it does not fail while another one serves.
+A cluster runs the server as a task: again if it dies, and a second time next to a slow one (Spark calls that
+speculation). So an attempt may find another one of the same job. It waits while that one lives, takes over once that
+one is gone, and ends successfully once that one has. An attempt that has lost the checkpoint to another one waits in
+the same way: it does not fail while another one serves.
 
-Whether the owner of the checkpoint lives is asked at the address that its claim names. The port is bound before the
-claim is written, so from then on:
+The attempt connects to the address that the claim of the checkpoint's owner names. The port is bound before the claim
+is written, so from then on:
 
-* where nothing listens there, or something else does, or the host cannot be reached, the owner is gone;
-* where connections are taken and not answered, it stands still, or still reads its snapshot. It is given
+* if nothing listens there, or something else does, or the host cannot be reached, the owner is gone;
+* if connections are accepted and not answered, it stands still, or still reads its snapshot. It has
   `Deadlines.standstill` seconds, and `Deadlines.publish` more as long as it has not announced itself;
-* where it answers with the job's key, it lives.
+* if it answers with the job's key, it lives.
 
 A task may outlive its driver for a while. So each attempt checks that its driver is running before it claims the
 checkpoint. Otherwise a restarted driver could lose the job to a task of the driver that died.
@@ -43,28 +43,27 @@ from distkeras.ps.protocol.framing import decode
 from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, build_server
-from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one question to an owner that lives to the next.
+#: Seconds from one question to a living owner to the next.
 _AGAIN = 1.0
-#: Claims of a job's first server that another job's may come before.
+#: How often a job's first server claims the checkpoint, if another job claims it at the same moment.
 _STARTS = 3
 #: Seconds that an owner may take from the driver's goodbye to its end: it takes a last snapshot.
 _END_SAVING = 120.0
 #: Seconds for which a server that lost its job to another one still answers its peers with that error.
-_TOLD = 10.0
-#: Seconds after which a server to which nothing happens looks at the clock.
+_ANSWERS_LOST = 10.0
+#: Seconds after which an idle server checks its state and the clock.
 _LOOK = 1.0
-#: What an announcement says of its server: nothing while it serves.
+#: The state in an announcement: none while its server serves.
 _STATE, _ENDING, _ENDED = "state", "ending", "ended"
 
 
 class _Sign(enum.Enum):
-    """What an owner was found to be."""
+    """What an owner's answer, or its absence, shows."""
 
     LIVES = enum.auto()
     SILENT = enum.auto()
@@ -75,8 +74,8 @@ class Standby:
     """Waits while another server of the same job owns the checkpoint and lives.
 
     Args:
-        request: of the job's server.
-        given_up: servers up to this incarnation count as gone without being asked: the driver has given them up.
+        request: the request for the job's server.
+        given_up: servers up to this incarnation count as gone: the driver has given them up.
         world: time, connections and files.
     """
 
@@ -88,12 +87,12 @@ class Standby:
         #: The owner that was read last, and when it last gave a sign of life.
         self._claim: Claim | None = None
         self._heard_at = world.monotonic()
-        #: Clock, partitions joined and partitions finished, as the owner said last, and since when it says so.
+        #: Clock, partitions joined and partitions finished in the owner's latest answer, and since when.
         self._standing: tuple[int, int, int] | None = None
         self._moved_at = world.monotonic()
 
     def rival(self) -> Owner | None:
-        """Return the checkpoint's owner where that is a server of this job, and not one that was given up; else None.
+        """Return the checkpoint's owner if that is a server of this job that was not given up; else None.
 
         Raises:
             SnapshotError: the directory cannot be read.
@@ -129,7 +128,7 @@ class Standby:
             self._world.sleep(_AGAIN)
 
     def _read(self) -> Owner | None:
-        """Return what `rival` does, where that can be read soon enough."""
+        """Return `rival`, tried again for a while."""
         began = self._world.monotonic()
         while True:
             try:
@@ -146,16 +145,12 @@ class Standby:
         return owner
 
     def _unchanged(self, owner: Owner) -> bool:
-        """Return whether a server that is gone has not said before that it ends, and none has taken its place."""
+        """Return whether a server that is gone has not announced its end, and none has replaced it."""
         latest = self._read()
         return latest is not None and latest.claim == owner.claim and _state_of(latest) is None
 
     def _follow(self, owner: Owner) -> _Sign:
-        """Ask ``owner`` until it does not answer; return what it was found to be then.
-
-        Raises:
-            DeadlineError: the job has not moved for `Deadlines.silence` seconds.
-        """
+        """Ask ``owner`` until it does not answer; return whether it is silent or gone then."""
         while True:
             sign = self._ask(owner)
             if sign is not _Sign.LIVES:
@@ -168,9 +163,7 @@ class Standby:
     def _ask(self, owner: Owner) -> _Sign:
         if owner.address is None:
             return _Sign.GONE
-        certificate = self._request.certificate
-        pinned = "" if certificate is None else certificate.certificate
-        client = DriverClient(Address(*owner.address, self._request.key, pinned), self._deadlines, self._world)
+        client = DriverClient(self._request.address_at(*owner.address), self._deadlines, self._world)
         try:
             for _ in range(2):  # a connection may be cut
                 try:
@@ -203,17 +196,17 @@ def serve_announced(
     """Serve a job to its end, as one of several attempts, of which one serves at a time.
 
     Args:
-        request: what is to be served; its checkpoint lies where all attempts reach it.
+        request: what must be served; all attempts must reach its checkpoint.
         publication: the frame of the driver's `Publish`.
-        attempt: the number of this attempt: no two that live at the same time have the same one.
+        attempt: the number of this attempt, unlike those of others that live at the same time.
         given_up: see `Standby`.
-        rows_checked: the rows are known to be those of the job that is gone on with, as far as a server can say.
+        rows_checked: the rows are known to be those of the resumed job, as far as a server can say.
         require_driver: raises a DistkerasError if the driver has died: this attempt must not claim the checkpoint then.
         world: time, connections, threads and files.
 
     Returns:
         None: this attempt has served to the end. A report with an ``error``: the job cannot be served; with
-        ``resumed``: the rows have to be checked first; with ``ended``: another attempt has served to the end.
+        ``resumed``: the rows must be checked first; with ``ended``: another attempt has served to the end.
 
     Raises:
         ServerLostError, SnapshotError, OSError: another attempt may do better.
@@ -249,11 +242,7 @@ def serve_announced(
 
 
 def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
-    """Return whether some attempt of this job has had the checkpoint: then another job has taken it over for good.
-
-    Raises:
-        SnapshotError: the directory cannot be read.
-    """
+    """Return whether some attempt of this job has had the checkpoint: then another job has taken it over for good."""
     directory = SnapshotDirectory(_uri_of(request), token=request.token, world=world)
     return bool(directory.claim_status().epoch) or directory.is_superseded()
 
@@ -261,11 +250,7 @@ def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
 def _build(
     request: StartRequest, attempt: int, again: bool, require_driver: Callable[[], None], world: World
 ) -> tuple[ParameterServer, StartReport]:
-    """Return a server that has claimed the checkpoint, with its report; see `build_server` for what it raises.
-
-    Raises:
-        OwnershipLostError: another job has taken the directory from this one, and removed its claims.
-    """
+    """Return a server that has claimed the checkpoint, with its report: see `build_server`."""
     uri = _uri_of(request)
     directory = SnapshotDirectory(uri, token=request.token, world=world)
     standing = directory.claim_status()
@@ -293,17 +278,15 @@ def _build(
 def _serve(
     server: ParameterServer, came_up: StartReport, request: StartRequest, publication: bytes, world: World
 ) -> bool:
-    """Serve until the driver has said goodbye; return False where another attempt has the checkpoint now.
-
-    Raises:
-        OwnershipLostError: another job has the checkpoint now.
-        ServerLostError: the center is applied in part.
-        DeadlineError: the server was asked nothing for too long.
-    """
+    """Serve until the driver has said goodbye; return False if another attempt has the checkpoint now."""
     host, port = server.address
     place = {"host": host, "port": port, "report": came_up.to_json()}
     with server:
-        _publish(server, request, publication, world)
+        driver = DriverClient(request.address_at(host, port), request.settings.deadlines, world, met=True)
+        try:
+            driver.request(decode(publication), Ack)
+        finally:
+            driver.close()
         server.announce(place)
         _serve_until_over(server, world)
         if server.superseded:
@@ -316,32 +299,14 @@ def _serve(
     return True
 
 
-def _publish(server: ParameterServer, request: StartRequest, publication: bytes, world: World) -> None:
-    certificate = request.certificate
-    address = Address(*server.address, request.key, "" if certificate is None else certificate.certificate)
-    driver = DriverClient(address, request.settings.deadlines, world, met=True)
-    try:
-        driver.request(decode(publication), Ack)
-    finally:
-        driver.close()
-
-
 def _serve_until_over(server: ParameterServer, world: World) -> None:
-    """Return when the driver has said goodbye, or another attempt has the checkpoint.
-
-    A driver that is gone takes this task along, by Spark's hand.
-
-    Raises:
-        OwnershipLostError: another job has the checkpoint now.
-        ServerLostError: the center is applied in part.
-        DeadlineError: the server was asked nothing for too long.
-    """
+    """Return when the driver has said goodbye, or another attempt has the checkpoint; Spark ends it with the driver."""
     asked, lost_at = world.monotonic(), math.inf
     while not server.over and not server.superseded:
         fault = server.fault
         if fault is not None and ERRORS[fault.code] is OwnershipLostError:
             lost_at = min(lost_at, world.monotonic())
-            if not server.sessions or world.monotonic() - lost_at >= _TOLD:
+            if not server.sessions or world.monotonic() - lost_at >= _ANSWERS_LOST:
                 raise OwnershipLostError(fault.message)
         if server.corrupt:
             raise ServerLostError("the center of this server is corrupt; another one starts from the latest snapshot")
@@ -358,7 +323,7 @@ def _announce_end(server: ParameterServer, place: dict[str, object]) -> None:
 
 
 def _state_of(owner: Owner) -> str | None:
-    """Return what an owner has announced of its end."""
+    """Return the state that an owner has announced."""
     return None if owner.announced is None else owner.announced.get(_STATE)
 
 

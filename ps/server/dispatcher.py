@@ -1,6 +1,6 @@
-"""What the server answers, and who waits for what: messages in, messages out, one lock around the `Center`.
+"""What the server answers, and which request waits for what: messages in, messages out, one lock around the `Center`.
 
-Called from the sessions' threads, which do the receiving and the sending. The finite check is done outside the lock.
+The sessions' threads, which receive and send, call this. The finite check is done outside the lock.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ from distkeras.ps.world.world import REAL, World
 
 
 class PeerVectors:
-    """Pooled memory of one request and its reply, in the connection's wire format.
-
-    Before `agree`, nothing is pooled.
-    """
+    """Memory of one request and its reply, in the connection's wire format; from `agree` on, it is pooled."""
 
     def __init__(self) -> None:
         self._format = PeerFormat(None)
@@ -82,11 +79,11 @@ class PeerVectors:
         self._encoded_pool = Pool(0, np.uint8)
         #: Where each array of the present request was received, in the message's order; None: not in pooled memory.
         self._received: list[Buffer | None] = []
-        #: What must stay as it is until the reply is out.
+        #: What must not change until the reply is sent.
         self._sending: list[Buffer] = []
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        """Memory for the next array of a message that arrives."""
+        """Return the memory for the next array of a message that arrives."""
         if kind is Commit and size:
             for pool in (self._center_pool, self._encoded_pool):
                 if pool is not None and pool.size == size and pool.dtype == dtype:
@@ -98,59 +95,55 @@ class PeerVectors:
 
     @property
     def codec(self) -> Codec | None:
-        """Of the wire format; None for float32."""
+        """The codec of the wire format; None for float32."""
         return self._format.codec
 
     def agree(self, codec: Codec | None, pool: Pool) -> None:
-        """Let vectors, of ``pool``, travel in the format of ``codec``; the peer begins again, with nothing."""
+        """Use ``pool``, and the format of ``codec``, from now on; the peer begins again, with nothing."""
         self._format, self._center_pool = PeerFormat(codec), pool
         self._encoded_pool = Pool(codec.nbytes if codec else 0, np.uint8)
 
     def take_parts(self, commit: Commit, pool: Pool) -> list[Buffer]:
-        """The parts of ``commit``, whose shapes are right, as vectors of ``pool``; the caller owns them."""
+        """Return the parts of ``commit``, whose shapes are right, as vectors of ``pool``; the caller owns them."""
         if self._format.codec is not None:
             parts = [pool.take() for _ in commit.packed]
             self._format.decode(commit, [part.array for part in parts])
             return parts
         # A commit's parts are its first arrays.
-        parts = [self._received[number] or _copied(part, pool) for number, part in enumerate(commit.parts)]
+        parts = [buffer or pool.take() for buffer in self._received[: len(commit.parts)]]
+        for buffer, part in zip(parts, commit.parts, strict=True):
+            if buffer.array is not part:  # it came before the peer's Hello, and so not into pooled memory
+                buffer.array[...] = part
         self._received[: len(parts)] = [None] * len(parts)
         return parts
 
     def known_finite(self, commit: Commit) -> bool:
-        """Return whether the vectors of ``commit`` need no look at each number."""
+        """Return whether the vectors of ``commit`` are finite without a look at each number."""
         codec = self._format.codec
         return codec is not None and all(map(codec.known_finite, commit.packed))
 
     def encode(self, reply: CenterReply, *, whole: bool) -> CenterReply:
-        """``reply`` in the wire format: see `PeerFormat.encode`."""
+        """Return ``reply`` in the wire format: see `PeerFormat.encode`."""
         return self._format.encode(reply, lambda: self.hold_until_sent(self._encoded_pool.take()).array, whole=whole)
 
     def hold_until_sent(self, buffer: Buffer) -> Buffer:
-        """Takes over ``buffer`` until `drop`: the reply is made of it."""
+        """Own ``buffer``, of which the reply is made, until `drop`."""
         self._sending.append(buffer)
         return buffer
 
     @property
     def in_use(self) -> int:
-        """Pooled vectors that the present request, or its reply, has."""
+        """The number of pooled vectors that the present request, or its reply, has."""
         return sum(buffer is not None for buffer in self._received) + len(self._sending)
 
     def drop(self) -> None:
-        """The request is done with, and its reply is out."""
+        """Give all memory back: the request is answered, and its reply is sent."""
         for buffer in self._received:
             if buffer is not None:
                 buffer.drop()
         for buffer in self._sending:
             buffer.drop()
         self._received, self._sending = [], []
-
-
-def _copied(part: np.ndarray, pool: Pool) -> Buffer:
-    """A part that came before the peer's Hello, and so not into pooled memory."""
-    buffer = pool.take()
-    buffer.array[...] = part
-    return buffer
 
 
 def make_center(
@@ -191,20 +184,20 @@ class Peer(Protocol):
 
     #: Worker and attempt whose lease was given over this connection.
     lease: tuple[int, int] | None
-    #: When the peer last gave a sign of life (`World.monotonic`), and whether it is owed an answer now.
+    #: When the peer last gave a sign of life (`World.monotonic`), and whether it waits for an answer now.
     active_at: float
     asking: bool
 
     @property
     def vectors(self) -> PeerVectors:
-        """Of its requests and their replies."""
+        """The memory of its requests and their replies."""
 
     def hung_up(self) -> bool:
         """Return whether the peer has closed its end."""
 
 
 class LeaseConnections(dict[int, Peer]):
-    """Who holds each partition's lease, or held it last; the job's lock guards it."""
+    """The connection that holds each partition's lease, or held it last; the job's lock guards it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +205,7 @@ class LeaseConnections(dict[int, Peer]):
         self._newest: dict[tuple[int, int], int] = {}
 
     def announce(self, hello: Hello) -> None:
-        """An attempt asks for a lease; what comes over its older connections is late from now on.
+        """Note that an attempt asks for a lease; what comes over its older connections is late from now on.
 
         Raises:
             LeaseLostError: this one is late itself.
@@ -222,11 +215,7 @@ class LeaseConnections(dict[int, Peer]):
         self.require_newest(hello)
 
     def require_newest(self, hello: Hello) -> None:
-        """Check that the attempt has not opened a newer connection since.
-
-        Raises:
-            LeaseLostError: it has.
-        """
+        """Raise a LeaseLostError if the attempt has opened a newer connection since."""
         newest = self._newest[hello.worker, hello.attempt]
         if hello.connection < newest:
             raise LeaseLostError(
@@ -236,10 +225,9 @@ class LeaseConnections(dict[int, Peer]):
             )
 
     def require(self, peer: Peer, worker: int) -> None:
-        """Check that ``peer`` is the connection that holds the partition's lease.
+        """Raise a LeaseLostError unless ``peer`` is the connection that holds the partition's lease.
 
-        Raises:
-            LeaseLostError: it is not: the same attempt may have come back over another one.
+        The same attempt may have come back over another one.
         """
         if self.get(worker) is not peer:
             raise LeaseLostError(
@@ -250,20 +238,20 @@ class LeaseConnections(dict[int, Peer]):
 
 log = logging.getLogger(__name__)
 
-#: Room in a commit for its history: a row a step, far below this.
+#: Room in a commit for its history, which has a row for each step.
 _HISTORY_BYTES = 16 * 1024 * 1024
-#: Seconds that one request for a lease waits at most; then the worker asks again.
+#: The longest time that one request for a lease waits, in seconds; then the worker asks again.
 _PARKED = 10.0
 
 
 class Dispatcher:
-    """Answers everybody who has proved that it holds the job's key.
+    """Answers every peer that has proved that it holds the job's key.
 
     Args:
-        settings: the server's.
-        incarnation: of this server: rises with each restart.
+        settings: the server's options.
+        incarnation: this server's number, which rises with each restart.
         snapshots: where the center is saved; None: the job ends with this process.
-        restored: the center that a snapshot was taken of, and that snapshot; None: it is made when it is published.
+        restored: the center that was restored, and its snapshot; None: the center is made when it is published.
         world: time and threads.
     """
 
@@ -293,10 +281,10 @@ class Dispatcher:
         self._published = b""
         self._began = world.monotonic()
         self.connections = LeaseConnections()
-        #: Who has a commit received and not yet applied. Read without the lock, which the commits hold or wait for.
+        #: Peers whose commit is received and not yet applied. Read without the lock, which commits hold or wait for.
         self._committing: set[Peer] = set()
         self._model = np.empty(0, np.uint8)
-        #: The arrays in the vectors, center and moving statistics, where the driver published their names.
+        #: The arrays in the vectors, center and moving statistics, if the driver published their names.
         self._layouts: list[Layout] = []
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
@@ -318,21 +306,17 @@ class Dispatcher:
         }
 
     def close(self, timeout: float) -> None:
-        """Take a last snapshot, after the last request.
-
-        Raises:
-            DeadlineError: it was not written in ``timeout`` seconds.
-        """
+        """Take a last snapshot, after the last request, in ``timeout`` seconds."""
         if self._checkpointer is not None:
             self._checkpointer.close(timeout)
 
     def limits(self) -> Limits:
-        """Bounds on a frame: the exact need once the center is published.
+        """Return the bounds on a frame: the exact need once the center is published.
 
-        What a peer can make the server hold is one such frame and one reply, while they travel, besides the records of
-        its applied commits: up to 16 MiB of history each. With a wire format other than float32, also the vectors of
-        its commit, and between two requests a packed commit and a packed reply; with int8 the vector that it has.
-        One that has not proved the key yet: a thread, and less than a kilobyte.
+        A peer can make the server hold one such frame and one reply, while they travel, and the records of its applied
+        commits: up to 16 MiB of history each. With a wire format other than float32, it also holds the vectors of the
+        commit, and between two requests a packed commit and a packed reply; with int8 the vector that the peer has. A
+        peer that has not proved the key yet costs a thread, and less than a kilobyte.
         """
         center = self.center
         if center is None or not self._published:
@@ -341,9 +325,9 @@ class Dispatcher:
         return Limits(body=vectors + center.moving_statistics.nbytes + _HISTORY_BYTES)
 
     def disconnected(self, peer: Peer) -> None:
-        """A session ended."""
+        """Note that a session has ended."""
         if peer.lease is None:
-            return  # connections that are refused come and go without waking everybody
+            return  # connections that are refused wake no other session
         with self.changed:
             # Its peer may have come back over another connection before this one was known to be dead.
             if self.connections.get(peer.lease[0]) is peer:
@@ -352,9 +336,9 @@ class Dispatcher:
             self.changed.notify_all()
 
     def corrupted(self, error: NodeError) -> DistkerasError:
-        """Return what is to be raised for ``error``, which has left a commit applied in part.
+        """Return the error to be raised for ``error``, which has left a commit applied in part.
 
-        Where there are snapshots, the server ends, and another one begins with the latest of them; else the job does.
+        If there are snapshots, the server ends, and another one begins with the latest of them; else the job ends.
         """
         if self._checkpointer is None:
             return error
@@ -364,7 +348,7 @@ class Dispatcher:
         )
 
     def answer(self, peer: Peer, message: Message) -> Message:
-        """The reply to ``message``.
+        """Return the reply to ``message``.
 
         Raises:
             DistkerasError: it cannot be answered; the session sends the error to the peer.
@@ -429,7 +413,7 @@ class Dispatcher:
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
         center = self._require_sound()
-        center.leases.held(commit.worker, commit.attempt)  # the mistakes of who has no lease do not end the job
+        center.leases.held(commit.worker, commit.attempt)  # mistakes of a worker without the lease do not end the job
         check_shapes(center, commit, peer.vectors.codec)
         parts = peer.vectors.take_parts(commit, center.pool)
         unsure = [] if peer.vectors.known_finite(commit) else [part.array for part in parts]
@@ -519,10 +503,7 @@ class Dispatcher:
         return self._acknowledge()
 
     def _publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        """Make the center of these, unless it was restored, and begin to save it.
-
-        A driver that finds that a restored one is not its own publishes nothing, and leaves all as it was.
-        """
+        """Make the center, unless it was restored, and begin to save it; nothing changes if the sizes differ."""
         if self.center is None:
             self.center = make_center(self._settings, vector, moving_statistics, self._incarnation, self._world.time)
             self._checkpointer = self._make_checkpointer(self.center)
@@ -600,14 +581,14 @@ class Dispatcher:
         return self._acknowledge()
 
     def _seconds_silent(self, worker: int) -> float:
-        """Seconds since the holder of a partition gave a sign of life; none while it is owed an answer."""
+        """Return seconds since the holder of a partition gave a sign of life; 0 while it waits for an answer."""
         holder = self.connections.get(worker)
         if holder is not None and holder.asking:
             return 0.0
         return self._world.monotonic() - (self._began if holder is None else holder.active_at)
 
     def _acknowledge(self, worker: int = -1, sequence: int = 0, *, skipped: bool = False) -> Ack:
-        """The acknowledgement of a worker's commit, or of a message without a number."""
+        """Return the acknowledgement of a worker's commit, or of a message without a number."""
         center = self.center
         if center is None:
             return Ack(0, 0, 0, 0)
@@ -615,7 +596,6 @@ class Dispatcher:
         return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping)
 
     def _wait_for_publish(self, peer: Peer) -> None:
-        """Wait for the driver's `Publish`."""
         with self.changed:
             self.changed.require(
                 lambda: bool(self._published),
@@ -625,11 +605,9 @@ class Dispatcher:
             )
 
     def _require_center(self, peer: Peer) -> Center:
-        """Return the center, for the driver; wait for its publication where there is none yet.
-
-        A driver asks over several connections. One of them may reach a server that was just started again before
-        another one has published the center there.
-        """
+        """Return the center, for the driver; wait for its publication if there is none yet."""
+        # A driver asks over several connections. One of them may reach a server that was just started again before
+        # another one has published the center there.
         if self.center is None:
             self._wait_for_publish(peer)
         return self._require_sound()
@@ -643,7 +621,7 @@ class Dispatcher:
         return self.center
 
     def _release(self, peer: Peer, center: Center, worker: int, attempt: int) -> Released:
-        """What ``worker`` is sent, as soon as it may be."""
+        """Wait until ``worker`` may be sent the center; return what it is sent."""
         self._require_holder(peer, center, worker, attempt)
         if not center.ready(worker):
             gathering = bool(center.scheduler.missing())
@@ -659,12 +637,11 @@ class Dispatcher:
         return center.release(worker, attempt)
 
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
-        """Check that ``attempt`` holds the lease over the connection of ``peer``."""
         center.leases.held(worker, attempt)
         self.connections.require(peer, worker)
 
     def _reply_with_center(self, peer: Peer, center: Center, released: Released) -> CenterReply:
-        """Not under the lock."""
+        """Return the reply; not called under the lock."""
         peer.vectors.hold_until_sent(released.buffer)
         worker = -1 if peer.lease is None else peer.lease[0]
         return CenterReply(
@@ -686,7 +663,7 @@ class Dispatcher:
         )
 
     def _give_up(self, error: DistkerasError) -> None:
-        """The directory is another server's. Where that one was started for the same job, workers go on with it."""
+        """Stop because another server owns the directory; if it is of the same job, workers go on with it."""
         assert self._snapshots is not None
         if self._snapshots.lost_to_own_job:
             self.changed.report_corruption(error.message)
@@ -698,7 +675,7 @@ class Dispatcher:
             self._checkpointer.committed(center.clock)
 
     def _durable(self, worker: int, sequence: int) -> int:
-        """The last commit of ``worker`` that outlives this process; without snapshots the last one is as good."""
+        """Return the last commit of ``worker`` that survives this process; without snapshots the last one."""
         return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)
 
     def _wait_until_saved(self, peer: Peer, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""The server as the driver's own process: it shares no interpreter lock with the driver, and dies with it."""
+"""The server as a child of the driver: it shares no interpreter lock with the driver, and ends with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkeras.ps.errors import (
     ServerLostError,
 )
 from distkeras.ps.events import Events, handle, record_from_json
-from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.server.start import ResumePoint, StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
@@ -30,16 +30,16 @@ from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.world.processes import LOOK, PIECE, Child
 from distkeras.ps.world.world import REAL, Thread, World
 
-#: What the driver sends when the server is to end.
+#: The line with which the driver ends the server.
 GOODBYE = b"goodbye\n"
 
 
 class DriverLink:
-    """The server's end: lines from its driver, until that says goodbye or is gone.
+    """The server's end: lines from its driver, until that says goodbye or ends.
 
     Args:
         stream: descriptor of the pipe that the driver writes to.
-        driver: descriptor of the driver's process, as `ChildProcess` gave it; None: there is none.
+        driver: descriptor of the driver's process, from `ChildProcess`; None: there is none.
     """
 
     def __init__(self, stream: int, driver: int | None) -> None:
@@ -53,7 +53,7 @@ class DriverLink:
             self._poller.register(driver, select.POLLIN)
 
     def line(self, over: Callable[[], bool] = lambda: False) -> str | None:
-        """The next line; None where the driver has said goodbye or is gone, or where it is ``over``."""
+        """Return the next line; None if the driver has said goodbye or ended, or if ``over()``."""
         while b"\n" not in self._received:
             if over():
                 return None
@@ -69,16 +69,12 @@ class DriverLink:
         return None if line + b"\n" == GOODBYE else line.decode()
 
     def require_driver(self) -> None:
-        """Check that the driver's process lives, without reading from its pipe.
-
-        Raises:
-            ServerLostError: it does not.
-        """
+        """Raise a ServerLostError unless the driver's process lives; do not read from its pipe."""
         if self._driver in [descriptor for descriptor, _ in self._poller.poll(0)] or os.getppid() != self._parent:
             raise ServerLostError("a server's driver must live. Received: its end")
 
     def wait_until_over(self, over: Callable[[], bool] = lambda: False) -> None:
-        """Returns when the driver has said goodbye or is gone, or where it is ``over``."""
+        """Return when the driver has said goodbye or ended, or when ``over()``."""
         while self.line(over) is not None:
             pass
 
@@ -87,33 +83,33 @@ log = logging.getLogger(__name__)
 
 #: Seconds for the process to come up, to end, to end with a last snapshot, and between two tries at a taken port.
 _START, _END, _END_SAVING, _AGAIN = 120.0, 10.0, 120.0, 0.2
-#: Servers of a job with a checkpoint that may fail before they are up.
+#: How often a job with a checkpoint tries to start its first server.
 _ATTEMPTS = 3
-#: It was killed before it had anything to lose, or stood still; or it has claimed the snapshots at the same moment as
-#: another one, whose driver may be gone: the next claim is higher.
+#: The server was killed before it had anything to lose, or stood still; or it has claimed the snapshots at the same
+#: moment as another one, whose driver may be gone: the next claim is higher.
 _STARTED_AGAIN = (ServerLostError, DeadlineError, OwnershipLostError)
 
 
 class ServerProcess:
     """A parameter server for one job, with a fresh random key.
 
-    The child serves until this process says goodbye, which is `close`, or has died in any way: see `lifeline`. So no
-    server outlives its driver. The key, and the private key of a certificate, go through a pipe, never through
-    arguments or the environment. A forked copy of this process has no say: `close` does nothing there.
+    The child serves until `close`, or until this process ends in any way (`DriverLink`), so that no server survives its
+    driver. The key, and the private key of a certificate, go through a pipe, never through arguments or the
+    environment. In a forked copy of this process, `close` does nothing.
 
-    What the child logs is given to this process' loggers of the same names, with level and time; what else it writes to
-    its standard error, to this module's.
+    What the child logs goes to this process' loggers of the same names, with level and time; everything else that it
+    writes to its standard error goes to this module's logger.
 
     Args:
-        settings: the server's; the executors must be able to reach its host.
-        resume: go on with the job whose snapshots the settings' ``checkpoint`` holds, if there are any. Else there
-            must be none.
+        settings: the server's options; the executors must be able to reach its host.
+        resume: resume the job whose snapshots the settings' ``checkpoint`` holds, if there are any. Else there must be
+            none.
         job: JSON-ready values that a job which resumes must share.
-        epochs: of the job.
+        epochs: epochs of the job.
         tls: encrypt every connection, with a certificate made for this job.
         events: collects the events that the child logs.
-        world: its processes and its clock.
-        ahead: a process of `spawn_server`, to be the first one if it still lives.
+        world: processes and the clock.
+        ahead: a process of `spawn_server`, which becomes the first server if it still lives.
 
     Raises:
         ConfigurationError: ``tls`` without the package cryptography.
@@ -148,15 +144,13 @@ class ServerProcess:
         self._owner = os.getpid()
         self._log_reader: Thread | None = None
         self._address: Address | None = None
-        #: Of the server that runs, or ran last, and of the job's claims to the checkpoint; 0 before the first.
+        #: The latest server's incarnation, and the epoch of the job's claims to the checkpoint; 0 before the first.
         self._incarnation = self._epoch = 0
-        #: Where the first server listened, and each later one must; 0 before the first.
-        self._port = 0
-        #: Where the center stands that a snapshot was found of; None: a new one.
+        #: The progress of the restored center; None: the center is new.
         self.resumed: ResumePoint | None = None
 
     def start(self) -> None:
-        """Starts the process, and waits until it listens.
+        """Start the process, and wait until it listens.
 
         Raises:
             ConfigurationError: a setting that cannot work, a port that cannot be bound, or snapshots of another job.
@@ -171,10 +165,7 @@ class ServerProcess:
             except _STARTED_AGAIN:
                 if not attempts_left:
                     raise
-        self._port = report.port
-        certificate = self._request.certificate
-        pinned = "" if certificate is None else certificate.certificate
-        self._address = Address(report.host, report.port, self._request.key, pinned)
+        self._address = self._request.address_at(report.host, report.port)
 
     def _launch(self, request: StartRequest) -> StartReport:
         self._owner = os.getpid()
@@ -198,10 +189,10 @@ class ServerProcess:
         return report
 
     def restart(self) -> None:
-        """Starts a dead server again, at the same address, from its latest snapshot: see `resumed`.
+        """Start a dead server again, at the same address, from its latest snapshot: see `resumed`.
 
         Raises:
-            ServerLostError: there are no snapshots to go on from.
+            ServerLostError: there are no snapshots to restore.
             ConfigurationError: the port was taken meanwhile.
             SnapshotError: the snapshots cannot be read.
             OwnershipLostError: another server owns them now.
@@ -213,7 +204,7 @@ class ServerProcess:
         deadline = self._world.monotonic() + _START
         while True:
             try:
-                self._launch(self._request.again(self._epoch, self._incarnation, self._port))
+                self._launch(self._request.again(self._epoch, self._incarnation, self.address.port))
                 return
             except _PortTakenError:
                 # The system may have used the port for an outgoing connection for a moment.
@@ -230,14 +221,14 @@ class ServerProcess:
 
     @property
     def address(self) -> Address:
-        """Where it listens, once it was started."""
+        """The server's address, once it was started."""
         if self._address is None:
             raise LocalProtocolError("the server's process must be started first. Received: a question for its address")
         return self._address
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """The process id."""
         return self._started_child.pid
 
     def alive(self) -> bool:
@@ -246,7 +237,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """What the process ended with, minus the signal's number if one killed it; None while it runs."""
+        """The exit status, or minus the number of the signal that killed the process; None while it runs."""
         return self._started_child.exit_code
 
     def exited(self, timeout: float) -> bool:
@@ -260,12 +251,12 @@ class ServerProcess:
         return self._child
 
     def kill(self) -> None:
-        """Ends the process at once: what remains of it are its snapshots."""
+        """End the process at once; only its snapshots remain."""
         self._started_child.kill()
         self._started_child.wait(_END)
 
     def close(self) -> None:
-        """Ends the process and waits for it; the port is free afterwards."""
+        """End the process and wait for it; the port is free afterwards."""
         child = self._child
         if child is None or self._owner != os.getpid():
             return
@@ -279,27 +270,25 @@ class ServerProcess:
 
     def _read_log(self, child: Child) -> None:
         for line in child.errors():
+            text = line.decode("utf-8", "replace")
+            record = record_from_json(text)
             try:
-                self._handle_line(line.decode("utf-8", "replace"))
+                if record is None:
+                    log.warning("the parameter server: %s", text.rstrip())
+                else:
+                    self._events.add(record, "server")
+                    handle(record)
             except Exception:  # noqa: BLE001 - a handler's or a filter's: without a reader the server would stand still
                 traceback.print_exc()
 
-    def _handle_line(self, line: str) -> None:
-        record = record_from_json(line)
-        if record is None:
-            log.warning("the parameter server: %s", line.rstrip())
-            return
-        self._events.add(record, "server")
-        handle(record)
-
 
 def spawn_server(world: World = REAL) -> Child:
-    """Return a process that has no request to serve yet; it ends with this one."""
+    """Return a process that has no request yet; it ends with this one."""
     return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], _environment())
 
 
 def _environment() -> dict[str, str]:
-    """The child's: it imports the distkeras that this process has, and nothing from the current directory."""
+    """Return variables so that the child imports this process' distkeras, and nothing from the current directory."""
     home = str(Path(distkeras.__file__).resolve().parents[1])
     # An empty entry would mean the current directory as well.
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -308,7 +297,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ask(child: Child, request: StartRequest) -> StartReport:
-    """What a new process makes of ``request``."""
+    """Return the report of a new process on ``request``."""
     try:
         child.write(request.to_json().encode() + b"\n")
     except BrokenPipeError:

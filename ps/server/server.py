@@ -27,13 +27,12 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.events import report
-from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection, EndOfStream
 from distkeras.ps.protocol.messages import Fault, Goodbye, Message, fault_of
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher, PeerVectors
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.channel import Channel
+from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import REAL, World
 
@@ -312,7 +311,6 @@ class ParameterServer:
         connection = Connection(
             server=True,
             key=self._key,
-            limits=self.dispatcher.limits(),
             allocate=vectors.allocate,
             token=self._world.token,
             whole=self._whole,

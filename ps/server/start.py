@@ -1,4 +1,4 @@
-"""How a server begins: what it is asked, the snapshot that it goes on from, and what it reports."""
+"""How a server begins: its request, the snapshot that it restores, and its report."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from distkeras.ps.errors import ERRORS, ConfigurationError, DistkerasError
 from distkeras.ps.server.dispatcher import make_center
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.tls import Certificate, server_context
 from distkeras.ps.world.streams import Listener
 from distkeras.ps.world.world import REAL, World
 
-#: How often a server that reads its snapshots says that it is at it, in seconds.
+#: Seconds from one report of a server that reads its snapshots to the next.
 _LOADING_SECONDS = 1.0
 
 
@@ -31,12 +32,12 @@ class StartRequest:
     """What a process needs to become a job's server.
 
     Args:
-        settings: all that is no secret.
+        settings: the options.
         key: the job's key, 32 bytes.
         certificate: encrypts every connection; None: plain.
         mode: how it begins where an earlier server may have left snapshots.
         job: JSON-ready values that a job which resumes must share with the one that was saved.
-        token: of the job, 8 hexadecimal digits: which claims to its checkpoint are its own.
+        token: 8 hexadecimal digits that identify the job's claims to its checkpoint.
     """
 
     settings: ServerSettings
@@ -47,20 +48,20 @@ class StartRequest:
     token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     def again(self, epoch: int, after: int, port: int | None = None) -> StartRequest:
-        """Return the request for a server that takes the place of this request's one.
+        """Return the request for a server that replaces this one; ``port`` is where it must listen, if that is given.
 
-        Every later request of a job is made here, so that it differs from the first one in what is named here alone.
-
-        Args:
-            epoch: of the job's claims to its checkpoint.
-            after: incarnation of the server before.
-            port: where the server must listen; None: where this request says.
+        Every later request of a job is made here, so that it differs from the first one in these values alone.
         """
         settings = self.settings if port is None else dataclasses.replace(self.settings, port=port)
-        return dataclasses.replace(self, settings=settings, mode=self.mode.again(epoch, after))
+        mode = dataclasses.replace(self.mode, epoch=epoch, after=after)
+        return dataclasses.replace(self, settings=settings, mode=mode)
+
+    def address_at(self, host: str, port: int) -> Address:
+        """Return the address of the server of this request, for its clients."""
+        return Address(host, port, self.key, "" if self.certificate is None else self.certificate.certificate)
 
     def to_json(self) -> str:
-        """One line, which `from_json` takes back."""
+        """Return one line, which `from_json` reads."""
         return json.dumps(
             {
                 "settings": self.settings.to_json(),
@@ -74,11 +75,7 @@ class StartRequest:
 
     @classmethod
     def from_json(cls, text: str) -> StartRequest:
-        """The request that `to_json` wrote.
-
-        Raises:
-            ConfigurationError: a setting that cannot work.
-        """
+        """Return the request that `to_json` wrote; raise a ConfigurationError for a setting that cannot work."""
         values = json.loads(text)
         return cls(
             settings=ServerSettings.from_json(values["settings"]),
@@ -92,17 +89,16 @@ class StartRequest:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where the center stands that a server took from a snapshot.
+    """The progress of a center that a server restored from a snapshot.
 
     Args:
         clock: commits applied.
-        incarnation: of the server that goes on from it.
-        exact: every partition goes on exactly where it was; else all begin with ``epoch``.
-        epoch: 0 where ``exact``.
-        began_clock, began_epoch: what the partitions began with, in this job or before: an earlier number of workers
-            had others.
-        row_sum: over all rows (`checkpoint.row_sums`), where that is to be compared: each partition compares its own
-            where ``exact``. None: it is not, or not known.
+        incarnation: of the server that restored it.
+        exact: every partition continues exactly where it was; else all begin with ``epoch``.
+        epoch: 0 if ``exact``.
+        began_clock, began_epoch: where the job's present partitions began; an earlier number of workers had others.
+        row_sum: the sum over all rows (`snapshot.sum_of_rows`), if that must be compared; None: each partition compares
+            its own, or the sum is not known.
     """
 
     clock: int
@@ -116,17 +112,17 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class StartReport:
-    """What a server's process tells its driver once it is up, or that it is not.
+    """What a server's process reports to its driver once it is up, or cannot start.
 
     Args:
         host, port: where it listens.
-        resumed: where it goes on from; None: at the beginning.
-        error: why it does not come up; empty: it does.
-        port_taken: that is because another process has the port.
+        resumed: what it restored; None: the job begins.
+        error: why it cannot start; empty: it is up.
+        port_taken: another process has the port.
         code: which of `errors.ERRORS` that error is; -1: none of them.
-        incarnation: of the server.
-        epoch: of the job's claims to its checkpoint; 0: it has none.
-        loading: it is still reading what it goes on from, and tells only that it is at it.
+        incarnation: the server's number, which rises with each restart.
+        epoch: the epoch of the job's claims to its checkpoint; 0: it has none.
+        loading: the server is still reading its snapshot; there is nothing else to report.
         ended: there is nothing to serve: another server of the same job has served it to its end.
     """
 
@@ -142,12 +138,12 @@ class StartReport:
     ended: bool = False
 
     def to_json(self) -> str:
-        """One line, which `from_json` takes back."""
+        """Return one line, which `from_json` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StartReport:
-        """The report that `to_json` wrote."""
+        """Return the report that `to_json` wrote."""
         values = json.loads(text)
         return cls(**values | {"resumed": values["resumed"] and ResumePoint(**values["resumed"])})
 
@@ -160,19 +156,19 @@ def build_server(
     listener: Listener | None = None,
     attempt: int | None = None,
 ) -> tuple[ParameterServer, StartReport]:
-    """A server that has its port, and its center where there is a snapshot of it; it does not serve yet.
+    """Return a server that has its port, and its center if there is a snapshot of it; it does not serve yet.
 
     Args:
-        request: what is to be served.
-        world: where.
+        request: what must be served.
+        world: time, threads, connections and files.
         record_activity: called after each piece of a snapshot that was read.
-        listener: its port, where that is bound already: the claim to the checkpoint names it.
+        listener: its port, if that is bound already: the claim to the checkpoint names it.
         attempt: see `Ownership.write`.
 
     Raises:
         ConfigurationError: a setting that cannot work, or snapshots of another job.
         SnapshotError: the snapshots cannot be read.
-        OwnershipLostError: they are another server's now.
+        OwnershipLostError: another server owns them now.
         OSError: the port cannot be bound.
     """
     settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
@@ -185,7 +181,7 @@ def build_server(
         place = None if listener is None else {"address": list(listener.address)}
         saved = snapshots.take_over(fresh=mode.fresh, epoch=mode.epoch, after=mode.after, attempt=attempt, place=place)
         epoch = snapshots.claim.epoch
-        incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.incarnation)
+        incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.state.header["incarnation"])
         if saved is not None:
             arrays = saved.state.arrays
             center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
@@ -222,14 +218,14 @@ def serve(
     world: World = REAL,
     require_driver: Callable[[], None] = lambda: None,
 ) -> int:
-    """What a server's process does: builds the server, tells what became of it, serves until ``until_done`` returns.
+    """Build the server in its process, report how that ended, and serve until ``until_done`` returns.
 
     Args:
-        make_request: what is to be served.
-        tell: takes the reports, until the server is up.
-        until_done: returns the process' exit status, when it is to end.
-        world: where.
-        require_driver: raises a DistkerasError where the driver is gone: the snapshots are another one's to claim then.
+        make_request: returns what must be served.
+        tell: receives the reports, until the server is up.
+        until_done: returns the process' exit status when it must end.
+        world: time, threads, connections and files.
+        require_driver: raises a DistkerasError if the driver has ended: this server must not claim the snapshots then.
 
     Returns:
         The process' exit status: 2, or what ``until_done`` returned.
@@ -258,11 +254,7 @@ def serve(
 
 
 def key_from_text(text: str) -> bytes:
-    """The key that ``python -m distkeras.ps key`` printed.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return the key that ``python -m distkeras.ps key`` printed; raise a ConfigurationError for another text."""
     try:
         return bytes.fromhex(text.strip())
     except ValueError:

@@ -14,9 +14,9 @@ from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
 
-#: How often a waiting thread looks whether its peer is still there, in seconds.
+#: Seconds after which a waiting thread checks whether its peer is still there.
 _LIVENESS = 1.0
-#: Seconds for a look, lock and all; more, and this process stood still, and with it those that it waits for.
+#: The longest time that one check takes, in seconds; after a longer one, this process has stood still.
 _SLOWEST_LOOK = 5.0
 
 
@@ -31,7 +31,7 @@ class ServerState(enum.Enum):
     CORRUPT = "corrupt"
     #: The driver has said goodbye.
     RELEASED = "released"
-    #: It closes before the driver has said goodbye, and keeps no thread waiting.
+    #: It closes before the driver has said goodbye; no thread is kept waiting.
     CLOSING = "closing"
     #: It closes after the driver has said goodbye.
     CLOSED = "closed"
@@ -51,25 +51,20 @@ FOLLOWS: Mapping[ServerState, frozenset[ServerState]] = {
 
 
 class JobCondition:
-    """The lock around a job's state, and the news that others wait for; knows whether the job goes on.
-
-    Args:
-        world: its locks and its clock.
-    """
+    """The lock around a job's state, the condition for changes of it, and the state of the server's life."""
 
     def __init__(self, world: World = REAL) -> None:
         self.world = world
-        self._lock = world.reentrant_lock()
-        self._news = world.condition(self._lock)
+        self._changed = world.condition(world.reentrant_lock())
         self.state = ServerState.RUNNING
-        #: What ended the job; None while nothing has.
+        #: The error that ended the job; None while none has.
         self.fault: Fault | None = None
         #: Why the center is corrupt: a commit was applied in part. None while it is sound.
         self.corruption: str | None = None
 
     @property
     def closing(self) -> bool:
-        """Return whether the server closes: no thread is kept waiting."""
+        """Return whether the server closes, so that no thread is kept waiting."""
         return self.state in (ServerState.CLOSING, ServerState.CLOSED)
 
     @property
@@ -78,7 +73,7 @@ class JobCondition:
         return self.state in (ServerState.RELEASED, ServerState.CLOSED)
 
     def move(self, state: ServerState) -> None:
-        """Change the state and wake those who wait; the caller holds the lock.
+        """Change the state and wake all who wait; the caller holds the lock.
 
         Raises:
             LocalProtocolError: `FOLLOWS` does not have that step.
@@ -89,20 +84,20 @@ class JobCondition:
         self.notify_all()
 
     def __enter__(self) -> bool:
-        return self._lock.__enter__()
+        return self._changed.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.__exit__(kind, error, trace)
+        self._changed.__exit__(kind, error, trace)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for news, for ``timeout`` seconds; the caller holds the lock."""
-        return self._news.wait(timeout)
+        """Wait until notified, for ``timeout`` seconds at most; the caller holds the lock."""
+        return self._changed.wait(timeout)
 
     def notify_all(self) -> None:
-        """There is news; the caller holds the lock."""
-        self._news.notify_all()
+        """Wake all who wait; the caller holds the lock."""
+        self._changed.notify_all()
 
     def fail(self, fault: Fault) -> None:
         """End the job; only the first fault is reported. Takes the lock."""
@@ -116,7 +111,7 @@ class JobCondition:
             self.notify_all()
 
     def report_corruption(self, reason: str) -> None:
-        """Send no worker the center any more; the driver starts another server. Takes the lock."""
+        """Stop serving the center, so that the driver starts another server. Takes the lock."""
         with self:
             if self.corruption is None:
                 self.corruption = reason
@@ -126,7 +121,7 @@ class JobCondition:
             self.notify_all()
 
     def release(self) -> None:
-        """The driver has said goodbye. Takes the lock."""
+        """Note that the driver has said goodbye. Takes the lock."""
         with self:
             if not self.over:
                 self.move(ServerState.CLOSED if self.closing else ServerState.RELEASED)
@@ -138,10 +133,10 @@ class JobCondition:
                 self.move(ServerState.CLOSED if self.over else ServerState.CLOSING)
 
     def require_running(self) -> None:
-        """Check that the job goes on.
+        """Raise unless the job goes on.
 
         Raises:
-            JobStoppedError: it does not.
+            JobStoppedError: the job has ended.
             ServerLostError: it goes on with another server, or may do so.
         """
         if self.corruption is not None:
@@ -156,14 +151,14 @@ class JobCondition:
             raise ServerLostError("the server closes before its driver has said goodbye")
 
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
-        """Waits for ``condition``, under the lock; False if it did not come true in time.
+        """Wait for ``condition``, under the lock; return False if it did not come true in ``timeout`` seconds.
 
-        Time in which this process stood still does not count: who it waits for could not reach it.
+        Time in which this process stood still does not count, since no other process could reach it.
 
         Args:
-            condition: asked after each piece of news.
+            condition: called after each change.
             timeout: seconds.
-            hung_up: whether the peer that waits is not there any more.
+            hung_up: returns whether the waiting peer has hung up.
 
         Raises:
             JobStoppedError: the job ended meanwhile.
@@ -179,7 +174,7 @@ class JobCondition:
         return True
 
     def wait_for_news(self, deadline: float, hung_up: Callable[[], bool]) -> bool:
-        """Waits until something changes, or for a moment; False if the deadline (`World.monotonic`) has passed.
+        """Wait for a change, or a moment; return False if the deadline (`World.monotonic`) has passed.
 
         Raises:
             ServerLostError: the peer hung up, and receives no answer.
@@ -200,16 +195,6 @@ class JobCondition:
         what: Callable[[], str],
         worker: int | None = None,
     ) -> None:
-        """`wait_while_running`, where ``condition`` must come true.
-
-        Args:
-            condition, timeout, hung_up: see there.
-            what: names it, for the error.
-            worker: who waits.
-
-        Raises:
-            DeadlineError: it did not come true in time.
-            JobStoppedError, ServerLostError: see `wait_while_running`.
-        """
+        """Do what `wait_while_running` does, and raise a DeadlineError for ``what()`` where that returns False."""
         if not self.wait_while_running(condition, timeout, hung_up):
             raise DeadlineError(f"waited {timeout:g} s for {what()}", worker=worker)

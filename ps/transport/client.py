@@ -1,7 +1,10 @@
-"""Request and reply over one connection to the parameter server: what driver's and worker's clients share."""
+"""One connection to a peer: a channel whose every call has a deadline, and a client's requests and replies over it."""
 
 from __future__ import annotations
 
+import contextlib
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,28 +13,215 @@ import numpy as np
 from distkeras.ps.errors import (
     AuthenticationError,
     DeadlineError,
+    DistkerasError,
     LocalProtocolError,
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.framing import EndOfStream
+from distkeras.ps.protocol.framing import Allocate, Connection, EndOfStream
 from distkeras.ps.protocol.messages import Fault, Message, error_of
-from distkeras.ps.transport.channel import Channel, dial
-from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.tls import client_context
+from distkeras.ps.world.streams import Stream
 from distkeras.ps.world.world import REAL, World
 
 _Answer = TypeVar("_Answer", bound=Message)
+_LONGEST_PAUSE = 1.0  # seconds between two attempts to connect
+
+
+class Channel:
+    """One connected peer.
+
+    Args:
+        stream: the connection's bytes; the channel owns it.
+        connection: the protocol's state.
+        frame: seconds that one frame may take.
+        context: encrypts the connection; None: plain.
+        world: the clock.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        connection: Connection,
+        *,
+        frame: float,
+        context: ssl.SSLContext | None = None,
+        world: World = REAL,
+    ) -> None:
+        self.stream = stream
+        self.connection = connection
+        self.frame = frame
+        self.world = world
+        self._context = context
+        self._now = world.monotonic
+
+    def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
+        """Run the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
+
+        Raises:
+            AuthenticationError: the peer does not hold the key or the certificate, or a client hung up instead of
+                proving that it does.
+            ServerLostError: the server hung up; it does so to make room, and may accept a later connection.
+            DeadlineError: it took longer than ``timeout`` seconds.
+            RemoteProtocolError: the peer speaks another protocol.
+        """
+        deadline = self._now() + timeout
+        if self._context is not None:
+            self._encrypt(self._context, deadline)
+        self._send(self.connection.start(), deadline, "the handshake")
+        while not self.connection.authenticated:
+            count = self._receive(deadline, "the handshake")
+            if count == 0:
+                raise self._handshake_cut_short()
+            try:
+                _, answer = self.connection.received(count)
+            except AuthenticationError:
+                # Sent as an answer: a bare hang-up would also mean that the server has no room.
+                with contextlib.suppress(OSError):
+                    self._send(self.connection.refusal(), deadline, "the handshake")
+                raise
+            if self.connection.authenticated:
+                admit()
+            self._send(answer, deadline, "the handshake")
+        self.stream.enlarge()
+
+    def _encrypt(self, context: ssl.SSLContext, deadline: float) -> None:
+        timeout = self._left(deadline, "the TLS handshake")
+        try:
+            self.stream.encrypt(context, server=self.connection.server, timeout=timeout)
+        except TimeoutError:
+            raise DeadlineError("waited for the TLS handshake until its deadline") from None
+        except ssl.SSLCertVerificationError as error:
+            raise AuthenticationError(
+                f"the server does not have the job's certificate ({error.verify_message})"
+            ) from None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise self._handshake_cut_short() from None
+        except ssl.SSLError as error:
+            raise RemoteProtocolError(f"the peer must speak TLS 1.3. Received: {error.reason or error}") from None
+
+    def _handshake_cut_short(self) -> DistkerasError:
+        if self.connection.server:
+            return AuthenticationError("the peer hung up before it had proved the job's key")
+        return ServerLostError("the server hung up during the handshake")
+
+    def send(self, message: Message) -> None:
+        """Send ``message``.
+
+        Raises:
+            DeadlineError: the peer did not take it in ``frame`` seconds.
+            OSError: the connection is gone.
+        """
+        self._send(self.connection.send(message), self._now() + self.frame, f"{type(message).__name__} to be sent")
+
+    def receive(self, timeout: float, what: str) -> Message | EndOfStream:
+        """Return the next message, ``what`` in errors, whose first byte must come within ``timeout`` seconds.
+
+        Raises:
+            DeadlineError: nothing came in time, or the frame stalled.
+            RemoteProtocolError: the bytes are no frame.
+            OSError: the connection is gone.
+        """
+        deadline = self._now() + timeout
+        begun = False
+        while True:
+            count = self._receive(deadline, what, whole=begun)
+            if begun and count == 0:  # no offense against the protocol: the peer died, or its line did
+                raise ConnectionResetError("the peer hung up within a frame")
+            event, _ = self.connection.received(count)
+            if event is not None:
+                return event
+            if not begun:
+                begun, deadline = True, self._now() + self.frame
+
+    def hung_up(self) -> bool:
+        """Return whether the peer has closed its end, without consuming any bytes."""
+        return self.stream.gone()
+
+    def hang_up(self) -> None:
+        """End the connection from any thread: a blocked call in another one returns, and that one closes."""
+        self.stream.shutdown()
+
+    def close(self) -> None:
+        """Close the socket; a blocked call in another thread returns."""
+        self.hang_up()
+        self.stream.close()
+
+    def _receive(self, deadline: float, what: str, *, whole: bool = False) -> int:
+        """Fill the connection's spaces; ``whole``: all, unless the deadline or the stream's end comes first."""
+        try:
+            return self.stream.read(self.connection.spaces(), self._left(deadline, what), whole)
+        except (TimeoutError, BlockingIOError):
+            raise DeadlineError(f"waited for {what} until its deadline; nothing came") from None
+
+    def _send(self, buffers: list[bytes | memoryview], deadline: float, what: str) -> None:
+        pending = [memoryview(buffer) for buffer in buffers]
+        while pending:
+            try:
+                sent = self.stream.write(pending, self._left(deadline, what))
+            except (TimeoutError, BlockingIOError):
+                raise DeadlineError(f"waited for {what} until its deadline; the peer does not take it") from None
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.pop(0))
+            if sent:
+                pending[0] = pending[0][sent:]
+
+    def _left(self, deadline: float, what: str) -> float:
+        left = deadline - self._now()
+        if left <= 0:
+            raise DeadlineError(f"waited for {what} until its deadline")
+        return left
+
+
+def dial(
+    address: tuple[str, int],
+    key: bytes,
+    deadlines: Deadlines,
+    *,
+    allocate: Allocate | None = None,
+    context: ssl.SSLContext | None = None,
+    world: World = REAL,
+) -> Channel:
+    """Connect to a server and authenticate; where it hangs up to make room, again, until ``deadlines.connect``.
+
+    Raises:
+        ServerLostError: nothing listens there, or it cannot be reached.
+        AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
+    """
+    where = f"{address[0]}:{address[1]}"
+    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=deadlines.connect, world=world)
+    while True:
+        try:
+            stream = world.connect(address, deadlines.connect)
+        except OSError as error:
+            raise ServerLostError(f"no parameter server listens at {where}: {error}") from None
+        connection = Connection(server=False, key=key, allocate=allocate, token=world.token)
+        channel = Channel(stream, connection, frame=deadlines.frame, context=context, world=world)
+        dropped: OSError
+        try:
+            channel.handshake(deadlines.handshake)
+            return channel
+        except ServerLostError as error:
+            dropped = error
+        except DistkerasError:
+            channel.close()
+            raise
+        except OSError as error:
+            dropped = error
+        channel.close()
+        if not backoff.pause():
+            raise ServerLostError(f"the handshake with the server at {where} has failed: {dropped}")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and the key to it. Travels inside Spark's own task closure; the key stays out of its repr.
+    """Where a server is, and the key to it. It travels in Spark's own task closure; the key is not in its repr.
 
     Args:
-        host, port: where.
-        key: the job's, 32 bytes.
-        certificate: the one that the server must have, PEM; empty: the connection is not encrypted.
+        host, port: where the server listens.
+        key: the job's key, 32 bytes.
+        certificate: the certificate that the server must have, PEM; empty: the connection is not encrypted.
     """
 
     host: str
@@ -51,11 +241,7 @@ class Address:
         return False
 
     def locate(self, world: World = REAL) -> tuple[str, int]:
-        """Host and port, as they are now.
-
-        Raises:
-            ServerLostError: they are not known.
-        """
+        """Return host and port as they are now; raise a ServerLostError if they are not known."""
         return self.host, self.port
 
 
@@ -63,10 +249,10 @@ class Client:
     """Request and reply over one channel, which is opened by the first request.
 
     Args:
-        address: the server's.
-        deadlines: of every wait.
+        address: the server's address.
+        deadlines: the longest times of the waits.
         world: time and connections.
-        met: the server is known to be at this address: who else is found there has its port while it is away.
+        met: the server is known to be at this address: another process found there has its port only while it is away.
     """
 
     def __init__(
@@ -86,12 +272,7 @@ class Client:
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
     def _connect(self) -> Channel:
-        """A connection to the server.
-
-        Raises:
-            ServerLostError: it is not there: nothing listens, the process stands still, or a stranger has its port.
-            AuthenticationError, RemoteProtocolError: there is a stranger, and the server was never met there.
-        """
+        """Connect; a stranger at the port is an error of its own only if the server was never met there."""
         where, certificate = self.address.locate(self.world), self.address.certificate
         context = client_context(certificate) if certificate else None
         try:
@@ -113,12 +294,12 @@ class Client:
     def request(
         self, message: Message, expected: type[_Answer] | tuple[type[_Answer], ...], timeout: float | None = None
     ) -> _Answer:
-        """Sends ``message`` and returns the reply, which must be one of ``expected``.
+        """Send ``message`` and return the reply, which must be one of ``expected``.
 
         Raises:
-            DistkerasError: the server answered with a fault: that very error.
+            DistkerasError: the server answered with this error.
             ServerLostError: the connection is gone.
-            DeadlineError: no answer in time.
+            DeadlineError: no answer came in time.
         """
         with self._requesting:
             answer = self.exchange(message, self.reply_timeout if timeout is None else timeout)
@@ -132,11 +313,7 @@ class Client:
         return answer
 
     def exchange(self, message: Message, timeout: float) -> Message:
-        """Sends ``message`` and returns what comes back, a `Fault` too; by one thread at a time.
-
-        Raises:
-            ServerLostError, DeadlineError: see `request`.
-        """
+        """Send ``message`` and return the answer, also if it is a `Fault`; for one thread at a time."""
         channel = self.channel or self._connect()
         what = f"the server's answer to {type(message).__name__}"
         try:
@@ -154,7 +331,7 @@ class Client:
         return answer
 
     def lost(self, error: Exception) -> bool:
-        """Return whether ``error``, of the latest request, is not an answer of the server: there was none."""
+        """Return whether the latest request, which raised ``error``, had no answer."""
         # After a deadline of ours the connection is closed; the server's own comes over one that is open.
         return isinstance(error, ServerLostError) or (isinstance(error, DeadlineError) and self.channel is None)
 
@@ -163,7 +340,7 @@ class Client:
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None

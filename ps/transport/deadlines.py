@@ -1,4 +1,4 @@
-"""How long each wait may last."""
+"""How long each wait may last, and pauses between tries."""
 
 from __future__ import annotations
 
@@ -56,15 +56,14 @@ class Deadlines:
 class Backoff:
     """Pauses that double from ``first`` to ``longest``, until a deadline that begins to run now.
 
-    Each pause is drawn from its upper half, so that what failed for many at the same moment is not tried again by all
-    of them at the same moment.
+    Each pause is drawn from its upper half, so that callers that failed at the same moment do not all try again at the
+    same moment.
 
     Args:
-        first: the first pause, in seconds.
-        longest: the longest pause, in seconds.
+        first, longest: the first and the longest pause, in seconds.
         timeout: seconds until the deadline.
         sleep: waits for so many seconds, or less; None: the world's.
-        world: its clock.
+        world: the clock.
     """
 
     def __init__(
@@ -82,11 +81,11 @@ class Backoff:
         self._deadline = self._began + timeout
 
     def begin_anew(self, most: float) -> None:
-        """The deadline begins to run again, and passes ``most`` seconds after the very beginning at the latest."""
+        """Restart the deadline, which passes ``most`` seconds after the very beginning at the latest."""
         self._deadline = min(self._world.monotonic() + self._timeout, self._began + most)
 
     def pause(self) -> bool:
-        """Sleeps before the next attempt; False, at once, where the deadline would pass meanwhile."""
+        """Sleep before the next attempt; return False, at once, if the deadline would pass meanwhile."""
         if self._world.monotonic() + self._pause > self._deadline:
             return False
         self._sleep(self._pause * self._world.uniform(0.5, 1.0))

@@ -34,9 +34,9 @@ def publication(
     model: bytes = b"",
     layouts: Sequence[Layout] = (),
 ) -> Publish:
-    """The message that hands over the initial center (float32), the moving statistics and the model file.
+    """Return the message with the initial center (float32), the moving statistics and the model file.
 
-    ``layouts`` are of center and statistics: errors then name the array that a number belongs to.
+    With the ``layouts`` of center and statistics, errors name the array that a number belongs to.
     """
     blobs = (model, encode(layouts) if layouts else b"")
     arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
@@ -44,14 +44,7 @@ def publication(
 
 
 class DriverClient(Client):
-    """The driver's connection: publishes, observes, fetches.
-
-    Args:
-        address: the server's.
-        deadlines: of every wait.
-        world: time and connections.
-        met: see `Client`: True for the process that has started the server.
-    """
+    """The driver's connection to the server; arguments as for `Client`."""
 
     def publish(
         self,
@@ -60,41 +53,41 @@ class DriverClient(Client):
         model: bytes = b"",
         layouts: Sequence[Layout] = (),
     ) -> None:
-        """Sends a `publication`; once more does no harm."""
+        """Send a `publication`; it may be repeated."""
         self.request(publication(center, moving_statistics, model, layouts), Ack)
 
     def observe(self, clock: int, patience: float) -> Status:
-        """Waits until more than ``clock`` commits are applied, or ``patience`` seconds.
+        """Wait until more than ``clock`` commits are applied, or for ``patience`` seconds; return the status.
 
         Raises:
-            DistkerasError: the job has failed: what the worker reported.
+            DistkerasError: the job has failed with this error.
         """
         return self.request(Observe(clock, patience), Status, patience + self.deadlines.frame)
 
     def ping(self) -> Status:
-        """Return the server's status, for which it waits for nothing."""
+        """Return the server's status at once."""
         return self.request(Observe(-1, 0.0), Status, self.deadlines.handshake)
 
     def center(self) -> CenterReply:
-        """The center as it is now."""
+        """Return the center as it is now."""
         return self.request(Inspect(), CenterReply)
 
     def drain(self, start: int = 0, count: int = 4096) -> Records:
-        """Commit records from number ``start`` on, with their history."""
+        """Return commit records from number ``start`` on, with their history."""
         return self.request(Drain(start, count), Records)
 
     def finish(self, reason: str) -> None:
-        """Ends the job early, and well: every worker commits what it has computed, and leaves."""
+        """End the job early and successfully: every worker commits what it has computed, and leaves."""
         self.request(EndEarly(reason), Ack, self.deadlines.handshake)
 
     def list_workers(self) -> np.ndarray:
-        """Who is silent: float64 rows of worker, attempt, last commit, and seconds since: `messages.WorkerTable`."""
+        """Return float64 rows of worker, attempt, last commit, and seconds since: see `messages.WorkerTable`."""
         return self.request(ListWorkers(), WorkerTable, self.deadlines.frame).rows
 
     def stop(self, reason: str) -> None:
-        """Ends the job: every worker's next request fails."""
+        """End the job: every worker's next request fails."""
         self.request(Abort(reason), Ack, self.deadlines.handshake)
 
     def goodbye(self) -> None:
-        """End a server that serves until this; it gets no request any more."""
+        """End a server that serves until this, the last request."""
         self.request(Goodbye(), Ack, self.deadlines.handshake)

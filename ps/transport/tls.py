@@ -29,7 +29,7 @@ class Certificate:
 
 
 def make_certificate() -> Certificate:
-    """A new certificate for one job: ECDSA over P-256, not good for signing others.
+    """Return a new certificate for one job: ECDSA over P-256, which cannot sign others.
 
     Raises:
         ConfigurationError: the package ``cryptography`` is not installed.
@@ -65,7 +65,7 @@ def make_certificate() -> Certificate:
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """What a server encrypts with.
+    """Return the context with which a server encrypts.
 
     Raises:
         ConfigurationError: not PEM, or a private key of another certificate.
@@ -87,7 +87,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """What a client encrypts with: accepts ``certificate`` (PEM) and no other.
+    """Return the context with which a client encrypts; it accepts ``certificate`` (PEM) and no other.
 
     Raises:
         ConfigurationError: not PEM.

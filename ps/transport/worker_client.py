@@ -36,8 +36,7 @@ from distkeras.ps.protocol.messages import (
     fault_of,
 )
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.client import Address, Client
+from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world.world import REAL, Lock, World
 
@@ -48,31 +47,28 @@ BEATS_A_LEASE = 4
 class Heartbeats:
     """Sends a `Heartbeat` at an interval from a thread of its own, while no request is under way on the channel.
 
-    A peer that is owed an answer is alive to the server, so a request under way stands for the heartbeat. Where the
-    connection is found dead it is hung up: the next request finds that, and connects again.
+    To the server a peer that waits for an answer is alive, so a request replaces a heartbeat. A connection that is
+    found dead is hung up: the next request finds that, and connects again.
 
     Args:
-        channel: of one connection, whose worker has joined.
-        lock: held by the thread that has a request under way on it.
-        interval: seconds.
-        timeout: seconds for an answer.
-        name: of the thread.
+        channel: the connection of a worker that has joined.
+        lock: held by the thread that has a request under way.
+        interval, timeout: seconds between heartbeats, and for an answer.
+        name: the thread's name.
     """
 
     def __init__(self, channel: Channel, lock: Lock, *, interval: float, timeout: float, name: str) -> None:
-        self._channel = channel
-        self._lock = lock
-        self._interval = interval
-        self._timeout = timeout
+        self._channel, self._lock = channel, lock
+        self._interval, self._timeout = interval, timeout
         self._stopped = channel.world.event()
         self._thread = channel.world.thread(self._run, name)
 
     def start(self) -> None:
-        """Begins, an interval from now."""
+        """Send the first one an interval from now."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Sends no more; the thread ends by itself."""
+        """Send no more; the thread ends by itself."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -80,7 +76,7 @@ class Heartbeats:
             if self._lock.acquire(blocking=False):
                 try:
                     if not self._send_heartbeat():
-                        self._channel.hang_up()  # before anybody's next request, which finds it so
+                        self._channel.hang_up()  # before the next request, which finds that
                         return
                 finally:
                     self._lock.release()
@@ -97,17 +93,12 @@ class Heartbeats:
 
 _T = TypeVar("_T")
 
-#: Seconds after which a thread that has nothing to do looks around.
+#: Seconds that an idle thread waits for a call at a time.
 _IDLE = 60.0
 
 
 class Posting(Generic[_T]):
-    """Makes one call at a time, in one thread; it ends with `close`.
-
-    Args:
-        world: its threads.
-        name: of the thread.
-    """
+    """Makes one call at a time, in a thread called ``name`` that ends with `close`."""
 
     def __init__(self, world: World, name: str) -> None:
         self._changed = world.condition()
@@ -119,7 +110,7 @@ class Posting(Generic[_T]):
         self._thread.start()
 
     def post(self, call: Callable[[], _T]) -> None:
-        """Begins ``call``; the one before has ended."""
+        """Begin ``call``; the one before has ended."""
         with self._changed:
             self._call = call
             self._outcome.clear()
@@ -137,11 +128,7 @@ class Posting(Generic[_T]):
         return True
 
     def outcome(self) -> _T:
-        """What the call returned; it has ended.
-
-        Raises:
-            BaseException: what it raised.
-        """
+        """Return what the call, which has ended, returned, or raise what it raised."""
         outcome = self._outcome[0]
         if isinstance(outcome, BaseException):
             raise outcome
@@ -158,7 +145,7 @@ class Posting(Generic[_T]):
             outcome: _T | BaseException
             try:
                 outcome = call()
-            except BaseException as error:  # noqa: BLE001 - handed to who asks for the outcome, which raises it
+            except BaseException as error:  # noqa: BLE001 - `outcome` raises it
                 outcome = error
             with self._changed:
                 self._outcome.append(outcome)
@@ -173,13 +160,13 @@ class Posting(Generic[_T]):
 
 
 _LONGEST_PAUSE = 2.0  # seconds between two attempts to reach the server again
-#: The server is not to be reached; or a stranger has its port, for the time that it is away.
+#: The server cannot be reached; or a stranger has its port while it is away.
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _COMMITTED: tuple[type[CenterReply | Ack], ...] = (CenterReply, Ack)
 
 
 class RestartFromCenter(Exception):
-    """This worker's latest steps do not count: it must begin again, from the center and where ``welcome`` says.
+    """This worker's latest steps do not count: it must begin again, from the center, where ``welcome`` says.
 
     The server was restarted from a snapshot that lacks them, another attempt has held the lease in between, or the
     commit was skipped for its numbers.
@@ -191,7 +178,7 @@ class RestartFromCenter(Exception):
 
 
 class _SpareBuffers(Generic[_T]):
-    """Buffers of which one at a time is in use: gives another one, so that at most two are ever made."""
+    """Buffers of which one at a time is in use: `spare` returns another one, so that at most two are ever made."""
 
     def __init__(self) -> None:
         self._buffers: list[_T] = []
@@ -209,18 +196,18 @@ class WorkerClient(Client):
     """One worker's connection: asks for its partition's lease, then pulls and commits.
 
     A lost connection is made again, with growing pauses, until ``deadlines.reconnect`` has passed. The server then
-    tells which commit it applied last: one whose reply was lost is never sent again, the center is pulled instead.
-    `worker.driver.run_worker` also outlives a restart of the server.
+    says which commit it applied last: one whose reply was lost is never sent again, the center is pulled instead.
+    `worker.loop.run_worker` also survives a restart of the server.
 
     Args:
-        address: the server's.
+        address: the server's address.
         worker: the partition's number.
         attempt: Spark's task attempt id.
         size: elements of the model's parameter vector.
         moving_statistics: elements of its moving statistics.
         metrics: the history's metric columns, loss first.
-        deadlines: of every wait.
-        wire_format: what vectors look like on the wire, both ways: a name in `compression.FORMATS`.
+        deadlines: the longest times of the waits.
+        wire_format: the format of vectors on the wire, both ways: a name in `compression.FORMATS`.
         world: time, threads and connections.
 
     Attributes:
@@ -246,11 +233,8 @@ class WorkerClient(Client):
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)
-        self.worker = worker
-        self.attempt = attempt
-        self.size = size
-        self.incarnation = 0
-        self.sequence = 0
+        self.worker, self.attempt, self.size = worker, attempt, size
+        self.incarnation = self.sequence = 0
         self.stopping = False
         self._hello = Hello(worker, attempt, size, moving_statistics, "\n".join(metrics), wire_format)
         self._format = WorkerFormat(wire_format, size)
@@ -282,11 +266,11 @@ class WorkerClient(Client):
         return self._centers.spare(lambda: np.empty(self.size, np.float32))
 
     def payload(self, parts: int) -> tuple[Vector, ...]:
-        """Buffers for the next commit: other ones than those of a commit that is under way."""
+        """Return buffers for the next commit, other than those of a commit that is under way."""
         return self._payloads.spare(lambda: tuple(np.empty(self.size, np.float32) for _ in range(parts)))
 
     def join(self) -> Welcome:
-        """Asks for the partition's lease, and waits while another attempt has it and is alive.
+        """Ask for the partition's lease, and wait while another attempt has it and is alive.
 
         Returns:
             Where to go on; or, where another attempt has brought the partition to its end, that it has ``finished``.
@@ -298,7 +282,7 @@ class WorkerClient(Client):
         return self._reconnecting(self._join, rejoin=False)
 
     def rejoin(self) -> Welcome:
-        """As `join`, for a worker that has lost its lease."""
+        """Do what `join` does, for a worker that has lost its lease."""
         self.close()
         self.incarnation = 0
         return self.join()
@@ -336,20 +320,20 @@ class WorkerClient(Client):
             self._heartbeats = None
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         self._stop_heartbeats()
         super().close()
 
     def leave(self) -> None:
-        """Tells the server that the partition's data has ended."""
+        """Report to the server that the partition's data has ended."""
         self._reconnecting(lambda: self.request(Leave(self.worker, self.attempt, self.incarnation), Ack))
 
     def pull(self) -> Reply:
-        """The center."""
+        """Return the center."""
         return self._timed(lambda: self._delivered(self._reconnecting(self._pull)))
 
     def commit(self, record: CommitRecord) -> Reply:
-        """Has the payload of ``record`` applied, once.
+        """Have the payload of ``record`` applied, once.
 
         Raises:
             RestartFromCenter: it was skipped for its numbers, or the server does not have what came before it.
@@ -370,7 +354,7 @@ class WorkerClient(Client):
         )
 
         def once() -> CenterReply | Ack:
-            # Applied already: only the reply was lost. What it carried is pulled; the commit is never sent again.
+            # If it is applied already, only the reply was lost: the center is pulled, and the commit never sent again.
             applied = self.sequence == sequence
             if applied and (self._skipped or not record.wants_center):
                 return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping)
@@ -388,14 +372,14 @@ class WorkerClient(Client):
         return Reply(stopping=self.stopping)
 
     def post(self, record: CommitRecord) -> None:
-        """As `commit`, from a thread of its own; the connection is that thread's until `collect` or `settle`."""
+        """Do what `commit` does, in a thread that owns the connection until `collect` or `settle`."""
         if self._sender is None:
             self._sender = Posting(self.world, f"ps-worker-{self.worker}")
         self._payloads.in_use, self._posted = record.parts, True
         self._sender.post(lambda: self.commit(record))
 
     def collect(self) -> Reply:
-        """The reply to what was posted; of its time, what was waited for here counts as waited."""
+        """Return the reply to the posted commit; only the wait in here counts as waited."""
         assert self._sender is not None, "a commit must be posted before its reply is collected"
         began, timeout = self.world.monotonic(), self._commit_timeout
         if not self._sender.wait(timeout):
@@ -404,7 +388,7 @@ class WorkerClient(Client):
         return self._sender.outcome()
 
     def settle(self) -> None:
-        """Waits for the end of what was posted, however it ends; then the connection is the caller's again."""
+        """Wait for the end of the posted commit, however it ends; then the connection is the caller's again."""
         if self._sender is not None:
             if self._posted:
                 self._sender.wait(self._commit_timeout)
@@ -413,11 +397,11 @@ class WorkerClient(Client):
 
     @property
     def _commit_timeout(self) -> float:
-        """What a commit may take, with a new connection and another turn at the partition on the way."""
+        """Seconds that a commit may take, with a new connection and another wait for the lease on the way."""
         return self.deadlines.reconnect + self.deadlines.publish + 3 * self.reply_timeout
 
     def forget_residuals(self) -> None:
-        """The steps that the quantization residuals belong to are forgotten."""
+        """Drop the quantization residuals, whose steps do not count."""
         self._format.forget_residuals()
 
     def _pull(self) -> CenterReply:
@@ -426,7 +410,7 @@ class WorkerClient(Client):
         return self.request(Pull(self.worker, self.attempt, self.incarnation), CenterReply)
 
     def _delivered(self, reply: CenterReply) -> Reply:
-        """``reply`` with its center decoded."""
+        """Return ``reply`` with its center decoded."""
         center = reply.center
         if reply.packed.size:
             known, center = self._centers.in_use, self._spare_center()
@@ -446,7 +430,7 @@ class WorkerClient(Client):
         return self._reconnecting(lambda: self.request(Probe(), Occupancy)).occupied
 
     def fetch_model(self) -> bytes:
-        """The model file that the driver published."""
+        """Return the model file that the driver published."""
         leased, timeout = self.channel, self.deadlines.publish + self.deadlines.frame
         answer = self._reconnecting(lambda: self.request(FetchModel(), ModelFile, timeout), rejoin=False)
         if self.channel is not leased:
@@ -454,18 +438,16 @@ class WorkerClient(Client):
         return answer.model.tobytes()
 
     def report(self, error: DistkerasError) -> None:
-        """Ends the job with ``error``; a server that is gone has nothing to end."""
+        """End the job with ``error``, unless the server is gone."""
         try:
             self.request(fault_of(error), Ack, self.deadlines.handshake)
         except _UNREACHED:
             self.close()
 
     def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
-        """``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline.
-
-        A server that stands still has more time: its driver has to find that out, and starts another one. So has one
-        that moves, for which Spark has to find a place.
-        """
+        """Return ``exchange()``, over a new connection as often as the old one breaks or stalls, until the deadline."""
+        # A server that stands still has more time: its driver has to find that out, and starts another one. So has one
+        # that moves, for which Spark has to find a place.
         backoff: Backoff | None = None
         while True:
             try:

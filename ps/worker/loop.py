@@ -1,6 +1,6 @@
-"""The worker's loop, once, for every rule: a generator that yields requests and is sent the replies.
+"""The worker's loop, one for every rule: a generator that yields requests and receives the replies.
 
-It opens no socket and reads no clock that matters to the result; a socket client or a simulation drives it.
+It opens no socket and reads no clock that affects the result; a socket client or a simulation drives it.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ log = logging.getLogger(__name__)
 MEASURED = 5
 #: Steps of the longest window that is chosen.
 LONGEST = 1000
-#: Steps of a window while exchanges are measured, where the rule's own is a whole epoch.
+#: Steps of a window while exchanges are measured, if the rule's own is a whole epoch.
 _WHILE_MEASURED = 10
 
 
 class AutoWindow:
-    """One worker's communication window, chosen from what its first exchanges take.
+    """One worker's communication window, chosen from the duration of its first exchanges.
 
     With C seconds a step and X an exchange (medians), a window of lambda steps spends X / (X + lambda C) of the time
     on communication: lambda is the smallest one that keeps this within ``share``. Where exchanges overlap with
     compute it is the smallest one that hides them: lambda C >= X.
 
     Args:
-        rule: with the window "auto".
-        share: of the time, in (0, 1).
-        overlap: exchanges are to overlap with compute; while they are measured, they do not.
+        rule: the rule, with the window "auto".
+        share: the share of the time, in (0, 1).
+        overlap: exchanges will overlap with compute; while they are measured, they do not.
         now: clock, seconds.
 
     Attributes:
-        rule: with the window in force.
+        rule: the rule, with the window in force.
         chosen: whether that is the measured one.
 
     Raises:
@@ -77,20 +77,20 @@ class AutoWindow:
         self._step_seconds: list[float] = []
         self._exchange_seconds: list[float] = []
         self._began, self._warming_up = 0.0, True
-        #: Of the present window.
+        #: The present window's.
         self._steps_taken, self._compute_seconds = 0, 0.0
 
     def start(self) -> None:
-        """Compute or an exchange begins."""
+        """Note that compute or an exchange begins."""
         self._began = self._now()
 
     def computed(self, steps: int) -> None:
-        """``steps`` steps of a window have ended."""
+        """Note that ``steps`` steps of a window have ended."""
         self._steps_taken += steps
         self._compute_seconds += self._now() - self._began
 
     def exchanged(self) -> Rule:
-        """A window's exchange has ended. Returns `rule`."""
+        """Note that a window's exchange has ended, and return `rule`."""
         took, step = self._now() - self._began, self._compute_seconds / self._steps_taken
         self._steps_taken, self._compute_seconds = 0, 0.0
         if self._warming_up:
@@ -115,11 +115,11 @@ class BatchLike(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Its epoch."""
+        """The epoch."""
 
     @property
     def index(self) -> int:
-        """Its number within the epoch."""
+        """The number within the epoch."""
 
     @property
     def last(self) -> bool:
@@ -127,21 +127,21 @@ class BatchLike(Protocol):
 
     @property
     def size(self) -> int:
-        """Its samples."""
+        """The number of samples."""
 
     @property
     def checksum(self) -> int:
-        """Of the rows up to its last one."""
+        """The checksum of the rows up to its last one."""
 
 
 class WorkerReplica(Replica, Protocol):
     """A `Replica` whose model may carry moving statistics."""
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
-        """Sets them; keeps no reference to ``vector``."""
+        """Set them; keep no reference to ``vector``."""
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
-        """Writes them into ``out``."""
+        """Write them into ``out``."""
 
 
 def work(
@@ -155,20 +155,20 @@ def work(
     windows: AutoWindow | None = None,
     now: Callable[[], float] | None = time.time,
 ) -> Loop:
-    """Trains on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
+    """Train on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
 
     Args:
         rule: the update rule; its worker half runs here.
         replica: the model.
-        batches: mini-batches in order, each with its epoch, its index within it, and whether it is the epoch's last.
-        payload: gives the buffers that the next commit ships.
+        batches: mini-batches in order.
+        payload: returns the buffers for the next commit.
         moving_statistics: size of the moving statistics, 0 for none.
         overlap: compute the next window while a commit and its reply travel (`Rule.begin_overlapped_window`). A window
             then begins from the reply to the commit before the one that travels, and its own commit's staleness counts
             all commits since that reply, the worker's own one among them: 1 where a worker is alone, 2n - 1 where n
             take turns. The worker keeps its own moving statistics, for those of the reply lack its latest window's.
             One commit is under way at a time.
-        windows: chooses the rule's window from what the first ones take; None: it is the rule's.
+        windows: chooses the rule's window; None: it is the rule's own.
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
@@ -181,13 +181,14 @@ def work(
     worker = _Worker(
         rule, replica, pulled, payload, moving_statistics=moving_statistics, overlap=overlap, windows=windows, now=now
     )
-    for group in _batch_groups(batches, worker.steps_until_due):
+    state = worker.state
+    for group in _batch_groups(batches, lambda: worker.rule.steps_until_due(state)):
         yield Compute(len(group))
         worker.compute(group)
-        due = group[-1].last or worker.due()
+        due = group[-1].last or worker.rule.due(state)
         if not due and worker.traits.probes:
-            worker.state.occupied = _answered((yield ProbeRequest())).occupied
-            due = worker.due()
+            state.occupied = _answered((yield ProbeRequest())).occupied
+            due = worker.rule.due(state)
         if due:
             going_on = yield from worker.exchange(group[-1])
             if not going_on:
@@ -201,11 +202,7 @@ _Exchange = Generator[Request, Reply | None, bool]
 
 
 class _Worker:
-    """The replica, the rule's state, the window that is being computed, and the latest center.
-
-    Args:
-        pulled: the reply to the first pull; the others are those of `work`.
-    """
+    """The replica, the rule's state, the window that is being computed, and the latest center; see `work`."""
 
     def __init__(
         self,
@@ -233,16 +230,8 @@ class _Worker:
         self._first = 0
         self._history: list[np.ndarray] = []
 
-    def steps_until_due(self) -> int:
-        """Steps that may be taken before `due` must be asked again."""
-        return self.rule.steps_until_due(self.state)
-
-    def due(self) -> bool:
-        """Return whether the rule wants to exchange now."""
-        return self.rule.due(self.state)
-
     def compute(self, group: Sequence[BatchLike]) -> None:
-        """Takes one step of the window for each mini-batch."""
+        """Take one step of the window for each mini-batch."""
         state, windows, now = self.state, self._windows, self._now
         if state.steps == 0:
             self._first, state.payload = group[0].index, self._payload()
@@ -257,7 +246,7 @@ class _Worker:
             self._history.append(np.concatenate([stamps, metrics], axis=1))
 
     def exchange(self, end: BatchLike) -> _Exchange:
-        """Commits the window, whose last mini-batch is ``end``, and begins the next one."""
+        """Commit the window, whose last mini-batch is ``end``, and begin the next one."""
         windows, state = self._windows, self.state
         if windows is not None:
             windows.start()
@@ -278,7 +267,7 @@ class _Worker:
         return going_on
 
     def _pull_and_commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
-        """The payload is made from the center just pulled; the commit is only acknowledged."""
+        """Make the payload from a center just pulled; the commit is only acknowledged."""
         pulled = _answered((yield PullRequest()))
         self.rule.elastic_exchange(self._replica, self.state, _center(pulled))
         self._take_reply(pulled)
@@ -286,7 +275,7 @@ class _Worker:
         return not acknowledged.stopping
 
     def _commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
-        """The reply is the center that the next window begins from."""
+        """Begin the next window from the center in the reply."""
         self.rule.fill_payload(self._replica, self.state)
         self._latest = reply = _answered((yield self._record(end, statistics)))
         if reply.stopping:
@@ -296,7 +285,7 @@ class _Worker:
         return True
 
     def _post(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
-        """The commit travels while the next window is computed, which begins from the reply to the one before it."""
+        """Let the commit travel while the next window is computed, which begins from the reply to the one before."""
         if self.posted:
             self._latest = _answered((yield CollectRequest()))
         self.rule.fill_payload(self._replica, self.state)
@@ -334,7 +323,7 @@ class _Worker:
 
 
 def _batch_groups(batches: Iterator[BatchLike], limit: Callable[[], int]) -> Iterator[Sequence[Any]]:
-    """Consecutive batches of one epoch, at most ``limit()`` at a time."""
+    """Yield consecutive batches of one epoch, at most ``limit()`` at a time."""
     for head in batches:
         group = [head]
         for batch in () if head.last else islice(batches, limit() - 1):
@@ -355,16 +344,16 @@ def _center(reply: Reply) -> Vector:
 
 
 def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome], Loop]) -> None:
-    """Drives the worker's loop to its end, then leaves.
+    """Drive the worker's loop to its end, then leave.
 
-    A server that was restarted from a snapshot has forgotten the latest commits, and another attempt may have held
-    the lease in between: the loop is then begun again where the partition stands. So it is after a commit that was
-    skipped for its numbers: what had led to them is forgotten. A job that ends early begins no loop any more.
+    A server that was restarted from a snapshot lacks the latest commits, and another attempt may have held the lease in
+    between: the loop then begins again where the partition stands. It also does after a commit that was skipped for its
+    numbers. A job that ends early begins no loop any more.
 
     Args:
         client: the worker's connection.
         welcome: what its `join` returned.
-        begin: makes the loop that goes on from there.
+        begin: returns the loop that continues from there.
     """
     while not welcome.finished:
         client.forget_residuals()  # they belong to steps that are forgotten
@@ -381,7 +370,7 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
 
 
 def _drive(client: WorkerClient, loop: Loop) -> None:
-    """Answers the loop's requests until it ends, and leaves."""
+    """Answer the loop's requests until it ends, and leave."""
     try:
         reply: Reply | None = None
         while True:
@@ -410,5 +399,4 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
 
 
 def _ended_loop() -> Loop:
-    """A worker's loop that has ended."""
     yield from ()

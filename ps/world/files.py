@@ -1,4 +1,4 @@
-"""The files in one directory: a local one, or what any URI names that Arrow's filesystems open."""
+"""The files in one directory: a local one, or one whose URI Arrow's filesystems open."""
 
 from __future__ import annotations
 
@@ -10,37 +10,34 @@ from typing import Any, Protocol
 
 from distkeras.ps.errors import ConfigurationError
 
-#: Bytes of a piece that is read: activity is recorded after each.
+#: Bytes of a piece that is read; activity is recorded after each piece.
 _PIECE = 4 << 20
 
 
 class Files(Protocol):
-    """The files in one directory; every call raises an OSError where it fails."""
+    """The files in one directory; every call raises an OSError if it fails."""
 
     def names(self) -> list[str]:
-        """Of all files there, in no order."""
+        """Return the names of all files, in no order."""
 
     def read(self, name: str) -> Iterator[bytes]:
-        """All of a file, in pieces."""
+        """Yield a file's bytes, in pieces."""
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        """A file of these bytes, in place of one of that name; what fails may leave some of them."""
+        """Write a file of these bytes, in place of one of that name; a call that fails may leave a part of it."""
 
     def sync(self, name: str = "") -> None:
-        """Has the system write a file out, or which names there are: then it survives a power cut."""
+        """Have the system write out a file, or the list of names, so that it survives a power cut."""
 
     def move(self, name: str, to: str) -> None:
-        """Gives a file another name, at once and in place of one that has it."""
+        """Give a file another name, atomically and in place of a file that has it."""
 
     def delete(self, name: str) -> None:
-        """Removes a file."""
+        """Delete a file."""
 
 
 def open_files(uri: str) -> Files:
-    """The files in the directory ``uri``.
-
-    Args:
-        uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` …; made if it is not there.
+    """Return the files in the directory ``uri``, a local path or a URI, which is made if it is not there.
 
     Raises:
         ConfigurationError: nothing opens this URI.
@@ -63,11 +60,7 @@ def open_files(uri: str) -> Files:
 class LocalFiles:
     """Files of this system that no other user may read: a new directory has mode 0700, each file 0600.
 
-    Args:
-        root: the directory; made if it is not there. One that is keeps its mode.
-
-    Raises:
-        OSError: it cannot be made.
+    The directory ``root`` is made if it is not there; one that is there keeps its mode.
     """
 
     def __init__(self, root: Path) -> None:
@@ -80,46 +73,32 @@ class LocalFiles:
             raise NotADirectoryError(f"{root} must be a directory. Received: a file")
 
     def names(self) -> list[str]:
-        """Of all files there."""
         with os.scandir(self._root) as entries:
             return [entry.name for entry in entries if not entry.is_dir()]
 
     def read(self, name: str) -> Iterator[bytes]:
-        """All of a file, in pieces."""
         with Path(self._root, name).open("rb", buffering=0) as stream:
             while piece := stream.read(_PIECE):
                 yield piece
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        """A file of these bytes."""
         descriptor = os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             for piece in pieces:
                 stream.write(piece)
 
     def sync(self, name: str = "") -> None:
-        """Has the system write it out."""
         _sync(self._root / name)
 
     def move(self, name: str, to: str) -> None:
-        """Gives a file another name."""
         Path(self._root, name).replace(self._root / to)
 
     def delete(self, name: str) -> None:
-        """Removes a file."""
         Path(self._root, name).unlink()
 
 
 class ArrowFiles:
-    """Files by way of Arrow.
-
-    Args:
-        filesystem: of `pyarrow.fs`.
-        root: the directory; made if it is not there.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Files of a `pyarrow.fs` filesystem; the directory ``root`` is made if it is not there."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         from pyarrow import ArrowException
@@ -130,7 +109,6 @@ class ArrowFiles:
             self._fs.create_dir(self._root, recursive=True)
 
     def names(self) -> list[str]:
-        """Of all files there."""
         from pyarrow import fs
 
         with self._arrows_too():
@@ -138,27 +116,23 @@ class ArrowFiles:
         return [info.base_name for info in entries if info.type != fs.FileType.Directory]
 
     def read(self, name: str) -> Iterator[bytes]:
-        """All of a file, in pieces."""
         with self._arrows_too(), self._fs.open_input_stream(self._path(name)) as stream:
             while piece := stream.read(_PIECE):
                 yield piece
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
-        """A file of these bytes."""
         with self._arrows_too(), self._fs.open_output_stream(self._path(name)) as stream:
             for piece in pieces:
                 stream.write(piece)
 
     def sync(self, name: str = "") -> None:
-        """These filesystems have no such call: what was closed is there."""
+        """Do nothing: these filesystems have no such call, and a file that was closed is there."""
 
     def move(self, name: str, to: str) -> None:
-        """Gives a file another name."""
         with self._arrows_too():
             self._fs.move(self._path(name), self._path(to))
 
     def delete(self, name: str) -> None:
-        """Removes a file."""
         with self._arrows_too():
             self._fs.delete_file(self._path(name))
 
@@ -167,7 +141,7 @@ class ArrowFiles:
 
     @contextmanager
     def _arrows_too(self) -> Iterator[None]:
-        """Arrow's own errors, of which not all are one, as an OSError."""
+        """Raise Arrow's own errors, of which not all are an OSError, as one."""
         try:
             yield
         except self._arrows as error:

@@ -1,4 +1,4 @@
-"""Child processes that are written lines and answer in lines.
+"""Child processes with which the parent exchanges lines.
 
 Every fork of this process has a copy of each of its descriptors, and keeps a child's pipes open when both are dead. So
 the end of a pipe proves nothing: parent and child each watch the other's process.
@@ -29,40 +29,40 @@ class Child(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """What it ended with, minus the signal's number if one killed it; None while it runs."""
+        """The exit status, or minus the number of the signal that killed it; None while it runs."""
 
     def write(self, line: bytes) -> None:
-        """Writes to its standard input; BrokenPipeError if it has ended."""
+        """Write to its standard input; raise a BrokenPipeError if it has ended."""
 
     def line(self, timeout: float) -> bytes:
-        """The next line that it writes to its standard output; what there is of one if it ended.
+        """Return the next line of its standard output, or the part that it wrote before it ended.
 
         Raises:
-            TimeoutError: it has not come in ``timeout`` seconds.
+            TimeoutError: the line has not come in ``timeout`` seconds.
         """
 
     def errors(self) -> Iterator[bytes]:
-        """The lines that it writes to its standard error, until it ends."""
+        """Yield the lines of its standard error, until it ends."""
 
     def end_input(self, goodbye: bytes) -> None:
-        """Writes the last line to its standard input, if it lives, and ends that."""
+        """Write the last line to its standard input, if it lives, and close that."""
 
     def wait(self, timeout: float) -> bool:
         """Return whether it has ended, or does so within ``timeout`` seconds."""
 
     def kill(self) -> None:
-        """Kills it."""
+        """Kill it."""
 
     def close(self) -> None:
-        """Gives back what it had; it has ended."""
+        """Release its resources; it has ended."""
 
 
 class ChildProcess:
-    """A real one.
+    """A process of the system.
 
     Args:
-        command: program and arguments. ``--driver FD`` follows them where there is a descriptor of this process that
-            shows its end, even if other processes have a copy.
+        command: program and arguments. ``--driver FD`` is appended where the system has a descriptor that shows the end
+            of this process, even if other processes have a copy.
         environment: all of its variables.
     """
 
@@ -87,38 +87,31 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """See `Child`."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """See `Child`."""
         return self._process.poll()
 
     def write(self, line: bytes) -> None:
-        """See `Child`."""
         self._input.write(line)
         self._input.flush()
 
     def line(self, timeout: float) -> bytes:
-        """See `Child`."""
         self._deadline = time.monotonic() + timeout
         return next(self._lines, b"")
 
     def errors(self) -> Iterator[bytes]:
-        """See `Child`."""
         with self._errors:
             yield from _lines_of(self._process, self._errors.fileno())
 
     def end_input(self, goodbye: bytes) -> None:
-        """See `Child`."""
         if not self._input.closed:
             with contextlib.suppress(BrokenPipeError):  # a process that has ended does not read it
                 self._input.write(goodbye)
                 self._input.close()
 
     def wait(self, timeout: float) -> bool:
-        """See `Child`."""
         if self._process.poll() is not None:
             return True
         descriptor = _process_descriptor(self._process.pid)
@@ -137,11 +130,9 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """See `Child`."""
         self._process.kill()
 
     def close(self) -> None:
-        """See `Child`."""
         self._output.close()
 
 
@@ -156,16 +147,7 @@ def _process_descriptor(pid: int) -> int | None:
 def _lines_of(
     child: subprocess.Popen[bytes], stream: int, deadline: Callable[[], float] = lambda: math.inf
 ) -> Iterator[bytes]:
-    """The lines that ``child`` writes to a pipe, until the pipe ends or the child has.
-
-    Args:
-        child: who writes.
-        stream: the descriptor to read from.
-        deadline: when the next one must be there (`time.monotonic`).
-
-    Raises:
-        TimeoutError: it is not.
-    """
+    """Yield the lines that ``child`` writes to a pipe, until either ends; each must come before ``deadline()``."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     rest = b""

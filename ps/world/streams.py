@@ -1,4 +1,4 @@
-"""Connections: TCP sockets, plain or encrypted, whose every call has a deadline."""
+"""Connections: TCP sockets, plain or encrypted; every call has a deadline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-#: Large enough that a multi-megabyte vector is not cut into many wake-ups. Strangers get the system's own, small ones.
+#: Large enough that a multi-megabyte vector is not cut into many wake-ups. Until the handshake, buffers are small.
 SOCKET_BUFFER = 512 * 1024
 
-#: Seconds after which a peer's host that acknowledges nothing is taken for gone. They begin to run again with what is
-#: sent to it meanwhile: twice as many at the most.
+#: Seconds after which a peer's host that acknowledges nothing counts as gone; twice as many if data is sent meanwhile.
 HOST_SILENCE = 20
 #: The state of a socket whose connection is over on both sides, in the kernel's numbering.
 _TCP_CLOSE = 7
@@ -28,27 +27,26 @@ _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 class Stream(Protocol):
-    """A connection's bytes, both ways. Every call raises an OSError where the connection is gone."""
+    """A connection's bytes, both ways. Every call raises an OSError if the connection is gone."""
 
     def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
-        """Fills ``spaces``, at least in part; ``whole``: all, unless the time or the stream ends first.
+        """Fill ``spaces``, at least in part, and return how many bytes came; 0 is the end of the stream.
 
-        Returns:
-            The bytes that came; 0 is the end of the stream.
+        If ``whole``, fill all, unless the time or the stream ends first.
 
         Raises:
             TimeoutError, BlockingIOError: nothing came in ``timeout`` seconds.
         """
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
-        """Sends some of ``buffers``; returns how many bytes.
+        """Send some of ``buffers``, and return how many bytes.
 
         Raises:
             TimeoutError, BlockingIOError: nothing was taken in ``timeout`` seconds.
         """
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
-        """Runs the TLS handshake, and encrypts from now on.
+        """Run the TLS handshake, and encrypt from now on.
 
         Raises:
             TimeoutError: it took longer than ``timeout`` seconds.
@@ -56,16 +54,16 @@ class Stream(Protocol):
         """
 
     def enlarge(self) -> None:
-        """The peer is known: gives the connection room for vectors."""
+        """Enlarge the buffers for vectors, once the peer is known."""
 
     def gone(self) -> bool:
-        """Return whether the peer has closed its end, found without reading anything away."""
+        """Return whether the peer has closed its end, without consuming any bytes."""
 
     def shutdown(self) -> None:
-        """Ends the connection, from any thread: a blocked call of another one returns."""
+        """End the connection, from any thread: a blocked call of another one returns."""
 
     def close(self) -> None:
-        """Gives the socket back."""
+        """Close the socket."""
 
 
 class Listener(Protocol):
@@ -76,22 +74,18 @@ class Listener(Protocol):
         """Host and port."""
 
     def accept(self) -> tuple[Stream, str, int]:
-        """Waits for the next connection: it, and its peer's host and port.
+        """Wait for the next connection; return it, and its peer's host and port.
 
         Raises:
             OSError: the port was closed, or the system has no room for a connection.
         """
 
     def close(self) -> None:
-        """Gives the port back; a thread that waits for a connection returns."""
+        """Release the port; a thread that waits for a connection returns."""
 
 
 class TcpStream:
-    """A connected TCP socket.
-
-    Args:
-        sock: it; the stream owns it.
-    """
+    """A connected TCP socket, which the stream owns."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -102,7 +96,6 @@ class TcpStream:
         self.read, self.write = self._pipe.read, self._pipe.write
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
-        """See `Stream`."""
         self.sock.settimeout(timeout)
         sock = context.wrap_socket(self.sock, server_side=server, do_handshake_on_connect=False)
         self.sock = sock
@@ -113,12 +106,10 @@ class TcpStream:
         self.read, self.write = self._pipe.read, self._pipe.write
 
     def enlarge(self) -> None:
-        """See `Stream`."""
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
 
     def gone(self) -> bool:
-        """See `Stream`."""
         try:
             poller = select.poll()
             poller.register(self.sock, _PEER_CLOSED)
@@ -134,22 +125,17 @@ class TcpStream:
             return True
 
     def shutdown(self) -> None:
-        """See `Stream`."""
         self._ended = True
         with contextlib.suppress(OSError):  # the peer may have been faster
             # Not the TLS socket's own method, which goes over to plain text under the feet of a reading thread.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See `Stream`."""
         self.sock.close()
 
 
 class TcpListener:
-    """A listening TCP socket.
-
-    Args:
-        host, port: where; port 0: one that is free.
+    """A listening TCP socket; port 0 stands for any that is free.
 
     Raises:
         OSError: the port cannot be bound.
@@ -161,7 +147,6 @@ class TcpListener:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def accept(self) -> tuple[Stream, str, int]:
-        """See `Listener`."""
         while True:
             sock, address = self._listener.accept()
             try:
@@ -170,7 +155,6 @@ class TcpListener:
                 sock.close()
 
     def close(self) -> None:
-        """See `Listener`."""
         with contextlib.suppress(OSError):  # not every platform lets a listener be shut down
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which close alone does not
         self._listener.close()
@@ -191,11 +175,10 @@ def connect(address: tuple[str, int], timeout: float) -> Stream:
 
 
 class _Plain:
-    """A socket whose deadlines the kernel keeps, so that a vector comes or goes in one call of it.
+    """A socket whose deadlines the kernel keeps, so that a vector comes or goes in one system call."""
 
-    Python's own timeouts make a socket non-blocking and ask the kernel three times for every piece: on a vector of
-    some megabytes that costs up to a quarter of the rate, and a turn of the interpreter's lock a piece.
-    """
+    # Python's own timeouts make a socket non-blocking and ask the kernel three times for every piece: on a vector of
+    # some megabytes that costs up to a quarter of the rate, and a turn of the interpreter's lock a piece.
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -212,7 +195,7 @@ class _Plain:
         return self._until_timeout(socket.SO_SNDTIMEO, timeout, lambda: self._sock.sendmsg(buffers))
 
     def _until_timeout(self, option: int, timeout: float, call: Callable[[], int]) -> int:
-        """``call()``, again where the kernel's limit ends it before ``timeout``."""
+        """Return ``call()``, repeated where the kernel's limit ends it before ``timeout``."""
         self._limit(option, timeout)
         began = time.monotonic()
         while True:
@@ -266,7 +249,7 @@ class _Encrypted:
 
 
 def _host_gone(error: TimeoutError) -> OSError:
-    """What the kernel's own time-out means: a lost connection. Where the time was a call's, ``error`` itself."""
+    """Return a lost connection for the kernel's own time-out, and ``error`` itself for a call's."""
     if error.errno != errno.ETIMEDOUT:
         return error
     return ConnectionResetError(errno.ETIMEDOUT, _silent())
@@ -282,10 +265,7 @@ def _closed(sock: socket.socket) -> bool:
 
 
 def _give_up_silent_hosts(sock: socket.socket) -> None:
-    """Has the kernel notice a host that vanished without a word, whether data is under way to it or not.
-
-    A process that stands still looks the same once its buffers are full: its connection ends as well.
-    """
+    """Have the kernel end connections to a vanished host, and to a stopped process whose buffers are full."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for a connection on which nothing is under way
     options = {
         "TCP_KEEPIDLE": max(1, HOST_SILENCE // 3),

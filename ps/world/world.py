@@ -1,8 +1,8 @@
 """Time, chance, threads, connections, files and processes, in one object that is passed to the code that needs them.
 
-`REAL` has the system's own and is the default. A simulation hands in another `World`, in which one thread runs
-at a time, time passes when all of them wait, and connections and files are in memory: the same code then runs in any
-order that a seed says.
+`REAL` has the system's own and is the default. A simulation passes another `World`, in which one thread runs at a time,
+time passes when all of them wait, and connections and files are in memory: the same code then runs in any order that a
+seed determines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from distkeras.ps.world.files import Files, open_files
@@ -20,104 +20,93 @@ from distkeras.ps.world.processes import Child, ChildProcess
 from distkeras.ps.world.streams import Listener, Stream, TcpListener, connect
 
 
-class Lock(Protocol):
-    """As `threading.Lock`."""
+class Lock(AbstractContextManager[bool], Protocol):
+    """Like `threading.Lock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Takes it; False where it is not to be had in ``timeout`` seconds, or at once."""
+        """Take it; return False if that is not possible at once, or in ``timeout`` seconds."""
 
     def release(self) -> None:
-        """Gives it back."""
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
+        """Release it."""
 
 
-class Condition(Protocol):
-    """As `threading.Condition`."""
+class Condition(AbstractContextManager[bool], Protocol):
+    """Like `threading.Condition`."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for news, for ``timeout`` seconds; the caller holds the lock."""
+        """Wait until notified, for ``timeout`` seconds at most; the caller holds the lock."""
 
     def notify_all(self) -> None:
-        """There is news; the caller holds the lock."""
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
+        """Wake all who wait; the caller holds the lock."""
 
 
 class Flag(Protocol):
-    """As `threading.Event`."""
+    """Like `threading.Event`."""
 
     def is_set(self) -> bool:
         """Return whether it was set."""
 
     def set(self) -> None:
-        """Wakes all who wait."""
+        """Set it, and wake all who wait."""
 
     def clear(self) -> None:
-        """As before it was set."""
+        """Reset it."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set, for ``timeout`` seconds; whether it is."""
+        """Wait until it is set, for ``timeout`` seconds at most; return whether it is."""
 
 
 class Thread(Protocol):
-    """As `threading.Thread`."""
+    """Like `threading.Thread`."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name, for logs and errors."""
 
     @property
     def ident(self) -> int | None:
-        """None before it was started."""
+        """The thread's number; None before it was started."""
 
     def start(self) -> None:
-        """Begins; RuntimeError where the system has no room for it."""
+        """Start it; raise a RuntimeError if the system has no room for it."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for its end, for ``timeout`` seconds."""
+        """Wait for its end, for ``timeout`` seconds at most."""
 
     def is_alive(self) -> bool:
         """Return whether it was started and has not ended."""
 
 
 class World:
-    """The system's own."""
+    """The system's time, threads, connections, files and processes."""
 
-    #: Seconds, never going back; and seconds since the epoch.
+    #: Seconds that never go back; and seconds since the epoch.
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
-    #: A random number between two others, of the system: the user's seeds are the user's, and a forked process draws
-    #: others; and so many random bytes that they cannot be guessed.
+    #: A random number between two others. It is the system's, so that users' seeds do not matter and forked processes
+    #: draw other numbers.
     uniform = staticmethod(random.SystemRandom().uniform)
+    #: Random bytes that cannot be guessed.
     token = staticmethod(secrets.token_bytes)
 
     def sleep(self, seconds: float) -> None:
-        """Waits."""
+        """Wait for that many seconds."""
         time.sleep(seconds)
 
     def lock(self) -> Lock:
-        """A new lock."""
+        """Return a new lock."""
         return threading.Lock()
 
     def reentrant_lock(self) -> Lock:
-        """One that its holder may take again."""
+        """Return a new lock that its holder may take again."""
         return threading.RLock()
 
     def condition(self, lock: Lock | None = None) -> Condition:
-        """A condition around ``lock``, a new one where it is None."""
+        """Return a condition around ``lock``, or around a new one."""
         return threading.Condition(lock)  # type: ignore[arg-type]  # one of this world's
 
     def event(self) -> Flag:
-        """One that is not set."""
+        """Return a flag that is not set."""
         return threading.Event()
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
@@ -125,42 +114,21 @@ class World:
         return threading.Thread(target=target, name=name, daemon=True)
 
     def connect(self, address: tuple[str, int], timeout: float) -> Stream:
-        """Return a connection to the listener at ``address``, in at most ``timeout`` seconds.
-
-        Raises:
-            OSError: nothing listens there, or it was not reached in time.
-        """
+        """Return a connection to the listener at ``address``: see `streams.connect`."""
         return connect(address, timeout)
 
     def listen(self, host: str, port: int) -> Listener:
-        """Takes connections at ``host`` and ``port``; 0: at a port that is free.
-
-        Raises:
-            OSError: the port cannot be bound.
-        """
+        """Return a listener at ``host`` and ``port``: see `TcpListener`."""
         return TcpListener(host, port)
 
     def files(self, uri: str) -> Files:
-        """The files in the directory ``uri``, which is made if it is not there.
-
-        Raises:
-            ConfigurationError: nothing opens this URI.
-            OSError: the directory cannot be made.
-        """
+        """Return the files in the directory ``uri``: see `open_files`."""
         return open_files(uri)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """A new process.
-
-        Args:
-            command: program and arguments.
-            environment: all of its variables.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Return a new process: see `ChildProcess`."""
         return ChildProcess(command, environment)
 
 
-#: The one that everything runs in.
+#: The default.
 REAL = World()

@@ -29,7 +29,7 @@ ALLOWED = {
 }
 #: Where sockets are used, each call with what is left of a deadline.
 STREAMS = "ps/world/streams.py"
-CHANNEL = "ps/transport/channel.py"
+CHANNEL = "ps/transport/client.py"
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

@@ -32,7 +32,7 @@ OF_TRANSFORMERS = {
 }
 #: State machines: their caller has the sockets, the threads and the clock.
 SANS_IO = [
-    *(f"protocol/{name}" for name in ("framing", "handshake", "messages", "layout", "compression")),
+    *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
     *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
     "worker/loop",
     *(f"simulation/{name}" for name in ("simulate", "virtual_clock", "virtual_job", "function_replica", "daso")),

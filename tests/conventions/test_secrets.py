@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from distkeras.ps.errors import DistkerasError
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import fault_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl
 from distkeras.ps.settings import WorkerSettings
-from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate
 from distkeras.ps.transport.worker_client import WorkerClient

@@ -7,8 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from distkeras.ps.protocol.framing import Reader
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection, Reader
 from fuzz.inputs import Inputs
 from fuzz.parser import Target
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection
 
 
 def shake_hands(server: Connection, client: Connection) -> None:

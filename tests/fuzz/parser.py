@@ -10,8 +10,7 @@ from collections import Counter
 import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import EndOfStream, Reader, Seal, encode
-from distkeras.ps.protocol.handshake import Connection, Nonces
+from distkeras.ps.protocol.framing import Connection, EndOfStream, Nonces, Reader, Seal, encode
 from distkeras.ps.protocol.messages import MESSAGES, Message, Proof
 from fuzz.handshake import deliver, first_words, shake_hands
 from fuzz.inputs import Inputs, frame

@@ -13,8 +13,7 @@ import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
 from distkeras.ps.protocol import messages
-from distkeras.ps.protocol.framing import EndOfStream, Limits
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
 from distkeras.ps.protocol.messages import (
     Abort,
     Challenge,

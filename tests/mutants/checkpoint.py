@@ -239,9 +239,9 @@ CHECKPOINT = (
     ),
     Mutant(
         "a restart forgets the epochs that the start asked for",
-        "ps/checkpoint/checkpointer.py",
-        "return replace(self, epoch=epoch, after=after)",
-        "return StartMode(epoch=epoch, after=after)",
+        "ps/server/start.py",
+        "mode = dataclasses.replace(self.mode, epoch=epoch, after=after)",
+        "mode = StartMode(epoch=epoch, after=after)",
         "a job that was resumed with more epochs ends with a LedgerError",
         ("tests/ps/server/test_restart.py",),
     ),

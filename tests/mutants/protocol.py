@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-HANDSHAKE, SEALING, FRAMING = "ps/protocol/handshake.py", "ps/protocol/framing.py", "ps/protocol/framing.py"
+FRAMING = "ps/protocol/framing.py"
 _OF_HANDSHAKE, _OF_SEALING = ("tests/ps/protocol/test_handshake.py",), ("tests/ps/protocol/test_sealing.py",)
 _OF_FRAMING = ("tests/ps/protocol/test_framing.py",)
 _OF_COMPRESSION = ("tests/ps/protocol/test_compression.py", "tests/ps/protocol/test_wire_format.py")
@@ -12,7 +12,7 @@ _OF_COMPRESSION = ("tests/ps/protocol/test_compression.py", "tests/ps/protocol/t
 PROTOCOL = (
     Mutant(
         "the role is left out of the proof",
-        HANDSHAKE,
+        FRAMING,
         "purpose + role + said",
         "purpose + said",
         "a stranger sends the server's own proof back, and is let in",
@@ -20,7 +20,7 @@ PROTOCOL = (
     ),
     Mutant(
         "the server's nonce is left out of the proof",
-        HANDSHAKE,
+        FRAMING,
         "self.server.tobytes() + self.client.tobytes()",
         "self.client.tobytes()",
         "an answer that was recorded is good for another connection",
@@ -28,7 +28,7 @@ PROTOCOL = (
     ),
     Mutant(
         "the client's nonce is left out of the proof",
-        HANDSHAKE,
+        FRAMING,
         "self.server.tobytes() + self.client.tobytes()",
         "self.server.tobytes()",
         "a stranger who recorded a handshake plays the server to another client",
@@ -36,7 +36,7 @@ PROTOCOL = (
     ),
     Mutant(
         "the purpose is left out of what keys are made of",
-        HANDSHAKE,
+        FRAMING,
         "purpose + role + said",
         "role + said",
         "the proof, which everybody reads, is the key of the tags",
@@ -44,7 +44,7 @@ PROTOCOL = (
     ),
     Mutant(
         "proofs are not compared",
-        HANDSHAKE,
+        FRAMING,
         "if not hmac.compare_digest(received.tobytes(), expected.tobytes()):",
         "if not received.nbytes:",
         "everybody is let in",
@@ -52,7 +52,7 @@ PROTOCOL = (
     ),
     Mutant(
         "anything is read before the handshake is over",
-        HANDSHAKE,
+        FRAMING,
         "self._reader.accepts = (Answer,) if server else (Challenge,)",
         "self._reader.accepts = MESSAGES",
         "strangers are obeyed",
@@ -60,15 +60,15 @@ PROTOCOL = (
     ),
     Mutant(
         "strangers may send large frames",
-        HANDSHAKE,
-        "self._reader = Reader(HANDSHAKE_LIMITS, self._allocate)",
-        "self._reader = Reader(self.limits, self._allocate)",
+        FRAMING,
+        "self._reader = Reader(HANDSHAKE_LIMITS)",
+        "self._reader = Reader(self._limits)",
         "who has not proved the key may fill the memory",
         _OF_HANDSHAKE,
     ),
     Mutant(
         "limits stay as they were",
-        HANDSHAKE,
+        FRAMING,
         "            self._reader.limits = limits",
         "            pass",
         "a peer may send frames larger than the job needs",
@@ -76,7 +76,7 @@ PROTOCOL = (
     ),
     Mutant(
         "whether vectors are covered is under no proof",
-        HANDSHAKE,
+        FRAMING,
         "bytes([self.whole]) + self.server",
         "self.server",
         "a relay takes the cover off",
@@ -84,7 +84,7 @@ PROTOCOL = (
     ),
     Mutant(
         "both directions have one key",
-        HANDSHAKE,
+        FRAMING,
         '(b"server", b"client") if self.server else (b"client", b"server")',
         '(b"client", b"client")',
         "a frame can be sent back to its sender",
@@ -100,7 +100,7 @@ PROTOCOL = (
     ),
     Mutant(
         "frames are not counted",
-        SEALING,
+        FRAMING,
         "[_NUMBER.pack(self._frames), head]",
         "[head]",
         "a frame can be repeated, left out and moved",
@@ -108,7 +108,7 @@ PROTOCOL = (
     ),
     Mutant(
         "fields are not covered",
-        SEALING,
+        FRAMING,
         "[_NUMBER.pack(self._frames), head]",
         "[_NUMBER.pack(self._frames)]",
         "numbers and texts can be changed",
@@ -116,7 +116,7 @@ PROTOCOL = (
     ),
     Mutant(
         "short arrays are not covered",
-        SEALING,
+        FRAMING,
         "if array.nbytes <= LONG:",
         "if not array.nbytes:",
         "the vectors of a small model can be changed",
@@ -124,7 +124,7 @@ PROTOCOL = (
     ),
     Mutant(
         "long vectors are never covered",
-        SEALING,
+        FRAMING,
         "elif self._whole or kind",
         "elif kind",
         "`authenticate_vectors` does nothing",
@@ -132,7 +132,7 @@ PROTOCOL = (
     ),
     Mutant(
         "long histories are not covered",
-        SEALING,
+        FRAMING,
         " or array.dtype == _FLOAT64:",
         ":",
         "records can be changed",
@@ -140,7 +140,7 @@ PROTOCOL = (
     ),
     Mutant(
         "the center that is published is not covered",
-        SEALING,
+        FRAMING,
         "elif self._whole or kind not in _BULKY or array",
         "elif self._whole or array",
         "the model and its first weights can be changed",

@@ -110,7 +110,7 @@ TRANSPORT = (
     ),
     Mutant(
         "a frame may take for ever",
-        "ps/transport/channel.py",
+        "ps/transport/client.py",
         "                begun, deadline = True, self._now() + self.frame",
         "                begun = True",
         "a peer that falls silent within a frame keeps a thread",
@@ -159,8 +159,8 @@ TRANSPORT = (
     Mutant(
         "windows cross the end of an epoch",
         LOOP,
-        "        due = group[-1].last or worker.due()\n",
-        "        due = worker.due()\n",
+        "        due = group[-1].last or worker.rule.due(state)\n",
+        "        due = worker.rule.due(state)\n",
         "the last mini-batches of an epoch are not committed",
         _LOOP,
     ),

@@ -12,8 +12,7 @@ from fuzz.inputs import Inputs
 from fuzz.limits import Violation
 
 from distkeras.ps.protocol import framing
-from distkeras.ps.protocol.framing import Reader
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection, Reader
 from distkeras.ps.protocol.messages import Ack
 
 

@@ -16,7 +16,7 @@ from unittest import mock
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
-from distkeras.ps.protocol import framing, handshake
+from distkeras.ps.protocol import framing
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import MESSAGES
 from distkeras.ps.rules import Rule, all_rules
@@ -184,7 +184,7 @@ def _seen_by(census: Census) -> Iterator[None]:
 
     with ExitStack() as stack:
         for owner, name, replacement in (
-            (handshake, "encode", encoded),
+            (framing, "encode", encoded),
             (worker, "WorkerSettings", told),
             (watch.Watch, "look_at", looked_at),
             (StartRequest, "from_json", asked),

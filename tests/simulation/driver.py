@@ -11,7 +11,7 @@ import numpy as np
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import DistkerasError, WorkerError
-from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.rules.schedules import schedule_of
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.start import ResumePoint, StartRequest

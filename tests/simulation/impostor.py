@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from distkeras.ps.errors import DistkerasError
-from distkeras.ps.protocol.handshake import KEY_BYTES, Connection
-from distkeras.ps.transport.channel import Channel
+from distkeras.ps.protocol.framing import KEY_BYTES, Connection
+from distkeras.ps.transport.client import Channel
 from simulation.network import VirtualStream
 from simulation.scheduler import Process
 from simulation.world import Surroundings, VirtualWorld

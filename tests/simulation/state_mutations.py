@@ -11,7 +11,7 @@ from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
-from distkeras.ps.checkpoint import directory, ownership, snapshot
+from distkeras.ps.checkpoint import checkpointer, directory, ownership, snapshot
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import parsed
@@ -138,19 +138,19 @@ def _steps_are_not_restored() -> list[Patch]:
 @mutation
 def _momenta_of_workers_are_not_restored() -> list[Patch]:
     """After a restart, DANA's sum of momenta is that of momenta which are gone."""
-    return [(directory, "capture", _capture_with(lambda name: name.startswith("worker/")))]
+    return [(checkpointer, "capture", _capture_with(lambda name: name.startswith("worker/")))]
 
 
 @mutation
 def _what_a_rule_keeps_is_not_restored() -> list[Patch]:
     """After a restart, a server's own momentum begins with nothing."""
-    return [(directory, "capture", _capture_with(lambda name: name.startswith("model/")))]
+    return [(checkpointer, "capture", _capture_with(lambda name: name.startswith("model/")))]
 
 
 @mutation
 def _an_unfinished_round_is_not_restored() -> list[Patch]:
     """After a restart, those who had arrived in a round have contributed nothing to it."""
-    return [(directory, "capture", _capture_with(lambda name: name == "round"))]
+    return [(checkpointer, "capture", _capture_with(lambda name: name == "round"))]
 
 
 @mutation

@@ -31,7 +31,7 @@ from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, DeadlineError
-from distkeras.ps.protocol.handshake import KEY_BYTES
+from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.settings import grouped
 from distkeras.spark.cluster import SparkFacts

@@ -13,7 +13,8 @@ from support.present import present
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
-from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
+from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import LocalFiles
 from distkeras.ps.world.world import World
@@ -68,7 +69,7 @@ def test_what_a_server_goes_on_from_does_not_count_before_a_snapshot_of_its_own(
     job, older = toy(), SnapshotDirectory(str(tmp_path), token="0000000a")
     older.take_over()
     job.commit(0)
-    older.save(take(job.center), older.save_log(job.center.log.read(), LogFiles()))
+    older.save(capture(job.center), older.save_log(job.center.log.read(), LogFiles()))
     center, newer = toy().center, SnapshotDirectory(str(tmp_path), token="0000000b")
     saved = newer.take_over()
     assert saved is not None

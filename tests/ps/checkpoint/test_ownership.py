@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from support.ps.toy_model import ToyJob
 
-from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
+from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
+from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import OwnershipLostError
 from distkeras.ps.rules import make
@@ -44,7 +45,7 @@ def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
 
     def save() -> None:
         log_files = older.save_log(job.center.log.read(), LogFiles()) if job.center.clock else LogFiles()
-        older.save(take(job.center), log_files)
+        older.save(capture(job.center), log_files)
         older.require_owned()  # it counts: workers are told
 
     save()

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from support.ps.toy_model import ToyJob
 
-from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory, take
+from distkeras.ps.checkpoint.directory import LogFiles, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.rules import make
 
 
@@ -19,7 +20,7 @@ def test_a_snapshot_that_is_kept_keeps_the_log_files_that_became_others(tmp_path
     for replaced in (0, 1):
         job.commit(0)
         files = directory.save_log(job.center.log.read(), files, replaced=replaced)
-        directory.save(take(job.center), files)
+        directory.save(capture(job.center), files)
     directory.prune(2, files, directory.require_owned())
     latest = max(tmp_path.glob("snapshot-*"))
     latest.write_bytes(latest.read_bytes()[:-1])

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from support.ps.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import MAGIC, VERSION, EndOfStream, Limits, encode
-from distkeras.ps.protocol.handshake import HANDSHAKE_LIMITS, Connection
+from distkeras.ps.protocol.framing import HANDSHAKE_LIMITS, MAGIC, VERSION, Connection, EndOfStream, Limits, encode
 from distkeras.ps.protocol.messages import (
     MESSAGES,
     Ack,

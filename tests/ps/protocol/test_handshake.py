@@ -8,8 +8,7 @@ from support.ps.frames import deliver, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import messages
-from distkeras.ps.protocol.framing import Limits, encode
-from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, Nonces
+from distkeras.ps.protocol.framing import KEY_BYTES, Connection, Limits, Nonces, encode
 from distkeras.ps.protocol.messages import Ack, Fault, Message, Publish
 
 KEY, ANOTHER_KEY = b"k" * KEY_BYTES, b"x" * KEY_BYTES

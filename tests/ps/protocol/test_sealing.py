@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.ps.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
-from distkeras.ps.protocol.framing import LONG, TAG_BYTES, Limits, Reader, Seal, encode
-from distkeras.ps.protocol.handshake import KEY_BYTES, Connection, Nonces
+from distkeras.ps.protocol.framing import KEY_BYTES, LONG, TAG_BYTES, Connection, Limits, Nonces, Reader, Seal, encode
 from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, Pull
 
 KEY = b"k" * KEY_BYTES

@@ -37,8 +37,7 @@ from distkeras.ps.protocol.messages import MESSAGES, Abort, Ack, Answer, Commit,
 from distkeras.ps.server.admission import PendingConnection
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.channel import dial
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, dial
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 

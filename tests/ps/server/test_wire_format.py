@@ -25,8 +25,7 @@ from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import NO_FLOATS, Ack, Commit, CommitRecord, Hello, Welcome, fault_of
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import BLOCK
-from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
 

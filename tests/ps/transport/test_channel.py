@@ -12,9 +12,9 @@ import pytest
 from support.patience import PATIENT, brief, patience
 
 from distkeras.ps.errors import DeadlineError
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import Occupancy, Probe
-from distkeras.ps.transport.channel import Channel
+from distkeras.ps.transport.client import Channel
 from distkeras.ps.world import streams
 from distkeras.ps.world.streams import TcpStream, connect
 

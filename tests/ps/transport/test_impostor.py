@@ -14,7 +14,7 @@ from support.ps.relay import Relay
 from support.ps.running_server import Running
 
 from distkeras.ps.errors import AuthenticationError, ServerLostError
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.transport.driver_client import DriverClient

@@ -35,13 +35,12 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import Heartbeat
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.transport.channel import Channel, dial
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.client import Address, Channel, dial
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.tls import Certificate, client_context, make_certificate, server_context
 from distkeras.ps.world.streams import TcpStream

@@ -19,9 +19,8 @@ from distkeras.ps import rules
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.framing import EndOfStream
 from distkeras.ps.protocol.messages import Loop, Message, Welcome
-from distkeras.ps.transport import channel
-from distkeras.ps.transport.channel import Channel
-from distkeras.ps.transport.client import Address
+from distkeras.ps.transport import client as transport_client
+from distkeras.ps.transport.client import Address, Channel
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker, work
@@ -161,7 +160,7 @@ def main() -> None:
     client = WorkerClient(address, worker=worker, attempt=settings["attempt"], size=size, deadlines=deadlines)
     BreakpointChannel.breakpoints = breakpoints = Breakpoints(settings["breakpoints"], settings["order_timeout"])
     breakpoints.client = client
-    vars(channel)["Channel"] = BreakpointChannel
+    vars(transport_client)["Channel"] = BreakpointChannel
     replicas: list[TrackingReplica] = []
 
     def one_hot(theta: np.ndarray, element: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import Commit, Message
 
 

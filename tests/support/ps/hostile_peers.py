@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.protocol.framing import EndOfStream
-from distkeras.ps.protocol.handshake import Connection
+from distkeras.ps.protocol.framing import Connection, EndOfStream
 from distkeras.ps.protocol.messages import Compute, PullRequest, Reply
 from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address

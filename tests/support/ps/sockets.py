@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from distkeras.ps.transport.channel import Channel
+from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.streams import TcpStream
 
 
