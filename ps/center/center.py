@@ -260,7 +260,7 @@ class Center:
         return lease
 
     def leave(self, worker: int, attempt: int) -> None:
-        """The partition's data has ended.
+        """The partition's data has ended. With the last one, what the rule holds back reaches the center.
 
         Raises:
             LeaseLostError: ``attempt`` does not hold the lease of a partition that has data left.
@@ -275,6 +275,8 @@ class Center:
                 self.rule.leave(self.model, lease.vectors)
                 self.scheduler.finished(worker)
             self._end_round_if_complete()
+            if len(self.leases) == self.workers and all(other.finished for other in self.leases.values()):
+                self._drain(self.workers)
 
     def end_early(self, reason: str) -> None:
         """End the job early: no worker waits for those that have not joined, and replies ask workers to leave."""
@@ -456,16 +458,19 @@ class Center:
         self.round.skipped = 0
         self.scheduler.next_round()
 
-    def begin_with_other_workers(self, contributions: int) -> None:
-        """End an unfinished round with its contributions, and reset what the rule keeps in addition to the center.
+    def begin_with_other_workers(self, contributions: int, workers: int) -> None:
+        """End what was begun with the former workers, and reset what the rule keeps in addition to the center.
 
-        The workers of that round do not come back. So it ends as if those that had not arrived had left.
+        They do not come back. So an unfinished round ends as if those that had not arrived had left, and what the rule
+        holds back reaches the center.
 
         Args:
             contributions: workers that had arrived in that round and contributed to it.
+            workers: number of the former workers.
         """
         if self.round.total is not None:
             self._end_round(self.round.total, contributions)
+        self._drain(workers)
         self.round.skipped = 0
         self.counters = {}
         for vector in self.model:
@@ -480,6 +485,16 @@ class Center:
         if self.moving_statistics.size:
             self.moving_statistics = self.round.take_moving_statistics()
         self.round.end(self.clock)
+
+    def _drain(self, workers: int) -> None:
+        """Puts into the center what the rule holds back, if anything. The clock stays: no commit is applied."""
+        scalars = self.rule.begin_drain(workers, self.counters) if self.traits.drains else None
+        if scalars is None:
+            return
+        version = self.pool.take()
+        for chunk in self._chunks.over(version.array, self.current.array, (), self.model):
+            self.rule.drain(chunk, scalars)
+        self._publish(version)
 
     def _blend_moving_statistics(self, commit: Commit, lease: PartitionLease) -> None:
         if self.traits.synchronous:

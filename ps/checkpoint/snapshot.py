@@ -101,8 +101,9 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     """Put ``center``, which is new, where ``state`` was taken.
 
     With another number of workers the partitions are others too. The center then keeps its parameters, clock and
-    statistics; an unfinished round ends with its contributions; every partition begins with the first epoch that some
-    partition had not ended; what the rule keeps in addition to the center starts again.
+    statistics; an unfinished round ends with its contributions, and what the rule holds back reaches the center; every
+    partition begins with the first epoch that some partition had not ended; what the rule keeps in addition to the
+    center starts again.
 
     Args:
         center: a new one, of the same rule and size.
@@ -129,7 +130,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         vector[...] = arrays[f"model/{number}"]
     _restore_round(center, header["round"], arrays)
     if header["workers"] != center.workers:
-        center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"])
+        center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
         epoch = _first_open_epoch(header)
         center.began = center.clock, epoch
         for worker in range(center.workers):

@@ -59,6 +59,8 @@ class Traits:
         overlaps: a worker may compute its next window while a commit travels (`Rule.begin_overlapped_window`).
         probes: while no exchange is due, a worker asks after each call whether the server is occupied, and asks `due`
             again.
+        drains: the rule may hold movements that the center does not have yet; when no worker is left, they are put into
+            it (`Rule.drain`).
         model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """
@@ -77,6 +79,7 @@ class Traits:
     reduction: bool = False
     overlaps: bool = False
     probes: bool = False
+    drains: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
 
@@ -326,6 +329,14 @@ class Rule(ABC):
 
     def round_end(self, chunk: Chunk, contributions: int, scalars: Scalars) -> None:
         """``Traits.synchronous`` only: one chunk of the step that ends a round, whose sum is in ``payload[0]``."""
+        raise NotImplementedError
+
+    def begin_drain(self, workers: int, counters: dict[str, int]) -> Scalars | None:
+        """``Traits.drains`` only: the scalars for `drain`, and ``counters`` as behind it. None: nothing is held."""
+        return None
+
+    def drain(self, chunk: Chunk, scalars: Scalars) -> None:
+        """``Traits.drains`` only: one chunk of the step with what the rule holds; there is no payload."""
         raise NotImplementedError
 
     def leave(self, model: tuple[Vector, ...], worker: tuple[Vector, ...]) -> None:

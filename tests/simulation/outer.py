@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 #: Rules that are computed here.
-OUTER = ("delay_adaptive", "delayed_nesterov", "diloco", "fedopt", "mla")
+OUTER = ("delay_adaptive", "delayed_nesterov", "diloco", "fadas", "fedbuff", "fedopt", "mla")
+#: Those of them that hold movements back.
+BUFFERED = ("fadas", "fedbuff")
 
 
 class Outer:
@@ -26,9 +29,11 @@ class Outer:
         self.vectors = [vector.astype(np.float64) for vector in vectors]
         self.counters = dict(counters)
 
-    def move(self, center: np.ndarray, delta: np.ndarray, staleness: int) -> Any:
-        """The center behind a commit of ``delta``."""
+    def move(self, center: np.ndarray, delta: np.ndarray, clock: int, staleness: int) -> Any:
+        """The center behind a commit of ``delta`` that finds the clock at ``clock``."""
         match self._rule.name:
+            case "fadas" | "fedbuff":
+                return self._hold(center, delta, clock, clock - staleness)
             case "delay_adaptive":
                 limit = self._rule.threshold or self._workers
                 return center + min(1.0, limit / max(1, staleness)) * delta
@@ -37,6 +42,44 @@ class Outer:
             case "delayed_nesterov":
                 return center + self._delayed(delta)
         raise LookupError(f"a rule must have its formula here. Received: {self._rule.name}")
+
+    def _hold(self, center: np.ndarray, delta: np.ndarray, clock: int, began: int) -> Any:
+        """The center behind a movement that the buffer takes."""
+        size, count = self._rule.buffer or self._workers, self.counters.get("count", 0)
+        late = max(0, ceil((clock - count - began) / size))
+        if self._rule.name == "fedbuff":
+            delta = (1 + late) ** -float(self._rule.exponent) * delta
+        else:
+            self.counters["worst"] = max(late, self.counters.get("worst", 0))
+        self.vectors[0] = self.vectors[0] + delta
+        self.counters["count"] = count + 1
+        return self.drain(center) if count + 1 == size else center
+
+    def drain(self, center: np.ndarray) -> Any:
+        """The center behind a step with what the buffer holds, if it holds anything."""
+        if self._rule.name not in BUFFERED or not self.counters.get("count", 0):
+            return center
+        mean, worst = self.vectors[0] / (self._rule.buffer or self._workers), self.counters.get("worst", 0)
+        self.vectors[0], self.counters = np.zeros_like(mean), {}
+        if self._rule.name == "fedbuff":
+            return center + self._weighted(mean)
+        limit = self._rule.delay_threshold
+        share = 1 / worst if limit is not None and worst > limit else 1.0
+        return center + share * self._amsgrad(mean)
+
+    def _weighted(self, mean: np.ndarray) -> Any:
+        rate, beta = float(self._rule.server_rate), float(self._rule.momentum)
+        if not beta:
+            return rate * mean
+        m = self.vectors[1] = beta * self.vectors[1] + mean
+        return rate * (mean + beta * m if self._rule.nesterov else m)
+
+    def _amsgrad(self, mean: np.ndarray) -> Any:
+        rate, memory, decay = float(self._rule.server_rate), float(self._rule.beta_1), float(self._rule.beta_2)
+        _, m, v, largest = self.vectors
+        m, v = memory * m + (1 - memory) * mean, decay * v + (1 - decay) * mean**2
+        self.vectors[1:] = m, v, np.maximum(largest, v)
+        return rate * m / (np.sqrt(self.vectors[3]) + float(self._rule.epsilon))
 
     def _looking_ahead(self, delta: np.ndarray) -> Any:
         rate, gamma = float(self._rule.server_rate), float(self._rule.momentum)

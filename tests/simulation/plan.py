@@ -14,6 +14,7 @@ from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.transport.deadlines import Deadlines
+from simulation.outer import BUFFERED
 
 #: Kinds of faults, with the range of what they are drawn with: seconds, or a share of a write.
 KINDS: dict[str, tuple[float, float]] = {
@@ -349,13 +350,17 @@ def _goes(require: Callable[[], object]) -> bool:
 def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
     """``plan`` with one of all the other rules: also without a formula, what is restored must be what was saved."""
     drawn = {rule for rule, *_ in _RULES}
-    name = chance.choice([name for name in rules.all_rules() if name not in drawn])
+    name = chance.choice([name for name in rules.all_rules() if name not in drawn] + 3 * list(_OFTEN))
     hyper_parameters: dict[str, Any] = {}
     family = rules.all_rules()[name].info.family
     if family in ("delta", "elastic"):
         hyper_parameters["window"] = chance.choice((1, 2, 3))
     if family == "elastic":
         hyper_parameters["rho"] = 0.1
+    if name in BUFFERED:
+        hyper_parameters["buffer"] = chance.choice((None, 2, 3))
+    if name == "fedbuff":
+        hyper_parameters["momentum"] = chance.choice((0.0, 0.5))
     if name == "fedopt":
         hyper_parameters["form"] = chance.choice(("adam", "yogi", "adagrad", "amsgrad"))
     if name == "adag":
@@ -446,7 +451,9 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
 #: How many of the jobs with a checkpoint have their server in the cluster.
 _CLUSTER = 0.1
 #: How many of the jobs have a rule that is none of the following.
-_OTHER_RULES = 0.2
+_OTHER_RULES = 0.3
+#: Those of them for which the center does what it does for few others, and the only one of its family.
+_OFTEN = ("averaging", *BUFFERED)
 #: Rules whose workers may be held back.
 _PACED = ("downpour", "asgd", "dana_zero")
 _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (

@@ -15,7 +15,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
 from distkeras.ps.rules.schedules import schedule_of
-from simulation.outer import OUTER, Outer
+from simulation.outer import BUFFERED, OUTER, Outer
 from simulation.plan import Plan
 from simulation.scheduler import Finding
 
@@ -135,8 +135,11 @@ def difference(was: Standing, now: Standing, again: frozenset[int]) -> str:  # n
     return ""
 
 
-def after_round(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Center and moving statistics behind the end of an unfinished round whose other workers do not come back."""
+def with_other_workers(was: Standing, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Center and moving statistics behind the end of a round or a buffer whose workers do not come back."""
+    if plan.rule in BUFFERED:
+        outer = Outer(plan.make_rule(), len(plan.batches), was.model, was.numbers["counters"])
+        return outer.drain(was.center.astype(np.float64)), was.statistics
     if not was.total.size:
         return was.center, was.statistics
     steps, skipped, began, previous = was.numbers["round"]
@@ -178,6 +181,7 @@ class Formula:
     def __init__(self, plan: Plan, center: Center, *, exact: bool) -> None:
         self._rule = plan.rule
         self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM, *OUTER)
+        self._workers = center.workers
         self._outer = Outer(center.rule, center.workers, center.model, center.counters) if plan.rule in OUTER else None
         self._rounds, self._momentum = center.traits.synchronous, getattr(center.rule, "momentum", 0.0)
         self._keeps_rounds_average = plan.rule in _MEAN
@@ -209,6 +213,8 @@ class Formula:
                 self._here.discard(worker)
                 self._velocities.pop(worker, None)
                 self._end_round(clock)
+        if self._outer is not None and len(self._gone) == self._workers:
+            self._center = self._outer.drain(self._center)
 
     def apply(self, row: Any, sent: Sent) -> None:
         """The ledger's next commit, at ``row``."""
@@ -226,15 +232,16 @@ class Formula:
             self._round_steps += steps
             self._arrived.add(worker)
         else:
-            self._move(worker, clock, part, int(row["staleness"]))
+            self._move(worker, part, row)
             others = sum([self._steps.get(other, 0) for other in self._here if other != worker])
             self._statistics = self._statistics + (sent.statistics - self._statistics) * (steps / (steps + others))
         self._steps[worker] = steps
         self._end_round(clock + 1)
 
-    def _move(self, worker: int, clock: int, part: np.ndarray, staleness: int) -> None:
+    def _move(self, worker: int, part: np.ndarray, row: Any) -> None:
+        clock = int(row["clock"])
         if self._outer is not None:
-            self._center = self._outer.move(self._center, part, staleness)
+            self._center = self._outer.move(self._center, part, clock, int(row["staleness"]))
             return
         if self._rule in _ADDING:
             self._center = self._center + part
@@ -275,9 +282,12 @@ class Formula:
         if self._outer is not None:
             for number, vector in enumerate(self._outer.vectors):
                 _require_close("rule's vector", f"vector {number} of the rule", vector, center.model[number])
-            if self._outer.counters != center.counters:
-                text = f"the rule's counters must be {self._outer.counters}. Received: {center.counters}"
-                raise Finding("counters", text)
+            expected, found = (
+                {name: count for name, count in counters.items() if count}
+                for counters in (self._outer.counters, center.counters)
+            )
+            if expected != found:
+                raise Finding("counters", f"the rule's counters must be {expected}. Received: {found}")
         if self._rule in _MOMENTUM:
             for worker, velocity in self._velocities.items():
                 what = f"the momentum of partition {worker}"

@@ -158,9 +158,9 @@ def _other_workers_begin_without_the_unfinished_round() -> list[Patch]:
     """After a resume with another number of workers, those who had arrived in a round have contributed nothing."""
     begin = Center.begin_with_other_workers
 
-    def forgetful(self: Center, contributions: int) -> None:
+    def forgetful(self: Center, contributions: int, workers: int) -> None:
         self.round.total = None
-        begin(self, contributions)
+        begin(self, contributions, workers)
 
     return [(Center, "begin_with_other_workers", forgetful)]
 
@@ -170,8 +170,8 @@ def _other_workers_begin_with_the_first_rate() -> list[Patch]:
     """After a resume with another number of workers, the first round has the schedule's first learning rate."""
     begin = Center.begin_with_other_workers
 
-    def forgetful(self: Center, contributions: int) -> None:
-        begin(self, contributions)
+    def forgetful(self: Center, contributions: int, workers: int) -> None:
+        begin(self, contributions, workers)
         self.round.began = 0
 
     return [(Center, "begin_with_other_workers", forgetful)]

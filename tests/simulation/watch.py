@@ -15,7 +15,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
 from simulation.plan import Layout, Plan
-from simulation.reference import Formula, Sent, Standing, after_round, close, difference, standing_of
+from simulation.reference import Formula, Sent, Standing, close, difference, standing_of, with_other_workers
 from simulation.scheduler import Finding, Process
 from simulation.world import Surroundings, VirtualChild
 
@@ -263,9 +263,10 @@ class Watch:
         stood = self._stood.get((count, life.latest), [])
         if center.began[0] == center.clock and not any(lease.sequence for lease in center.leases.values()):
             for was in stood:
-                expected, statistics = after_round(was, self._plan)
+                expected, statistics = with_other_workers(was, self._plan)
                 began = was.numbers["clock"] if was.total.size else was.numbers["round"][2]
-                equal = close if was.total.size else np.array_equal  # a computed end of a round is inexact
+                # A computed end of a round or of a buffer is inexact.
+                equal = close if was.total.size or self._traits.drains else np.array_equal
                 same = equal(expected, now.center) and equal(statistics, now.statistics)
                 if same and now.numbers["round"][2] == began:
                     return  # other partitions go on: there is no more that they share

@@ -178,7 +178,7 @@ class TestEveryRowOnce:
 
 
 #: Of rules whose step at the server is as long as its rate, however far the workers move; there are few steps here.
-SERVER_RATES = {"fedopt": {"server_rate": 0.5}}
+SERVER_RATES = {"fadas": {"server_rate": 0.5}, "fedopt": {"server_rate": 0.5}}
 
 
 @pytest.mark.parametrize("name", list(all_rules()))

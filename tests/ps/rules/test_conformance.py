@@ -208,6 +208,13 @@ def test_unknown_rule_and_unknown_hyper_parameter_are_refused() -> None:
         ("mla", {"reach": -1.0}),
         ("mla", {"momentum": 1.0}),
         ("delay_adaptive", {"threshold": 0}),
+        ("fedbuff", {"buffer": 0}),
+        ("fedbuff", {"exponent": -0.5}),
+        ("fedbuff", {"server_rate": 0.0}),
+        ("fedbuff", {"nesterov": "yes"}),
+        ("fadas", {"buffer": 1.5}),
+        ("fadas", {"delay_threshold": 0}),
+        ("fadas", {"epsilon": 0.0}),
     ],
 )
 def test_bad_hyper_parameters_are_refused(name: str, bad: dict[str, Any]) -> None:

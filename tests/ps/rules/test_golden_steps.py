@@ -431,3 +431,55 @@ def test_delay_adaptive_takes_the_number_of_workers_for_its_threshold() -> None:
     # n = 2: staleness 3 counts for 2 / 3.
     job = ToyJob(make("delay_adaptive"), [1.0], [[1.0], [1.0] * 3])
     assert_close(job.run([1, 1, 1, 0]), [0.7 - 0.2 / 3])
+
+
+def test_fedbuff() -> None:
+    # Movements of -.1, M = 2. The center stands, then moves by their mean; worker 0, twice, fills the next one alone:
+    # sent at clock 1, within the first buffer, it is one version late: 2^-.5.
+    job = ToyJob(make("fedbuff", window=1), [1.0], [[1.0] * 3, [1.0] * 2])
+    assert_close(job.run([0]), [1.0])
+    assert_close(job.run([1]), [0.9])
+    assert_close(job.run([0]), [0.9])
+    assert_close(job.run([0]), [0.9 - 0.05 * (1 + 2**-0.5)])
+    assert_close(job.center.log.commits()["scale"], [1.0, 1.0, 2**-0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("nesterov", "expected"),
+    [
+        # D = -.1 each time. m = -.1, then -.15.
+        (False, [0.95, 0.875]),
+        # D + .5 m = -.15, then -.175.
+        (True, [0.925, 0.8375]),
+    ],
+)
+def test_fedbuff_with_momentum(nesterov: bool, expected: list[float]) -> None:
+    rule = make("fedbuff", window=1, exponent=0.0, server_rate=0.5, momentum=0.5, nesterov=nesterov)
+    job = ToyJob(rule, [1.0], [[1.0] * 3, [1.0] * 3])
+    assert_close(job.run([0, 1]), expected[:1])
+    assert_close(job.run([0, 1]), expected[1:])
+
+
+def test_fedbuff_is_drained_by_its_size_when_the_last_worker_has_left() -> None:
+    # The third movement of -.1, at full weight, counts for a half.
+    job = ToyJob(make("fedbuff", window=1, exponent=0.0), [1.0], [[1.0] * 2, [1.0]])
+    assert_close(job.run([0, 1]), [0.9])
+    assert_close(job.run([0]), [0.9 - 0.05])
+    assert job.center.clock == 3
+
+
+def test_fadas() -> None:
+    # Movements of -.1, M = 2. D = -.1: m = -.05, v = .25 * .01 = .0025: .1 * -.05 / (.05 + .05) = -.05.
+    # Worker 1 was sent clock 0; it commits fifth, h = 0: age 2, above 1: half the rate. Then worker 0, of age 0.
+    options = {"server_rate": 0.1, "beta_1": 0.5, "beta_2": 0.75, "epsilon": 0.05}
+    job = ToyJob(make("fadas", window=1, **options), [1.0], [[1.0] * 8, [1.0] * 2])
+    assert_close(job.run([0]), [1.0])
+    assert_close(job.run([0]), [0.95])
+    momentum, moment = -0.075, 0.004375  # half of the old, and of D; three quarters of the old, and a quarter of D^2
+    second = 0.95 + 0.1 * momentum / (moment**0.5 + 0.05)
+    assert_close(job.run([0, 0]), [second])
+    assert_close(job.run([1]), [second])
+    assert job.center.counters == {"count": 1, "worst": 2}
+    momentum, moment = -0.0875, 0.00578125
+    assert_close(job.run([0]), [second + 0.1 / 2 * momentum / (moment**0.5 + 0.05)])
+    assert job.center.counters == {}

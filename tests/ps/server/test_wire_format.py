@@ -233,7 +233,7 @@ def test_after_a_skipped_commit_nothing_is_carried_over() -> None:
 
 
 #: Of rules whose step at the server is as long as its rate, however far the workers move.
-SERVER_RATES = {"fedopt": {"server_rate": 0.5}}
+SERVER_RATES = {"fadas": {"server_rate": 0.1}, "fedopt": {"server_rate": 0.5}}
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)

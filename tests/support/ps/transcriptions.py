@@ -441,3 +441,53 @@ def delay_adaptive(job: Problem, window: int = 1, threshold: int | None = None) 
         theta = theta - (g if tau <= limit else limit / tau * g)
         sent[k], ite[k] = theta, t + 1
         yield theta
+
+
+def fedbuff(
+    job: Problem,
+    window: int,
+    buffer: int | None = None,
+    server_rate: float = 1.0,
+    exponent: float = 0.5,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> Centers:
+    versions, m, held, size = [job.start], np.zeros_like(job.start), list[Vector](), buffer or job.n
+    sent = [0] * job.n  # the version that each worker has
+    for k in job.schedule:
+        weight = (1 + len(versions) - 1 - sent[k]) ** -exponent
+        held.append(weight * _pseudo_gradient(job, k, versions[sent[k]], window))
+        if len(held) == size:
+            g = np.mean(held, axis=0)
+            m = momentum * m + g
+            versions.append(versions[-1] - server_rate * (g + momentum * m if nesterov else m))
+            held = []
+        sent[k] = len(versions) - 1
+        yield versions[-1]
+
+
+def fadas(
+    job: Problem,
+    window: int,
+    buffer: int | None = None,
+    server_rate: float = 1e-3,
+    beta_1: float = 0.9,
+    beta_2: float = 0.99,
+    epsilon: float = 1e-8,
+    delay_threshold: int | None = 1,
+) -> Centers:
+    versions, m, v, v_hat = [job.start], *(np.zeros_like(job.start) for _ in range(3))
+    held, delays, sent, size = list[Vector](), list[int](), [0] * job.n, buffer or job.n
+    for k in job.schedule:
+        held.append(_window(job, k, versions[sent[k]], window))
+        delays.append(len(versions) - 1 - sent[k])
+        if len(held) == size:
+            d, worst = np.mean(held, axis=0), max(delays)
+            m = beta_1 * m + (1 - beta_1) * d
+            v = beta_2 * v + (1 - beta_2) * d**2
+            v_hat = np.maximum(v_hat, v)
+            eta = server_rate if delay_threshold is None or worst <= delay_threshold else server_rate / worst
+            versions.append(versions[-1] + eta * m / (np.sqrt(v_hat) + epsilon))
+            held, delays = [], []
+        sent[k] = len(versions) - 1
+        yield versions[-1]
