@@ -333,11 +333,11 @@ class Reader:
         self._stage: Callable[[], Message | None] = self._parse_header
 
     def space(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return where the next bytes go; never empty."""
         return self._spaces[0]
 
     def spaces(self) -> list[memoryview]:
-        """`space`, and where the bytes after those go, as far as that is known."""
+        """Return `space`, and where the bytes after those go, as far as that is known."""
         return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:

@@ -43,6 +43,7 @@ from distkeras.ps.protocol.framing import decode
 from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start import StartReport, StartRequest, build_server
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
 
@@ -84,12 +85,12 @@ class Standby:
         self._request, self._given_up, self._world = request, given_up, world
         own = request.settings.deadlines
         self._deadlines = replace(own, connect=min(own.connect, own.handshake))
-        #: The owner that was read last, and when it last gave a sign of life.
+        #: The owner that was read last.
         self._claim: Claim | None = None
-        self._heard_at = world.monotonic()
-        #: Clock, partitions joined and partitions finished in the owner's latest answer, and since when.
-        self._standing: tuple[int, int, int] | None = None
-        self._moved_at = world.monotonic()
+        #: Clock, partitions joined and partitions finished in its latest answer.
+        self._progress: tuple[int, int, int] | None = None
+        #: When it last gave a sign of life, and when its progress last changed.
+        self._active_at = self._moved_at = world.monotonic()
 
     def rival(self) -> Owner | None:
         """Return the checkpoint's owner if that is a server of this job that was not given up; else None.
@@ -117,31 +118,30 @@ class Standby:
                 sign = self._follow(owner)
                 if sign is _Sign.GONE and self._unchanged(owner):
                     return True
-                silence = self._world.monotonic() - self._heard_at
+                silence = self._world.monotonic() - self._active_at
                 patience = self._deadlines.standstill + (self._deadlines.publish if owner.announced is None else 0.0)
                 if sign is _Sign.SILENT and silence >= patience:
                     text = "the server with claim %s has not answered for %.0f s, and is replaced"
                     report(log, "standstill", text, owner.claim, silence)
                     return True
-            elif _state_of(owner) == _ENDED or self._world.monotonic() - self._heard_at >= _END_SAVING:
+            elif _state_of(owner) == _ENDED or self._world.monotonic() - self._active_at >= _END_SAVING:
                 return False
             self._world.sleep(_AGAIN)
 
     def _read(self) -> Owner | None:
         """Return `rival`, tried again for a while."""
-        began = self._world.monotonic()
+        backoff = Backoff(first=_AGAIN, longest=_AGAIN, timeout=self._deadlines.standstill, world=self._world)
         while True:
             try:
                 owner = self.rival()
                 break
             except SnapshotError:  # its files may just have made room for another owner's
-                if self._world.monotonic() - began >= self._deadlines.standstill:
+                if not backoff.pause():
                     raise
-                self._world.sleep(_AGAIN)
         if owner is not None and owner.claim != self._claim:
             log.info("the server with claim %s serves this job; this one waits while that one lives", owner.claim)
-            self._claim, self._standing = owner.claim, None
-            self._heard_at = self._moved_at = self._world.monotonic()
+            self._claim, self._progress = owner.claim, None
+            self._active_at = self._moved_at = self._world.monotonic()
         return owner
 
     def _unchanged(self, owner: Owner) -> bool:
@@ -155,8 +155,8 @@ class Standby:
             sign = self._ask(owner)
             if sign is not _Sign.LIVES:
                 return sign
-            self._heard_at = self._world.monotonic()
-            if self._heard_at - self._moved_at >= self._deadlines.silence:
+            self._active_at = self._world.monotonic()
+            if self._active_at - self._moved_at >= self._deadlines.silence:
                 raise DeadlineError(f"waited {self._deadlines.silence:g} s for the job to move, as a server's standby")
             self._world.sleep(_AGAIN)
 
@@ -174,9 +174,9 @@ class Standby:
                     if client.stands_still(error) or isinstance(error, DeadlineError):
                         return _Sign.SILENT
                 else:
-                    standing = (status.clock, status.joined, status.finished)
-                    if standing != self._standing:
-                        self._standing, self._moved_at = standing, self._world.monotonic()
+                    progress = (status.clock, status.joined, status.finished)
+                    if progress != self._progress:
+                        self._progress, self._moved_at = progress, self._world.monotonic()
                     return _Sign.LIVES
             return _Sign.GONE
         finally:
@@ -222,9 +222,9 @@ def serve_announced(
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
             if standby.rival() is not None or (starts < _STARTS and not _has_lost_its_claims(request, world)):
                 continue
-            return StartReport(error=str(error), code=ERRORS.index(type(error)))
+            return StartReport.of_error(error)
         except ConfigurationError as error:  # no other attempt would do better
-            return StartReport(error=str(error), code=ERRORS.index(type(error)))
+            return StartReport.of_error(error)
         resumed = came_up.resumed
         if resumed is not None and resumed.row_sum is not None and not rows_checked:
             with built:
@@ -236,7 +236,7 @@ def serve_announced(
             if _serve(built, came_up, request, publication, world):
                 return None
         except OwnershipLostError as error:  # no client finds this server any more; the driver sees its task end
-            return StartReport(error=str(error), code=ERRORS.index(type(error)))
+            return StartReport.of_error(error)
         again = True  # it has lost the checkpoint to another attempt, and waits for the end of that one
     return StartReport(ended=True)
 
@@ -253,8 +253,8 @@ def _build(
     """Return a server that has claimed the checkpoint, with its report: see `build_server`."""
     uri = _uri_of(request)
     directory = SnapshotDirectory(uri, token=request.token, world=world)
-    standing = directory.claim_status()
-    if again and not standing.epoch and directory.is_superseded():
+    epoch = directory.claim_status().epoch
+    if again and not epoch and directory.is_superseded():
         raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
     listener = world.listen(request.settings.host, request.settings.port)
     checked_at, starting = -math.inf, True
@@ -266,8 +266,7 @@ def _build(
             require_driver()
 
     try:
-        next_request = request.again(standing.epoch, standing.epoch)
-        return build_server(next_request, world, check_driver, listener=listener, attempt=attempt)
+        return build_server(request.again(epoch, epoch), world, check_driver, listener=listener, attempt=attempt)
     except BaseException:
         listener.close()
         raise

@@ -26,6 +26,7 @@ from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.server.start import ResumePoint, StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.transport.tls import make_certificate
 from distkeras.ps.world.processes import LOOK, PIECE, Child
 from distkeras.ps.world.world import REAL, Thread, World
@@ -201,16 +202,14 @@ class ServerProcess:
         if self.settings.checkpoint is None:
             raise ServerLostError("the parameter server has died, and the job has no `checkpoint` to restart it from")
         self.close()
-        deadline = self._world.monotonic() + _START
+        backoff = Backoff(first=_AGAIN, longest=_AGAIN, timeout=_START, world=self._world)
         while True:
             try:
                 self._launch(self._request.again(self._epoch, self._incarnation, self.address.port))
                 return
-            except _PortTakenError:
-                # The system may have used the port for an outgoing connection for a moment.
-                if self._world.monotonic() + _AGAIN > deadline:
+            except _PortTakenError:  # the system may use the port for an outgoing connection for a moment
+                if not backoff.pause():
                     raise
-                self._world.sleep(_AGAIN)
 
     def __enter__(self) -> ServerProcess:
         self.start()
@@ -283,17 +282,16 @@ class ServerProcess:
 
 
 def spawn_server(world: World = REAL) -> Child:
-    """Return a process that has no request yet; it ends with this one."""
-    return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], _environment())
+    """Return a process that has no request yet; it ends with this one.
 
-
-def _environment() -> dict[str, str]:
-    """Return variables so that the child imports this process' distkeras, and nothing from the current directory."""
+    It imports the distkeras that this process has, and nothing from the current directory.
+    """
     home = str(Path(distkeras.__file__).resolve().parents[1])
     # An empty entry would mean the current directory as well.
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
     # One BLAS thread: the finite check must not take a core from workers on the same host.
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], os.environ | variables)
 
 
 def _ask(child: Child, request: StartRequest) -> StartReport:

@@ -137,6 +137,12 @@ class StartReport:
     loading: bool = False
     ended: bool = False
 
+    @classmethod
+    def of_error(cls, error: DistkerasError | OSError) -> StartReport:
+        """Return the report of a server that ``error`` ends."""
+        code = ERRORS.index(type(error)) if type(error) in ERRORS else -1
+        return cls(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code)
+
     def to_json(self) -> str:
         """Return one line, which `from_json` reads."""
         return json.dumps(dataclasses.asdict(self))
@@ -244,8 +250,7 @@ def serve(
     try:
         server, report = build_server(make_request(), world, record_activity)
     except (DistkerasError, OSError) as error:
-        code = ERRORS.index(type(error)) if type(error) in ERRORS else -1
-        tell(StartReport(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code))
+        tell(StartReport.of_error(error))
         return 2
     starting = False
     with server:
