@@ -15,7 +15,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
-from distkeras.ps.checkpoint.ownership import Claim, ClaimStatus, Name, Ownership, parsed
+from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.snapshot import State, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
@@ -232,9 +232,9 @@ class SnapshotDirectory:
         """Return whether the owner now is a server that was started for the same job, in place of this one."""
         return self._ownership.lost_to_own_job
 
-    def claim_status(self) -> ClaimStatus:
-        """Return what this job has here already; raise a SnapshotError if the directory cannot be read."""
-        return self._ownership.claim_status(self._patiently(self._names))
+    def own_epoch(self) -> int:
+        """Return the epoch of this job's claims; 0: it has none, or no longer."""
+        return self._ownership.own_epoch(self._patiently(self._names))
 
     def is_superseded(self) -> bool:
         """Return whether another job has taken the directory from this one, as its claim says."""
@@ -255,7 +255,7 @@ class SnapshotDirectory:
         """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""
         # A second one must claim within the first one's epoch. With an epoch of its own it would take the directory
         # from a later job that has claimed it in between, and what the first one has saved would count as another's.
-        epoch = self._ownership.claim_status(names).epoch
+        epoch = self._ownership.own_epoch(names)
         if epoch:
             raise OwnershipLostError(
                 f"another attempt at this job's server has claimed {self._store.uri!r} with epoch {epoch}, since this "

@@ -24,7 +24,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import LocalProtocolError, OwnershipLostError, ServerLostError, SnapshotError
@@ -101,14 +101,6 @@ ATTEMPTS = 1024
 _SUPERSEDED = 64
 
 
-class ClaimStatus(NamedTuple):
-    """What a job has in a directory: the epoch of its claims, or 0; whether a snapshot; whether others have files."""
-
-    epoch: int
-    saved: bool
-    others: bool
-
-
 class Ownership:
     """One server's claim to a directory.
 
@@ -179,12 +171,9 @@ class Ownership:
         highest = _highest(names)
         return highest is not None and self._token in self._header(highest).get("superseded", [])
 
-    def claim_status(self, names: Iterable[Name]) -> ClaimStatus:
-        """Return what this job has in the directory, of which ``names`` are all files."""
-        present = list(names)
-        own = [name for name in present if self.is_own(name)]
-        epoch = max((name.claim.epoch for name in own), default=0)
-        return ClaimStatus(epoch, any(name.kind == "snapshot" for name in own), len(own) < len(present))
+    def own_epoch(self, names: Iterable[Name]) -> int:
+        """Return the epoch of this job's claims among ``names``, which are all files there; 0: it has none."""
+        return max((name.claim.epoch for name in names if self.is_own(name)), default=0)
 
     def is_own(self, name: Name) -> bool:
         """Return whether a file was written in this job, by this server or another one of it."""

@@ -244,7 +244,7 @@ def serve_announced(
 def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
     """Return whether some attempt of this job has had the checkpoint: then another job has taken it over for good."""
     directory = SnapshotDirectory(_uri_of(request), token=request.token, world=world)
-    return bool(directory.claim_status().epoch) or directory.is_superseded()
+    return bool(directory.own_epoch()) or directory.is_superseded()
 
 
 def _build(
@@ -253,7 +253,7 @@ def _build(
     """Return a server that has claimed the checkpoint, with its report: see `build_server`."""
     uri = _uri_of(request)
     directory = SnapshotDirectory(uri, token=request.token, world=world)
-    epoch = directory.claim_status().epoch
+    epoch = directory.own_epoch()
     if again and not epoch and directory.is_superseded():
         raise OwnershipLostError(f"another job has taken over the checkpoint {uri!r} from this one: that one goes on.")
     listener = world.listen(request.settings.host, request.settings.port)

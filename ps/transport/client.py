@@ -49,12 +49,9 @@ class Channel:
         context: ssl.SSLContext | None = None,
         world: World = REAL,
     ) -> None:
-        self.stream = stream
-        self.connection = connection
-        self.frame = frame
-        self.world = world
+        self.stream, self.connection, self.frame = stream, connection, frame
+        self.world, self._now = world, world.monotonic
         self._context = context
-        self._now = world.monotonic
 
     def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
         """Run the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
@@ -198,20 +195,15 @@ def dial(
             raise ServerLostError(f"no parameter server listens at {where}: {error}") from None
         connection = Connection(server=False, key=key, allocate=allocate, token=world.token)
         channel = Channel(stream, connection, frame=deadlines.frame, context=context, world=world)
-        dropped: OSError
         try:
             channel.handshake(deadlines.handshake)
             return channel
-        except ServerLostError as error:
-            dropped = error
-        except DistkerasError:
+        except (DistkerasError, OSError) as error:
             channel.close()
-            raise
-        except OSError as error:
-            dropped = error
-        channel.close()
-        if not backoff.pause():
-            raise ServerLostError(f"the handshake with the server at {where} has failed: {dropped}")
+            if isinstance(error, DistkerasError) and not isinstance(error, ServerLostError):
+                raise
+            if not backoff.pause():
+                raise ServerLostError(f"the handshake with the server at {where} has failed: {error}") from None
 
 
 @dataclass(frozen=True)
