@@ -216,7 +216,7 @@ def serve_announced(
     again, starts = attempt > 0, 0
     while standby.until_needed():
         try:
-            built, came_up = _build(request, attempt, again, require_driver, world)
+            server, start_report = _build(request, attempt, again, require_driver, world)
         except OwnershipLostError as error:
             starts += 1
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
@@ -225,15 +225,15 @@ def serve_announced(
             return StartReport.of_error(error)
         except ConfigurationError as error:  # no other attempt would do better
             return StartReport.of_error(error)
-        resumed = came_up.resumed
+        resumed = start_report.resumed
         if resumed is not None and resumed.row_sum is not None and not rows_checked:
-            with built:
-                return came_up
+            with server:
+                return start_report
         if again:
             text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
-            report(log, "restart", text, 0 if resumed is None else resumed.clock, built.address[0], attempt)
+            report(log, "restart", text, 0 if resumed is None else resumed.clock, server.address[0], attempt)
         try:
-            if _serve(built, came_up, request, publication, world):
+            if _serve(server, start_report, request, publication, world):
                 return None
         except OwnershipLostError as error:  # no client finds this server any more; the driver sees its task end
             return StartReport.of_error(error)
@@ -275,11 +275,11 @@ def _build(
 
 
 def _serve(
-    server: ParameterServer, came_up: StartReport, request: StartRequest, publication: bytes, world: World
+    server: ParameterServer, start_report: StartReport, request: StartRequest, publication: bytes, world: World
 ) -> bool:
     """Serve until the driver has said goodbye; return False if another attempt has the checkpoint now."""
     host, port = server.address
-    place = {"host": host, "port": port, "report": came_up.to_json()}
+    place = {"host": host, "port": port, "report": start_report.to_json()}
     with server:
         driver = DriverClient(request.address_at(host, port), request.settings.deadlines, world, met=True)
         try:

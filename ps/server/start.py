@@ -219,7 +219,7 @@ def build_server(
 
 def serve(
     make_request: Callable[[], StartRequest],
-    tell: Callable[[StartReport], None],
+    send_report: Callable[[StartReport], None],
     until_done: Callable[[ParameterServer], int],
     world: World = REAL,
     require_driver: Callable[[], None] = lambda: None,
@@ -228,7 +228,7 @@ def serve(
 
     Args:
         make_request: returns what must be served.
-        tell: receives the reports, until the server is up.
+        send_report: receives the reports, until the server is up.
         until_done: returns the process' exit status when it must end.
         world: time, threads, connections and files.
         require_driver: raises a DistkerasError if the driver has ended: this server must not claim the snapshots then.
@@ -245,16 +245,16 @@ def serve(
         require_driver()
         if world.monotonic() - reported_at >= _LOADING_SECONDS:
             reported_at = world.monotonic()
-            tell(StartReport(loading=True))
+            send_report(StartReport(loading=True))
 
     try:
         server, report = build_server(make_request(), world, record_activity)
     except (DistkerasError, OSError) as error:
-        tell(StartReport.of_error(error))
+        send_report(StartReport.of_error(error))
         return 2
     starting = False
     with server:
-        tell(report)
+        send_report(report)
         return until_done(server)
 
 
