@@ -86,11 +86,17 @@ class Executors:
         resources: a `pyspark.resource.ResourceProfile` for the stage that trains: cores and GPUs of a worker's task
             and, with dynamic allocation, of its executors. Not on a local master. Default: as Spark's settings say.
         spool_bytes: memory in bytes in which a worker may keep rows for later epochs, before a file takes them.
+        keep_optimizer: keep the state of each worker's optimizer (momentum, moments, accumulators, the position in a
+            learning rate schedule) at the parameter server and in its checkpoint, so that the next attempt at the
+            partition begins with it. The time between two states is chosen so that sending them takes at most 2% of
+            the worker's time. The server needs memory or temporary disk space for n states, where n is the number of
+            workers.
     """
 
     threads: int | None = None
     resources: Any = None
     spool_bytes: int = DataSpec.spool_bytes
+    keep_optimizer: bool = WorkerSettings.keep_optimizer
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class WorkerSettings:
         wire_format: the format of vectors between workers and server: "float32", "bfloat16" or "int8".
         overlap: compute the next window while a commit and its reply travel.
         threads: compute threads of one worker; None: as many as Spark gives cores to a task.
+        keep_optimizer: send the optimizer's state to the server now and then, and begin with the one that is there.
         deadlines: of every wait.
 
     Raises:
@@ -104,13 +105,15 @@ class WorkerSettings:
     wire_format: str = "float32"
     overlap: bool = False
     threads: int | None = None
+    keep_optimizer: bool = True
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
         _require_kinds(self)
         check_field(self, "workers", require_integer)
         require_format(self.wire_format, self.rule)
-        check_field(self, "overlap", require_boolean)
+        for name in ("overlap", "keep_optimizer"):
+            check_field(self, name, require_boolean)
         if self.overlap and not self.rule.traits.overlaps:
             raise ConfigurationError(
                 f"`overlap` is for rules that go on while a commit travels; {self.rule.name!r} does not. "

@@ -66,6 +66,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "authenticate_vectors": (None, *NO_SWITCH),
     "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),
+    "keep_optimizer": (None, *NO_SWITCH),
     "progress": NO_SWITCH,
     "network": (1, "cluster", {"tls": True}, Monitoring()),
     "executors": (1, {"threads": 2}, Network()),

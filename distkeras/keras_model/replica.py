@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.keras_model.compiled_steps import CompiledSteps, model_inputs
+from distkeras.keras_model.optimizer_state import load_state, read_state
 from distkeras.keras_model.variables import (
     VariableVector,
     copied,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
     from distkeras.keras_model.gradient_collector import CollectingOptimizer
+    from distkeras.ps.protocol.messages import OptimizerState
 
 
 class KerasReplica:
@@ -152,8 +154,7 @@ class KerasReplica:
         if not batches:
             return np.empty((0, len(self._metric_names or ())), np.float64)
         self.prepare(batches[0])
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self._weights.variables)
+        self._build_optimizer()
         if not self._compiles:
             return np.stack([self._train_on_batch(batch) for batch in batches])
         return self._training_steps.run(batches, self.metric_names)
@@ -199,6 +200,28 @@ class KerasReplica:
         # `iterations` counts updates only, where gradients are accumulated.
         inner_optimizer(self.model.optimizer)._iterations.assign_add(1)  # noqa: SLF001 - Keras has no public one
         return row
+
+    def read_optimizer(self) -> OptimizerState | None:
+        """Return the state of the optimizer, which has taken a step; None if it has none, or is not finite."""
+        return read_state(self.model.optimizer)
+
+    def load_optimizer(self, state: OptimizerState | None, example: Batch) -> str | None:
+        """Set the state of the optimizer, before the first step, once the weights are loaded.
+
+        Args:
+            state: from `read_optimizer` of a replica of the same model; None: there is none.
+            example: a mini-batch of the shapes to come.
+
+        Returns:
+            None if the optimizer has no state; "" if it has the given one now; else why not.
+        """
+        self.prepare(example)
+        self._build_optimizer()
+        return load_state(self.model.optimizer, state)
+
+    def _build_optimizer(self) -> None:
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self._weights.variables)
 
     @property
     def nbytes(self) -> int:

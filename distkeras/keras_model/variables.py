@@ -68,6 +68,15 @@ class VariableVector:
             yield keras.ops.convert_to_numpy(variable) if handle is None else variable_memory(handle)
 
 
+def numpy_value(variable: keras.Variable) -> np.ndarray:
+    """Return a variable's value, to be read before the variable changes: it may be its own memory."""
+    import keras
+
+    handle = _float32_handle(variable)
+    value: np.ndarray = keras.ops.convert_to_numpy(variable) if handle is None else variable_memory(handle)
+    return np.asarray(value)
+
+
 def copied(source: Sequence[keras.Variable], target: Sequence[keras.Variable]) -> bool:
     """Copy the values of variables into others one by one; return False, and copy none, unless they are of one kind."""
     import keras

@@ -31,6 +31,7 @@ from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.spark.failures import shortened
 from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
@@ -125,6 +126,7 @@ class _TaskAttempt:
         self._auto_window: AutoWindow | None = None
         if settings.rule.window == AUTO:
             self._auto_window = AutoWindow(settings.rule, overlap=settings.overlap)
+        self._optimizer_due = SaveInterval.of(settings.rule, settings.workers)
         self._source: BatchSource | None = None
         self._model_file = b""
         self._began = time.monotonic()
@@ -204,10 +206,13 @@ class _TaskAttempt:
         self._position.next = (welcome.epoch, welcome.batch)
         ensure_backend(task.recipe.backend)
         import_keras()
-        # The optimizer's own state belongs to steps that are forgotten: after a rewind, another replica has none of it.
+        # The optimizer's state belongs to steps that are forgotten: a new replica begins with the state that is kept.
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
+        keeper: OptimizerKeeper | None = None
+        if settings.keep_optimizer and not settings.rule.traits.gradient:  # there, the server takes the steps
+            keeper = OptimizerKeeper(replica, self._optimizer_due, welcome)
         return work(
             settings.rule,
             replica,
@@ -216,6 +221,7 @@ class _TaskAttempt:
             moving_statistics=task.moving_statistics,
             overlap=settings.overlap,
             windows=self._auto_window,
+            keeper=keeper,
         )
 
     def _following(self, source: BatchSource) -> Iterator[Batch]:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from distkeras.ps.center.buffers import Buffer
+from distkeras.ps.center.optimizer_states import KeptState
 from distkeras.ps.errors import LeaseLostError, LedgerError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.messages import Commit
+from distkeras.ps.protocol.messages import Commit, KeepOptimizer, OptimizerState
 from distkeras.ps.rules.base import Vector
 
 #: Holds a lease that the first attempt to come may take.
@@ -67,6 +68,8 @@ class PartitionLease:
     sent: Buffer | None = None
     pulled: Buffer | None = None
     vectors: tuple[Vector, ...] = ()
+    #: The latest state of the worker's optimizer, where one was sent.
+    optimizer: KeptState | None = None
 
     @property
     def connected(self) -> bool:
@@ -142,6 +145,25 @@ class PartitionLease:
         if self.sent is not None:
             self.sent.drop()
         self.sent = version.hold()
+
+    def keep_optimizer(self, message: KeepOptimizer, now: float) -> None:
+        """Keep the state that the holder's optimizer has after its latest commit.
+
+        Args:
+            message: from the holder of the lease.
+            now: seconds since the epoch.
+
+        Raises:
+            RemoteProtocolError: the state is that after another commit.
+        """
+        if message.sequence != self.sequence or not self.sequence:
+            raise RemoteProtocolError(
+                f"a state of the optimizer must be that after commit {self.sequence}. "
+                f"Received: that after commit {message.sequence}",
+                worker=message.worker,
+            )
+        state = OptimizerState(message.layout, message.content, message.checksum)
+        self.optimizer = KeptState(state, message.attempt, message.sequence, now)
 
     def begin_window(self, clock: int) -> None:
         """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
 from distkeras.ps.checkpoint.directory import LogFiles, Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.optimizer_files import OptimizerFiles
 from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
@@ -122,6 +123,7 @@ class Checkpointer:
         self._directory = directory
         self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
+        self._optimizer_files = OptimizerFiles(directory, center, {} if saved is None else saved.optimizer_files, world)
         #: For each worker, the number of its last commit that a snapshot covers: one that this server took, for the one
         #: that it started from may be lost again.
         self.durable: dict[int, int] = {}
@@ -242,7 +244,8 @@ class Checkpointer:
             self._log_files = self._directory.save_log(rows, self._log_files)
         try:
             self._log_files = self._directory.save_log(rows, self._log_files)
-            self._directory.save(state, self._log_files)
+            files = self._optimizer_files.save(state.optimizers, now=closing)
+            self._directory.save(state, self._log_files, files)
         finally:
             state.drop()
         names = self._directory.require_owned()

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
+from distkeras.ps.center.optimizer_states import KeptState
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.snapshot import State, restore
 from distkeras.ps.checkpoint.store import DamagedError, Store
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
+from distkeras.ps.protocol.messages import OptimizerState
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
+#: Kinds of files that only snapshots need, which name them; and no such file.
+_NEEDED = ("log", "optimizer")
+NO_FILES: Mapping[int, str] = MappingProxyType({})
 #: Differences that an error names, and characters of each value.
 _NAMED, _LONGEST_TEXT = 3, 120
 
@@ -117,6 +123,8 @@ log = logging.getLogger(__name__)
 _FIRST, _LONGEST, _PATIENCE = 0.1, 2.0, 10.0
 #: The time in all for the claim of a driver that may resume a job, and of a server that is started again within one.
 _PATIENCE_TO_RESUME, _PATIENCE_WITHIN_JOB = 60.0, 600.0
+#: Attributes of a `KeptState` that are saved in addition to the state.
+_KEPT_OF_STATE = ("attempt", "sequence", "kept_at")
 #: The job of a process that only reads.
 _NOBODY = "0" * 8
 _T = TypeVar("_T")
@@ -130,6 +138,8 @@ class Saved:
     state: State
     log: CommitLog
     log_files: LogFiles
+    #: By partition, the file with the state of its optimizer.
+    optimizer_files: Mapping[int, str] = field(default_factory=dict)
 
 
 #: A snapshot as it was read: its name, its header and its arrays.
@@ -249,7 +259,33 @@ class SnapshotDirectory:
         """Put ``center``, which is new, where ``saved`` was taken: see `snapshot.restore`."""
         exact = restore(center, saved.state, same_attempts=same_attempts, epochs=epochs)
         center.log, center.metrics = saved.log, saved.state.metrics
+        if exact:
+            for worker, name in saved.optimizer_files.items():
+                center.leases[worker].optimizer = self._load_optimizer(worker, name)
+        elif saved.optimizer_files:
+            log.info("all optimizers begin with a new state: the saved ones are of other partitions")
         return exact
+
+    def save_optimizer(self, worker: int, kept: KeptState) -> str:
+        """Write the state of a worker's optimizer; return the file's name, which a snapshot is to have.
+
+        Raises:
+            SnapshotError: it cannot be written.
+        """
+        name, state = self._name("optimizer", worker), kept.state
+        header = {name: getattr(kept, name) for name in _KEPT_OF_STATE}
+        header |= {"layout": state.layout, "checksum": state.checksum}
+        self._store.save(name, header, {"content": state.content})
+        return name
+
+    def _load_optimizer(self, worker: int, name: str) -> KeptState | None:
+        try:
+            header, arrays = self._read(name)
+        except DamagedError as error:
+            report(log, "optimizer", "the optimizer's state of a partition is lost: %s", error, worker=worker)
+            return None
+        state = OptimizerState(header["layout"], arrays["content"], header["checksum"])
+        return KeptState(state, **{name: header[name] for name in _KEPT_OF_STATE})
 
     def _require_first(self, names: list[Name]) -> None:
         """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""
@@ -309,8 +345,9 @@ class SnapshotDirectory:
             files = files.with_last(file)
         state = State(header["state"], arrays, header["metrics"], header["log_totals"])
         commit_log.restore_totals(state.log_totals)
-        self._needs[name] = frozenset(files.names)
-        return Saved(str(name), state, commit_log, files)
+        optimizers = {int(worker): file for worker, file in header.get("optimizer_files", {}).items()}
+        self._needs[name] = frozenset((*files.names, *optimizers.values()))
+        return Saved(str(name), state, commit_log, files, optimizers)
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return self._patiently(lambda: self._store.load(name))
@@ -349,18 +386,19 @@ class SnapshotDirectory:
         size = sum(array.nbytes for array in arrays.values())
         return files.with_last(LogFile(name, len(rows.commits), size, level), replaced)
 
-    def save(self, state: State, files: LogFiles) -> None:
-        """Write a snapshot, which needs ``files``; it counts once `require_owned` has passed."""
+    def save(self, state: State, files: LogFiles, optimizer_files: Mapping[int, str] = NO_FILES) -> None:
+        """Write a snapshot, which needs these files; it counts once `require_owned` has passed."""
         header = {
             "state": state.header,
             "job": self._job,
             "metrics": state.metrics,
             "log_files": [asdict(file) for file in files.files],
+            "optimizer_files": {str(worker): file for worker, file in optimizer_files.items()},
             "log_totals": state.log_totals,
         }
         name = self._name("snapshot", state.header["clock"])
         self._store.save(name, header, state.arrays)
-        self._needs[_name_of(name)] = frozenset(files.names)
+        self._needs[_name_of(name)] = frozenset((*files.names, *optimizer_files.values()))
 
     def require_owned(self) -> list[Name]:
         """Return all files there, if this process still owns the directory, so that its writes count.
@@ -379,7 +417,7 @@ class SnapshotDirectory:
         self._store.delete_drafts(draft for draft, name in drafts if name and name.claim < self._ownership.claim)
 
     def prune(self, keep: int, files: LogFiles, names: list[Name]) -> None:
-        """Remove all but the latest ``keep`` snapshots, log files that none of these needs, and earlier claims.
+        """Remove all but the latest ``keep`` snapshots, files that none of these needs, and earlier claims.
 
         ``names`` is what `require_owned` returned after the latest snapshot.
         """
@@ -390,7 +428,7 @@ class SnapshotDirectory:
         self._needs = {name: needed for name, needed in self._needs.items() if name in kept}
         if len(self._needs) == len(kept):  # else the needs of one are not read yet
             needed = frozenset(files.names).union(*self._needs.values())
-            doomed += [name for name in own if name.kind == "log" and str(name) not in needed]
+            doomed += [name for name in own if name.kind in _NEEDED and str(name) not in needed]
         self._store.delete(map(str, doomed))
 
     def _name(self, kind: str, number: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
+from distkeras.ps.center.optimizer_states import KeptState
 from distkeras.ps.errors import DifferentJobError
 from distkeras.ps.rules import Rule
 
@@ -42,7 +43,8 @@ _KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 class State:
     """What `capture` took of a center: JSON-ready values and arrays. `drop` it once it is written.
 
-    ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned.
+    ``metrics`` are the names of the history's columns, ``log_totals`` what `CommitLog.totals` returned. ``optimizers``
+    are the kept states by partition, which have files of their own.
     """
 
     header: dict[str, Any]
@@ -50,6 +52,7 @@ class State:
     metrics: str = ""
     log_totals: dict[str, Any] = field(default_factory=dict)
     held: Buffer | None = None
+    optimizers: dict[int, KeptState] = field(default_factory=dict)
 
     def drop(self) -> None:
         """Let go of the center's version."""
@@ -94,7 +97,8 @@ def capture(center: Center) -> State:
         "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
         "progress": {str(worker): number for worker, number in center.scheduler.progress().items()},
     }
-    return State(header, arrays, center.metrics, center.log.totals(), held)
+    optimizers = {worker: lease.optimizer for worker, lease in center.leases.items() if lease.optimizer is not None}
+    return State(header, arrays, center.metrics, center.log.totals(), held, optimizers)
 
 
 def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | None = None) -> bool:
@@ -131,7 +135,11 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     _restore_round(center, header["round"], arrays)
     if header["workers"] != center.workers:
         center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
-        _begin_epoch(center, _first_open_epoch(header))
+        epoch = _first_open_epoch(header)
+        center.began = center.clock, epoch
+        for worker in range(center.workers):
+            lease = center.leases.add(worker, NO_ATTEMPT)
+            lease.epoch, lease.state = epoch, LeaseState.FREE
         return False
     leases = {int(worker): values for worker, values in header["leases"].items()}
     began_clock, began_epoch = header["began"]
@@ -180,13 +188,6 @@ def _first_open_epoch(header: dict[str, Any]) -> int:
     with_rows = [lease for lease in leases if _has_rows(lease, header)]
     epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
     return min(epochs) if with_rows else max(epochs)
-
-
-def _begin_epoch(center: Center, epoch: int) -> None:
-    center.began = center.clock, epoch
-    for worker in range(center.workers):
-        lease = center.leases.add(worker, NO_ATTEMPT)
-        lease.epoch, lease.state = epoch, LeaseState.FREE
 
 
 def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:

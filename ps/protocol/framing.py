@@ -45,6 +45,8 @@ from distkeras.ps.protocol.messages import (
     CenterReply,
     Challenge,
     Commit,
+    KeepOptimizer,
+    KeptOptimizer,
     Message,
     Proof,
 )
@@ -56,7 +58,7 @@ LONG = 4096
 Octets = bytes | bytearray
 
 _NUMBER = struct.Struct(">Q")
-_BULKY = (Commit, CenterReply)
+_BULKY = (Commit, CenterReply, KeepOptimizer, KeptOptimizer)
 _FLOAT64 = np.dtype("<f8")
 
 
@@ -103,7 +105,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 9
+VERSION = 10
 #: Bytes that are read along with a header, to save a system call: more than a commit's fields.
 READ_AHEAD = 256
 

@@ -8,6 +8,7 @@ older ones off. ``sequence`` counts a partition's commits from 1; 0 stands for "
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
@@ -62,6 +63,35 @@ class CommitRecord:
     def steps(self) -> int:
         """The local steps of the payload."""
         return self.last - self.first + 1
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """The state of a worker's optimizer.
+
+    Args:
+        layout: names the optimizer and the variables behind ``content``; only an optimizer of the same layout loads it.
+        content: the bytes of all its variables, one after the other.
+        checksum: CRC-32 of ``content``.
+    """
+
+    layout: str
+    content: Bytes
+    checksum: int
+
+    @property
+    def damaged(self) -> bool:
+        """Return whether the checksum is not that of the content."""
+        return zlib.crc32(self.content.data) != self.checksum
+
+
+#: Vectors of the model's size (float32) that the largest optimizer state has, and bytes in addition to them.
+_STATE_VECTORS, _STATE_BYTES = 4, 64 * 1024
+
+
+def most_state_bytes(size: int) -> int:
+    """Bytes of the largest optimizer state that is kept of a model of ``size`` elements."""
+    return 4 * _STATE_VECTORS * size + _STATE_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +204,47 @@ class Heartbeat(Message):
     """Keeps the lease of a worker that computes; answered by an `Ack` at once."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeepOptimizer(OptimizerState, Message):
+    """Worker → server: the optimizer's state after commit ``sequence``, for a later attempt. Answered by an `Ack`."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True, eq=False)
+class FetchOptimizer(Message):
+    """Worker → server: send the optimizer's state that is kept of this partition."""
+
+    worker: int
+    attempt: int
+    incarnation: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeptOptimizer(OptimizerState, Message):
+    """Server → worker: the state that ``attempt`` had after commit ``sequence``; 0: none is kept."""
+
+    attempt: int
+    sequence: int
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerTaken(Message):
+    """Worker → server: the kept state after commit ``sequence`` is loaded; or it is not, because of ``problem``.
+
+    Answered by an `Ack`, and reported as an event.
+    """
+
+    worker: int
+    attempt: int
+    incarnation: int
+    sequence: int
+    problem: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Leave(Message):
     """Says that the partition's data has ended, and everything is committed."""
@@ -190,7 +261,8 @@ class Welcome(Message):
     ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
     ``held`` says that this attempt had the lease already, and no other one since. If the partition has ``finished``,
     no attempt holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
-    ``stopping`` that the job ends early, and what is left of the data is not trained on.
+    ``stopping`` that the job ends early, and what is left of the data is not trained on. ``optimizer`` is the commit
+    after which the optimizer's state was sent that is kept of this partition; 0: none is kept.
     """
 
     incarnation: int
@@ -204,6 +276,7 @@ class Welcome(Message):
     checksum: int = -1
     skipped: bool = False
     stopping: bool = False
+    optimizer: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,6 +488,10 @@ MESSAGES: tuple[type[Message], ...] = (
     WorkerTable,
     Heartbeat,
     Goodbye,
+    KeepOptimizer,
+    FetchOptimizer,
+    KeptOptimizer,
+    OptimizerTaken,
 )
 
 
@@ -474,6 +551,23 @@ class ProbeRequest:
     """Asks for a `Reply` that says whether the server is occupied."""
 
 
+class KeepRequest(NamedTuple):
+    """Wants ``state``, which the optimizer had after the latest commit, kept for a later attempt; gets None."""
+
+    state: OptimizerState
+
+
+@dataclass(frozen=True, eq=False)
+class FetchRequest:
+    """Wants a `Reply` with the kept state of the optimizer."""
+
+
+class TakenRequest(NamedTuple):
+    """Tells the server what became of the kept state: it is loaded, or ``problem`` says why not; gets None."""
+
+    problem: str
+
+
 class Compute(NamedTuple):
     """Says that ``steps`` local steps follow; a simulation lets their time pass first."""
 
@@ -484,6 +578,7 @@ class Reply(NamedTuple):
     """The answer to a request. ``center`` is None for a bare acknowledgement, and immutable otherwise.
 
     ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
+    ``optimizer`` answers a `FetchRequest`; None: no state is kept.
     """
 
     learning_rate: float = 0.0
@@ -491,7 +586,18 @@ class Reply(NamedTuple):
     moving_statistics: np.ndarray = NO_FLOATS
     occupied: bool = False
     stopping: bool = False
+    optimizer: OptimizerState | None = None
 
 
-Request = PullRequest | CommitRecord | PostRequest | CollectRequest | ProbeRequest | Compute
+Request = (
+    PullRequest
+    | CommitRecord
+    | PostRequest
+    | CollectRequest
+    | ProbeRequest
+    | Compute
+    | KeepRequest
+    | FetchRequest
+    | TakenRequest
+)
 Loop = Generator[Request, Reply | None, None]

@@ -16,7 +16,8 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer, Pool
 from distkeras.ps.center.center import Center, Released, check_hello, check_shapes, not_finite
-from distkeras.ps.center.leases import NO_ATTEMPT
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
+from distkeras.ps.center.optimizer_states import StateMemory
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.directory import Saved, SnapshotDirectory
@@ -44,16 +45,19 @@ from distkeras.ps.protocol.messages import (
     EndEarly,
     Fault,
     FetchModel,
+    FetchOptimizer,
     Goodbye,
     Heartbeat,
     Hello,
     Inspect,
+    KeepOptimizer,
     Leave,
     ListWorkers,
     Message,
     ModelFile,
     Observe,
     Occupancy,
+    OptimizerTaken,
     Parked,
     Probe,
     Publish,
@@ -64,17 +68,24 @@ from distkeras.ps.protocol.messages import (
     WorkerTable,
     error_of,
     fault_of,
+    most_state_bytes,
 )
+from distkeras.ps.server.optimizer_requests import OptimizerRequests, Request
 from distkeras.ps.server.waiting import JobCondition
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.world.world import REAL, World
 
 
 class PeerVectors:
-    """Memory of one request and its reply, in the connection's wire format; from `agree` on, it is pooled."""
+    """Memory of one request and its reply, in the connection's wire format; from `agree` on, it is pooled.
 
-    def __init__(self) -> None:
+    Args:
+        states: memory for states of optimizers, which are never pooled.
+    """
+
+    def __init__(self, states: StateMemory | None = None) -> None:
         self._format = PeerFormat(None)
+        self._states = states
         self._center_pool: Pool | None = None
         self._encoded_pool = Pool(0, np.uint8)
         #: Where each array of the present request was received, in the message's order; None: not in pooled memory.
@@ -91,6 +102,8 @@ class PeerVectors:
                     self._received.append(buffer)
                     return buffer.array
         self._received.append(None)
+        if kind is KeepOptimizer and self._states is not None:
+            return self._states.array(size)
         return np.empty(size, dtype)
 
     @property
@@ -286,12 +299,18 @@ class Dispatcher:
         self._model = np.empty(0, np.uint8)
         #: The arrays in the vectors, center and moving statistics, if the driver published their names.
         self._layouts: list[Layout] = []
+        #: Memory for the states of the workers' optimizers.
+        self.states = StateMemory(settings.workers, world)
+        optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             Commit: self._on_commit,
             Pull: self._on_pull,
             Probe: self._on_probe,
             Heartbeat: lambda peer, message: self._acknowledge(),  # the session's activity is recorded already
             Hello: self._on_hello,
+            KeepOptimizer: optimizers.keep,
+            FetchOptimizer: optimizers.fetch,
+            OptimizerTaken: optimizers.taken,
             Leave: self._on_leave,
             Fault: self._on_fault,
             FetchModel: self._on_fetch_model,
@@ -316,13 +335,15 @@ class Dispatcher:
         A peer can make the server hold one such frame and one reply, while they travel, and the records of its applied
         commits: up to 16 MiB of history each. With a wire format other than float32, it also holds the vectors of the
         commit, and between two requests a packed commit and a packed reply; with int8 the vector that the peer has. A
-        peer that has not proved the key yet costs a thread, and less than a kilobyte.
+        peer that has not proved the key yet costs a thread, and less than a kilobyte. Each partition has at most one
+        kept state of its optimizer in addition, and a second one while that arrives.
         """
         center = self.center
         if center is None or not self._published:
             return Limits(body=self._settings.max_body)
         vectors = center.traits.parts * center.current.array.nbytes
-        return Limits(body=vectors + center.moving_statistics.nbytes + _HISTORY_BYTES)
+        commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES
+        return Limits(body=max(commit, most_state_bytes(center.size)))
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
@@ -397,6 +418,7 @@ class Dispatcher:
                 checksum=lease.checksum,
                 skipped=lease.skipped,
                 stopping=center.stopping is not None,
+                optimizer=0 if lease.optimizer is None else lease.optimizer.sequence,
             )
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
@@ -639,6 +661,14 @@ class Dispatcher:
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
         center.leases.held(worker, attempt)
         self.connections.require(peer, worker)
+
+    def _require_lease(self, peer: Peer, message: Request) -> PartitionLease:
+        """Return the lease that the sender of ``message`` holds, in this incarnation; the caller holds the lock."""
+        self.changed.require_running()
+        center = self._require_sound()
+        center.require_incarnation(message.worker, message.incarnation)
+        self._require_holder(peer, center, message.worker, message.attempt)
+        return center.leases[message.worker]
 
     def _reply_with_center(self, peer: Peer, center: Center, released: Released) -> CenterReply:
         """Return the reply; not called under the lock."""

@@ -307,7 +307,7 @@ class ParameterServer:
 
     def _make_session(self, stream: Stream, host: str, port: int) -> Session:
         """Wait until there is room for it."""
-        vectors = PeerVectors()
+        vectors = PeerVectors(self.dispatcher.states)
         connection = Connection(
             server=True,
             key=self._key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -22,23 +23,31 @@ from distkeras.ps.protocol.messages import (
     Commit,
     CommitRecord,
     FetchModel,
+    FetchOptimizer,
     Heartbeat,
     Hello,
+    KeepOptimizer,
+    KeptOptimizer,
     Leave,
     Message,
     ModelFile,
     Occupancy,
+    OptimizerState,
+    OptimizerTaken,
     Parked,
     Probe,
     Pull,
     Reply,
     Welcome,
     fault_of,
+    most_state_bytes,
 )
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world.world import REAL, Lock, World
+
+log = logging.getLogger(__name__)
 
 #: How many heartbeats a lease lasts: some may be late.
 BEATS_A_LEASE = 4
@@ -249,6 +258,9 @@ class WorkerClient(Client):
         #: The share of its epoch that the partition has passed, which commits report.
         self.passed = 0.0
         self._skipped = False
+        #: The commit after which the state of the optimizer was sent that was fetched last; 0: there was none.
+        self._fetched = 0
+        self._too_large = False
         self._heartbeats: Heartbeats | None = None
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -436,6 +448,53 @@ class WorkerClient(Client):
         if self.channel is not leased:
             self.close()  # no lease is held over the new connection
         return answer.model.tobytes()
+
+    def keep_optimizer(self, state: OptimizerState) -> None:
+        """Have ``state``, which the optimizer had after the latest commit, kept for a later attempt.
+
+        One that is larger than `most_state_bytes` is not sent.
+        """
+        if state.content.nbytes > most_state_bytes(self.size):
+            if not self._too_large:
+                self._too_large = True
+                text = "the optimizer's state has %d bytes and is not kept: at most %d are, for a model of %d elements"
+                log.warning(text, state.content.nbytes, most_state_bytes(self.size), self.size)
+            return
+
+        def once() -> Ack:
+            return self.request(
+                KeepOptimizer(
+                    state.layout,
+                    state.content,
+                    state.checksum,
+                    worker=self.worker,
+                    attempt=self.attempt,
+                    incarnation=self.incarnation,
+                    sequence=self.sequence,
+                ),
+                Ack,
+            )
+
+        self._reconnecting(once)
+
+    def fetch_optimizer(self) -> OptimizerState | None:
+        """The state of the optimizer that is kept of this partition; None if there is none."""
+
+        def once() -> KeptOptimizer:
+            return self.request(FetchOptimizer(self.worker, self.attempt, self.incarnation), KeptOptimizer)
+
+        answer = self._reconnecting(once)
+        self._fetched = answer.sequence
+        return answer if answer.sequence else None
+
+    def report_optimizer(self, problem: str) -> None:
+        """Say what became of the state that was fetched: it is loaded, or ``problem`` says why it is not."""
+
+        def once() -> Ack:
+            taken = OptimizerTaken(self.worker, self.attempt, self.incarnation, self._fetched, problem)
+            return self.request(taken, Ack)
+
+        self._reconnecting(once)
 
     def report(self, error: DistkerasError) -> None:
         """End the job with ``error``, unless the server is gone."""

@@ -23,17 +23,21 @@ from distkeras.ps.protocol.messages import (
     CollectRequest,
     CommitRecord,
     Compute,
+    FetchRequest,
+    KeepRequest,
     Loop,
     PostRequest,
     ProbeRequest,
     PullRequest,
     Reply,
     Request,
+    TakenRequest,
     Welcome,
 )
 from distkeras.ps.rules.base import AUTO, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +148,7 @@ class WorkerReplica(Replica, Protocol):
         """Write them into ``out``."""
 
 
-def work(
+def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     rule: Rule,
     replica: WorkerReplica,
     batches: Iterator[BatchLike],
@@ -153,6 +157,7 @@ def work(
     moving_statistics: int = 0,
     overlap: bool = False,
     windows: AutoWindow | None = None,
+    keeper: OptimizerKeeper | None = None,
     now: Callable[[], float] | None = time.time,
 ) -> Loop:
     """Train on ``batches`` until they end, or a reply says so, in windows that never cross an epoch's end.
@@ -169,20 +174,32 @@ def work(
             take turns. The worker keeps its own moving statistics, for those of the reply lack its latest window's.
             One commit is under way at a time.
         windows: chooses the rule's window; None: it is the rule's own.
+        keeper: sends the optimizer's state now and then, and takes over that of an earlier loop; None: neither.
         now: stamps the history, seconds since the epoch; None: no history is kept.
 
     Yields:
         `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each to be answered by a `Reply`;
-        `PostRequest` and `Compute`.
+        `PostRequest` and `Compute`; those of ``keeper``.
     """
     pulled = _answered((yield PullRequest()))
     if pulled.stopping:
         return
     worker = _Worker(
-        rule, replica, pulled, payload, moving_statistics=moving_statistics, overlap=overlap, windows=windows, now=now
+        rule,
+        replica,
+        pulled,
+        payload,
+        moving_statistics=moving_statistics,
+        overlap=overlap,
+        windows=windows,
+        keeper=keeper,
+        now=now,
     )
-    state = worker.state
+    state, begun = worker.state, keeper is None
     for group in _batch_groups(batches, lambda: worker.rule.steps_until_due(state)):
+        if keeper is not None and not begun:
+            yield from keeper.begin(group[0])
+            begun = True
         yield Compute(len(group))
         worker.compute(group)
         due = group[-1].last or worker.rule.due(state)
@@ -204,7 +221,7 @@ _Exchange = Generator[Request, Reply | None, bool]
 class _Worker:
     """The replica, the rule's state, the window that is being computed, and the latest center; see `work`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - those of `work`
         self,
         rule: Rule,
         replica: WorkerReplica,
@@ -214,6 +231,7 @@ class _Worker:
         moving_statistics: int,
         overlap: bool,
         windows: AutoWindow | None,
+        keeper: OptimizerKeeper | None,
         now: Callable[[], float] | None,
     ) -> None:
         self.rule = rule if windows is None else windows.rule
@@ -225,6 +243,7 @@ class _Worker:
         #: Whether a commit was posted; its reply is not collected yet.
         self.posted = False
         self._replica, self._payload, self._windows, self._now = replica, payload, windows, now
+        self._keeper = keeper
         self._moving_statistics, self._overlap = moving_statistics, overlap
         self._latest = pulled
         self._first = 0
@@ -262,6 +281,9 @@ class _Worker:
             going_on = yield from self._commit(end, statistics)
         if going_on and windows is not None and not self.posted:
             self.rule = windows.exchanged()
+        if going_on and self._keeper is not None and not self.posted:
+            self._keeper.capture()
+            yield from self._keeper.send()
         self._history.clear()
         state.steps, state.due_early, state.occupied, state.payload = 0, False, True, ()
         return going_on
@@ -288,6 +310,10 @@ class _Worker:
         """Let the commit travel while the next window is computed, which begins from the reply to the one before."""
         if self.posted:
             self._latest = _answered((yield CollectRequest()))
+            if self._keeper is not None:
+                yield from self._keeper.send()
+        if self._keeper is not None:
+            self._keeper.capture()
         self.rule.fill_payload(self._replica, self.state)
         yield PostRequest(self._record(end, statistics))
         self.posted = True
@@ -396,6 +422,14 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
             return client.collect()
         case ProbeRequest():
             return Reply(occupied=client.occupied())
+        case FetchRequest():
+            return Reply(optimizer=client.fetch_optimizer())
+        case KeepRequest():
+            client.keep_optimizer(request.state)
+            return None
+        case TakenRequest():
+            client.report_optimizer(request.problem)
+            return None
 
 
 def _ended_loop() -> Loop:

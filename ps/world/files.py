@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +150,16 @@ class ArrowFiles:
             if isinstance(error, OSError):
                 raise
             raise OSError(str(error)) from error
+
+
+def scratch(size: int) -> memoryview:
+    """Return ``size`` bytes of a temporary file without a name, mapped into memory; see `World.scratch`."""
+    with tempfile.TemporaryFile() as file:
+        if hasattr(os, "posix_fallocate"):  # without room, a write to the mapping would kill the process
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+        return memoryview(mmap.mmap(file.fileno(), size))
 
 
 def _sync(path: Path) -> None:

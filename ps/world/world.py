@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from distkeras.ps.world.files import Files, open_files
+from distkeras.ps.world.files import Files, open_files, scratch
 from distkeras.ps.world.processes import Child, ChildProcess
 from distkeras.ps.world.streams import Listener, Stream, TcpListener, connect
 
@@ -124,6 +124,14 @@ class World:
     def files(self, uri: str) -> Files:
         """Return the files in the directory ``uri``: see `open_files`."""
         return open_files(uri)
+
+    def scratch(self, size: int) -> memoryview:
+        """Return ``size`` bytes of a file without a name, which is gone when they are.
+
+        Raises:
+            OSError: the disk has no room.
+        """
+        return scratch(size)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> Child:
         """Return a new process: see `ChildProcess`."""

@@ -23,6 +23,11 @@ SOON = {
     "those-who-ended-hold-up-the-others": 60,
     "a-restored-ledger-lacks-its-last-commit": 30,
     "the-end-is-told-once": 100,
+    "states-of-optimizers-are-not-in-snapshots": 100,
+    "a-successor-is-given-another-partitions-state": 20,
+    "the-first-state-is-kept": 20,
+    "a-state-is-sent-once": 20,
+    "a-state-is-that-of-a-later-commit": 100,
 }
 
 

@@ -165,6 +165,7 @@ class Plan:
         whole: tags cover the long vectors, too.
         cluster: the server is a task in the cluster, and not the driver's process.
         lists: the driver asks for the table of workers now and then.
+        keeps: states of the workers' optimizers are kept.
         stray: whether somebody has put a file of his own beside the snapshots.
         deadlines: of every wait.
         faults: in no order.
@@ -201,6 +202,7 @@ class Plan:
     lists: bool = False
     cluster: bool = False
     stray: bool = False
+    keeps: bool = False
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -327,7 +329,8 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
         drawn |= {"enough": chance.choice((1, 2)), "compute": 3.0}
         drawn["faults"] = (Fault("kill server", 15 + int(60 * chance.random())),)
     plan = replace(plan, **drawn)
-    return _in_cluster(plan, chance) if plan.every and not damage and chance.random() < _CLUSTER else plan
+    plan = _in_cluster(plan, chance) if plan.every and not damage and chance.random() < _CLUSTER else plan
+    return replace(plan, keeps=chance.random() < 0.75)
 
 
 def _in_cluster(plan: Plan, chance: random.Random) -> Plan:

@@ -12,14 +12,16 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
 from distkeras.ps.checkpoint import checkpointer, directory, ownership, snapshot
+from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
+from distkeras.ps.checkpoint.optimizer_files import OptimizerFiles
 from distkeras.ps.checkpoint.ownership import parsed
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
-from distkeras.ps.server.start import StartRequest
 from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.training.cluster_server import ClusterServer
 from distkeras.training.supervisor import Supervisor
 from simulation.planting import Patch, mutation, nothing
@@ -244,13 +246,7 @@ def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
 @mutation
 def _a_restart_forgets_the_epochs() -> list[Patch]:
     """A server that dies before it has saved anything of a longer job goes on with the shorter one."""
-    again = StartRequest.again
-
-    def forgetful(self: StartRequest, epoch: int, after: int, port: int | None = None) -> StartRequest:
-        request = again(self, epoch, after, port)
-        return replace(request, mode=replace(request.mode, epochs=None))
-
-    return [(StartRequest, "again", forgetful)]
+    return [(StartMode, "again", lambda self, epoch, after: replace(self, epoch=epoch, after=after, epochs=None))]
 
 
 @mutation
@@ -314,3 +310,55 @@ def _whoever_answers_is_the_server() -> list[Patch]:
         return self.mutant
 
     return [(ownership.AnnouncedAddress, "locate", first)]
+
+
+@mutation
+def _states_of_optimizers_are_not_in_snapshots() -> list[Patch]:
+    """After a restart, every optimizer begins with nothing."""
+    return [(OptimizerFiles, "save", lambda self, states, *, now: {})]
+
+
+@mutation
+def _a_successor_is_given_another_partitions_state() -> list[Patch]:
+    """Whatever state came last is given to whoever asks first."""
+    keep = PartitionLease.keep_optimizer
+    latest: list[Any] = []
+
+    def shared(self: PartitionLease, message: Any, now: float) -> None:
+        if latest and latest[-1].state.content.size:
+            message = replace(message, content=latest[-1].state.content, checksum=latest[-1].state.checksum)
+        keep(self, message, now)
+        latest.append(self.optimizer)
+
+    return [(PartitionLease, "keep_optimizer", shared)]
+
+
+@mutation
+def _the_first_state_is_kept() -> list[Patch]:
+    """A successor is given the state of the oldest attempt."""
+    keep = PartitionLease.keep_optimizer
+
+    def once(self: PartitionLease, message: Any, now: float) -> None:
+        if self.optimizer is None:
+            keep(self, message, now)
+
+    return [(PartitionLease, "keep_optimizer", once)]
+
+
+@mutation
+def _a_state_is_sent_once() -> list[Patch]:
+    """Workers send their first state, and no later one."""
+    return [(SaveInterval, "due", lambda self: not self._took and self.now() >= self._due)]
+
+
+@mutation
+def _a_state_is_that_of_a_later_commit() -> list[Patch]:
+    """With overlap, a state is read when the commit is answered: it has steps that do not count yet."""
+    send = OptimizerKeeper.send
+
+    def late(self: OptimizerKeeper) -> Any:
+        if self._captured is not None:
+            self._captured = self._replica.read_optimizer()
+        return send(self)
+
+    return [(OptimizerKeeper, "send", late)]

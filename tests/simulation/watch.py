@@ -17,6 +17,7 @@ from distkeras.ps.protocol.messages import CenterReply
 from simulation.plan import Layout, Plan
 from simulation.reference import Formula, Sent, Standing, close, difference, standing_of, with_other_workers
 from simulation.scheduler import Finding, Process
+from simulation.state_watch import StateWatch
 from simulation.world import Surroundings, VirtualChild
 
 #: Faults after which two processes still reach each other soon, and a disk answers.
@@ -30,6 +31,8 @@ _QUIET = {
     "nan",
     "speculate",
 }
+#: Faults after which a checkpoint may lack states of optimizers that were kept.
+_BAD_DISK = {"disk full", "disk slow", "store crawls", "snapshot rot", "log rot"}
 #: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
 #: Seconds from an attempt's look for another one to its own claim.
@@ -108,6 +111,8 @@ class Watch:
         self.epochs: dict[Process, int] = {}
         #: What workers have sent, by driver, incarnation, partition, attempt and number.
         self.sent: dict[tuple[Process, int, int, int, int], Sent] = {}
+        #: Of the workers' optimizers.
+        self.states = StateWatch()
         #: What workers are to be sent, by driver and incarnation.
         self._views: dict[tuple[Process, int], dict[int, list[np.ndarray]]] = {}
         #: Where centers stood, by how many rows their ledgers had, and the last of them.
@@ -127,6 +132,14 @@ class Watch:
     def size(self) -> int:
         """Elements of the center: one a mini-batch, one at least."""
         return max(1, self._plan.most_epochs * sum(self._plan.batches))
+
+    def serves(self, driver: Process, incarnation: int) -> bool:
+        """Whether the server of an incarnation lives."""
+        lives = self._lives.values()
+        return any(
+            life.driver is driver and life.center.incarnation == incarnation and life.child.process.alive
+            for life in lives
+        )
 
     def end_early(self, driver: Process) -> None:
         """A driver has told its server to end the job early."""
@@ -202,6 +215,7 @@ class Watch:
                 self._check_center(center)
             life.finished = finished
             self._write_down(center, life)
+        self.states.see(center, (life.driver, center.incarnation), (len(center.log), life.latest))
         holders = child.server.dispatcher.connections
         if holders != life.holders:  # whoever gets a lease is one
             life.holders = dict(holders)
@@ -252,6 +266,7 @@ class Watch:
                     raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
         self._check_center(center)
         self._require_restored(center, life)
+        self.states.see(center, (driver, center.incarnation), (count, life.latest))
         self._write_down(center, life)
 
     def _require_restored(self, center: Center, life: _Life) -> None:
@@ -271,6 +286,8 @@ class Watch:
                 if same and now.numbers["round"][2] == began:
                     return  # other partitions go on: there is no more that they share
             raise Finding("restored", f"a center must be restored as it was saved. Received: {now} for {stood}")
+        if not self.struck & _BAD_DISK:
+            self.states.require_restored(center, (count, life.latest))
         differences = []
         for was in stood:
             again = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,13 +11,23 @@ import numpy as np
 
 from distkeras.ps.errors import DeadlineError, DistkerasError, JobStoppedError, LeaseLostError, ServerLostError
 from distkeras.ps.protocol.compression import WorkerFormat
-from distkeras.ps.protocol.messages import CenterReply, Commit, CommitRecord, Loop, Message, Reply, Welcome
+from distkeras.ps.protocol.messages import (
+    CenterReply,
+    Commit,
+    CommitRecord,
+    Loop,
+    Message,
+    OptimizerState,
+    Reply,
+    Welcome,
+)
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.simulation.function_replica import VirtualBatch
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
@@ -44,6 +55,9 @@ class WatchedClient(WorkerClient):
         self._format = self._account = AccountedFormat(plan.wire_format, self.size)
         self._outlives = plan.every > 0
         self._pulls_first = plan.make_rule().traits.pull_first
+        self.interval = SaveInterval.of(plan.make_rule(), len(layout.batches), now=self.world.monotonic)
+        self._account_of_state = AccountOfState(self.world.monotonic())
+        self._overlaps, self._keeps = plan.overlap, plan.keeps and not plan.make_rule().traits.gradient
         #: The clocks that windows began from, and the number of the loop's first commit.
         self._began: list[int] = []
         self._first = 0
@@ -53,6 +67,7 @@ class WatchedClient(WorkerClient):
         self._began.clear()
         self._first = 0
         self._account.begin()
+        self._account_of_state.begin()
 
     def request(self, message: Message, expected: Any, timeout: float | None = None) -> Any:
         """See `Client`."""
@@ -76,7 +91,37 @@ class WatchedClient(WorkerClient):
     def commit(self, record: CommitRecord) -> Reply:
         """See `WorkerClient`."""
         self._account.due = True
-        return super().commit(record)
+        if self._keeps and not self._overlaps:
+            self._account_of_state.require_recent(self.interval.seconds)
+        reply = super().commit(record)
+        self._account_of_state.applied(self.sequence, record.steps, self.world.monotonic())
+        return reply
+
+    def keep_optimizer(self, state: OptimizerState) -> None:
+        """See `WorkerClient`."""
+        content = state.content.tobytes()
+        self._account_of_state.require_steps(int(state.content.view(np.int64)[-2]))
+        self._watch.states.had(self._partition, content, self.sequence)
+        super().keep_optimizer(state)
+        if self._watch.serves(self._driver, self.incarnation):  # else it may have died before it was looked at
+            self._watch.states.require_kept(self._life, content)
+        self._account_of_state.sent(self.sequence, self.world.monotonic())
+
+    def fetch_optimizer(self) -> OptimizerState | None:
+        """See `WorkerClient`."""
+        before = self._watch.states.count(self._life)
+        state = super().fetch_optimizer()
+        self._watch.states.check_fetched(self._life, before, self._partition, state, self._fetched, self.sequence)
+        self._account_of_state.steps = 0 if state is None else int(state.content.view(np.int64)[-2])
+        return state
+
+    @property
+    def _partition(self) -> tuple[int, int]:
+        return self._layout.number, self.worker
+
+    @property
+    def _life(self) -> tuple[Process, int, int]:
+        return self._driver, self.incarnation, self.worker
 
     def _delivered(self, reply: CenterReply) -> Reply:
         delivered = super()._delivered(reply)
@@ -124,6 +169,45 @@ class AccountedFormat(WorkerFormat):
         return encoded
 
 
+class AccountOfState:
+    """Knows what the state of an attempt's optimizer must be, and when it must be sent.
+
+    Args:
+        now: when the attempt began, seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        #: Of the optimizer, those behind the state that it began with too; behind commits that are applied.
+        self.steps = 0
+        self._sent = now
+        #: The latest commit of this loop that is applied, and when; and the one after which a state was sent.
+        self._applied, self._applied_at, self._kept = 0, 0.0, 0
+
+    def begin(self) -> None:
+        """A loop begins, with a new optimizer."""
+        self.steps = self._applied = self._kept = 0
+
+    def applied(self, sequence: int, steps: int, now: float) -> None:
+        """A commit of so many steps is applied."""
+        self._applied, self._applied_at, self.steps = sequence, now, self.steps + steps
+
+    def sent(self, sequence: int, now: float) -> None:
+        """The state after a commit is sent."""
+        self._kept, self._sent = sequence, now
+
+    def require_steps(self, steps: int) -> None:
+        """A state has all steps of the commits before it, and no other."""
+        if steps != self.steps:
+            raise Finding("state", f"a state must have the {self.steps} steps that count. Received: {steps}")
+
+    def require_recent(self, seconds: float) -> None:
+        """The next commit is sent: if a state was due after the one before, it was sent."""
+        if self._applied > self._kept and self._applied_at >= self._sent + seconds:
+            raise Finding(
+                "state", f"a state must be sent each {seconds:.3g} s. Received: none after commit {self._kept}"
+            )
+
+
 class CountingReplica:
     """A model with an element a mini-batch, which each of its steps moves by one.
 
@@ -132,16 +216,24 @@ class CountingReplica:
         element: of a mini-batch.
         compute: takes the time of a step; returns what it adds, for an element: its amount, or NaN.
         statistics: elements of its moving statistics, which follow the numbers of the elements.
+        owner: numbers of layout, partition and attempt.
     """
 
     def __init__(
-        self, size: int, element: Callable[[VirtualBatch], int], compute: Callable[[int], float], statistics: int = 0
+        self,
+        size: int,
+        element: Callable[[VirtualBatch], int],
+        compute: Callable[[int], float],
+        statistics: int = 0,
+        owner: tuple[int, ...] = (),
     ) -> None:
         self.size = size
         self.learning_rate = 1.0
         self._element, self._compute = element, compute
         self._theta = np.zeros(size, np.float32)
         self._statistics = np.zeros(statistics, np.float32)
+        #: Who took the first of them, how many there were, and a number that each of them has changed.
+        self._steps: list[int] = [*owner, 0, 0]
 
     def load(self, vector: np.ndarray) -> None:
         """See `Replica`."""
@@ -168,8 +260,24 @@ class CountingReplica:
         for batch in batches:
             element = self._element(batch)
             self._theta[element] += self._compute(element)
+            self._count(element)
             self._statistics += (element + 1 - self._statistics) / 4
         return np.zeros((len(batches), 1))
+
+    def _count(self, element: int) -> None:
+        self._steps[-2:] = [self._steps[-2] + 1, hash((self._steps[-1], element))]
+
+    def read_optimizer(self) -> OptimizerState:
+        """The state of an optimizer that knows each of its steps."""
+        content = np.array(self._steps, np.int64).view(np.uint8)
+        return OptimizerState("steps", content, zlib.crc32(content.data))
+
+    def load_optimizer(self, state: OptimizerState | None, example: VirtualBatch) -> str:
+        """See `StatefulReplica`."""
+        if state is None:
+            return "none is kept"
+        self._steps = state.content.view(np.int64).tolist()
+        return ""
 
     def gradient(self, batch: VirtualBatch, out: np.ndarray) -> np.ndarray:
         """See `Replica`."""
@@ -177,6 +285,7 @@ class CountingReplica:
         step = self._compute(element)
         out[...] = 0.0
         out[element] = -step
+        self._count(element)
         self._statistics += (element + 1 - self._statistics) / 4
         return np.zeros(1)
 
@@ -222,12 +331,10 @@ def run_attempt(
 
     def begin(welcome: Welcome) -> Loop:
         client.begin()
-        replica = CountingReplica(
-            watch.size,
-            lambda batch: layout.element(worker, batch.epoch, batch.index),
-            lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
-            plan.statistics,
-        )
+        replica = _replica(plan, layout, watch, world, worker, attempt)
+        keeper: OptimizerKeeper | None = None
+        if settings.keep_optimizer and not rule.traits.gradient:
+            keeper = OptimizerKeeper(replica, client.interval, welcome)
         return work(
             rule,
             replica,
@@ -236,6 +343,7 @@ def run_attempt(
             moving_statistics=plan.statistics,
             overlap=settings.overlap,
             windows=windows,
+            keeper=keeper,
             now=world.time,
         )
 
@@ -255,6 +363,19 @@ def run_attempt(
         client.close()
 
 
+def _replica(
+    plan: Plan, layout: Layout, watch: Watch, world: VirtualWorld, worker: int, attempt: int
+) -> CountingReplica:
+    """A new model of an attempt."""
+    return CountingReplica(
+        watch.size,
+        lambda batch: layout.element(worker, batch.epoch, batch.index),
+        lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
+        plan.statistics,
+        (layout.number, worker, attempt),
+    )
+
+
 def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
     """What the workers of a job are told."""
     return WorkerSettings(
@@ -262,6 +383,7 @@ def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
         len(layout.batches),
         wire_format=plan.wire_format,
         overlap=plan.overlap,
+        keep_optimizer=plan.keeps,
         deadlines=plan.deadlines,
     )
 

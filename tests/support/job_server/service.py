@@ -91,10 +91,6 @@ class JobService:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def connections(self) -> int:
-        return self._http.connections
-
     def client(self, name: str) -> Client:
         return Client(self.url, self.tokens[name])
 
