@@ -30,8 +30,9 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the differential tests look for a difference."""
+    """How long the tests that draw what they do go on."""
     parser.addoption("--pairs", type=int, default=None, help="pairs of jobs that a differential test draws")
+    parser.addoption("--requests-seconds", type=int, default=30, help="seconds that a job server is sent requests")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

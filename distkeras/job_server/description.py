@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from distkeras.callbacks import EarlyStopping
 from distkeras.job_server.errors import DescriptionError
@@ -68,11 +68,20 @@ ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], fl
 Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,64}$")]
 
 
+def _require_few(value: Any) -> Any:
+    """Return ``value``; pydantic counts the items of a dictionary only after it has looked at each of them."""
+    if isinstance(value, dict) and len(value) > _ITEMS:
+        raise ValueError(f"It must have at most {_ITEMS} items, not {len(value)}")
+    return value
+
+
 class OptimizerConfig(Submitted):
     """An optimizer of Keras, by the name of its class."""
 
     class_name: Word
-    config: dict[str, Scalar] = Field({}, max_length=_ITEMS, description="The arguments of the optimizer.")
+    config: Annotated[dict[str, Scalar], BeforeValidator(_require_few)] = Field(
+        {}, max_length=_ITEMS, description="The arguments of the optimizer."
+    )
 
 
 #: The type of a field in JSON, by its annotation in Python.
@@ -137,7 +146,8 @@ _OF_TRAINER = model_of_options(
     options_of(Trainer),
     LEFT_OUT,
     {
-        "learning_rate": reduce(operator.or_, _SCHEDULES, cast("Any", float)),
+        "learning_rate": float
+        | Annotated[reduce(operator.or_, cast("Any", _SCHEDULES)), Field(discriminator="schedule")],
         "loss": Word | Words,
         "metrics": Words,
         "weighted_metrics": Words,
@@ -282,21 +292,25 @@ def description_error(error: ValidationError, prefix: str = "", *, form: bool = 
         if isinstance(cause, DescriptionError):
             return cause
         places.append((_names(detail), detail))
-    names, detail = max(places, key=lambda place: len(place[0]))
+    names, detail = max(places, key=lambda place: (len(place[0]), place[1]["type"].startswith("union_tag")))
     names = names[1:] if form and names[:1] == ["job"] and len(names) > 1 else names
     field = ".".join([*filter(None, [prefix]), *names])
     received = repr(detail["input"])
     shown = received if len(received) <= _SHOWN else f"{received[:_SHOWN]}…"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
+    message = str(detail.get("ctx", {}).get("error") or detail["msg"])
+    message = message[0].lower() + message[1:]
     return DescriptionError(f"`{field or 'the description'}` is not valid: {message}. Received: {shown}", field)
 
 
 def _names(detail: Mapping[str, Any]) -> list[str]:
-    """The names of the fields that lead to an error, without the names of types that pydantic adds at a union."""
+    """Return the fields that lead to an error, without what pydantic adds at a union: types, and tags of schedules."""
     parts = [str(part)[:100] for part in detail["loc"]]
     last = parts[-1:] if detail["type"] in ("extra_forbidden", "missing") else []
     way = parts[: len(parts) - len(last)]
-    return [part for part in way if re.fullmatch("[a-z_0-9]+", part) and part not in _TYPE_NAMES] + last
+    names = [part for part in way if re.fullmatch("[a-z_0-9]+", part) and part not in _TYPE_NAMES]
+    if names[1:2] == ["learning_rate"] and names[2:] and names[2] in SCHEDULES:
+        del names[2]
+    return names + last
 
 
 def json_of(text: str | bytes) -> Any:

@@ -135,11 +135,7 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
     _restore_round(center, header["round"], arrays)
     if header["workers"] != center.workers:
         center.begin_with_other_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
-        epoch = _first_open_epoch(header)
-        center.began = center.clock, epoch
-        for worker in range(center.workers):
-            lease = center.leases.add(worker, NO_ATTEMPT)
-            lease.epoch, lease.state = epoch, LeaseState.FREE
+        _begin_epoch(center, _first_open_epoch(header))
         return False
     leases = {int(worker): values for worker, values in header["leases"].items()}
     began_clock, began_epoch = header["began"]
@@ -188,6 +184,13 @@ def _first_open_epoch(header: dict[str, Any]) -> int:
     with_rows = [lease for lease in leases if _has_rows(lease, header)]
     epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
     return min(epochs) if with_rows else max(epochs)
+
+
+def _begin_epoch(center: Center, epoch: int) -> None:
+    center.began = center.clock, epoch
+    for worker in range(center.workers):
+        lease = center.leases.add(worker, NO_ATTEMPT)
+        lease.epoch, lease.state = epoch, LeaseState.FREE
 
 
 def _restore_round(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:

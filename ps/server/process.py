@@ -194,10 +194,8 @@ class ServerProcess:
 
         Raises:
             ServerLostError: there are no snapshots to restore.
-            ConfigurationError: the port was taken meanwhile.
-            SnapshotError: the snapshots cannot be read.
             OwnershipLostError: another server owns them now.
-            DeadlineError: the process did not come up, or stood still while it read.
+            ConfigurationError, SnapshotError, DeadlineError: see `start`.
         """
         if self.settings.checkpoint is None:
             raise ServerLostError("the parameter server has died, and the job has no `checkpoint` to restart it from")

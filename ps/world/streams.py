@@ -161,11 +161,7 @@ class TcpListener:
 
 
 def connect(address: tuple[str, int], timeout: float) -> Stream:
-    """Return a connection to the listener at ``address``, in at most ``timeout`` seconds.
-
-    Raises:
-        OSError: nothing listens there, or it was not reached in time.
-    """
+    """Return a connection to the listener at ``address``; raise an OSError if there is none in ``timeout`` seconds."""
     sock = socket.create_connection(address, timeout=timeout)
     if sock.getsockname() == sock.getpeername():
         # Without a listener on this host, the system may give a socket its own target as its port.
@@ -260,7 +256,6 @@ def _silent() -> str:
 
 
 def _closed(sock: socket.socket) -> bool:
-    """Return whether the kernel has given a connection up, as far as it tells."""
     return hasattr(socket, "TCP_INFO") and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
 

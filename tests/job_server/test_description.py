@@ -167,10 +167,30 @@ def test_every_schedule_is_a_learning_rate(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", [{"schedule": "cosine"}, {"schedule": "x", "rate": 1}, {"schedule": "step", "rate": -1}]
+    ("rate", "field", "text"),
+    [
+        ({"schedule": "cosine", "rate": "x"}, "learning_rate.rate", "a valid number"),
+        ({"schedule": "x", "rate": 1}, "learning_rate", "'constant'"),
+        ({"rate": 1}, "learning_rate", "'schedule'"),
+        (
+            {"schedule": "constant", "rate": 1.0} | {f"k{number}": 1 for number in range(30_000)},
+            "learning_rate.k0",
+            "not permitted",
+        ),
+    ],
+    ids=range(4),
 )
-def test_a_schedule_that_is_none_is_refused(rate: dict[str, Any]) -> None:
-    assert refused(rule="asgd", options={"learning_rate": rate}).field.startswith("options")
+def test_a_schedule_that_is_none_is_refused(rate: dict[str, Any], field: str, text: str) -> None:
+    """The error is that of the schedule that was named, not of each one that it could have been."""
+    error = refused(rule="asgd", options={"learning_rate": rate})
+    assert error.field == f"options.{field}"
+    assert text in error.message
+
+
+def test_an_optimizer_has_few_arguments() -> None:
+    config: dict[str, Any] = {f"k{number}": [] for number in range(30_000)}
+    error = refused(options={"worker_optimizer": {"class_name": "sgd", "config": config}})
+    assert (error.field, "at most 100 items" in error.message) == ("options.worker_optimizer.config", True)
 
 
 def test_a_time_budget_is_above_zero() -> None:

@@ -12,7 +12,6 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.schedulers import BoundedStaleness, Scheduler
 from distkeras.ps.checkpoint import checkpointer, directory, ownership, snapshot
-from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.directory import SnapshotDirectory
 from distkeras.ps.checkpoint.optimizer_files import OptimizerFiles
 from distkeras.ps.checkpoint.ownership import parsed
@@ -20,6 +19,7 @@ from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.dana_zero import DanaZero
 from distkeras.ps.server import announced
 from distkeras.ps.server.announced import Standby
+from distkeras.ps.server.start import StartRequest
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
 from distkeras.training.cluster_server import ClusterServer
@@ -246,7 +246,13 @@ def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
 @mutation
 def _a_restart_forgets_the_epochs() -> list[Patch]:
     """A server that dies before it has saved anything of a longer job goes on with the shorter one."""
-    return [(StartMode, "again", lambda self, epoch, after: replace(self, epoch=epoch, after=after, epochs=None))]
+    again = StartRequest.again
+
+    def forgetful(self: StartRequest, epoch: int, after: int, port: int | None = None) -> StartRequest:
+        request = again(self, epoch, after, port)
+        return replace(request, mode=replace(request.mode, epochs=None))
+
+    return [(StartRequest, "again", forgetful)]
 
 
 @mutation

@@ -5,7 +5,10 @@ never looked at, a body above `SMALL` is refused at its header, where that has n
 
 Waitress closes a connection that is idle, but not one that sends a byte now and then, and it accepts no connection
 above its limit. So each request and each answer has a deadline from its first byte. If there are too many connections,
-the address with most of those that wait for a request loses the one that has waited longest.
+the address with most of those that wait for their peer loses the one that has waited longest.
+
+A thread of waitress waits where an answer is not read and too much of it is buffered. Answers to strangers are too
+short for that, unless many requests come at once: a connection has one request at a time, or is closed.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ _SWEEP = 0.2
 HEADER_SECONDS = 20.0
 #: A body, or an answer, may take this many seconds, plus its bytes divided by `SLOWEST`.
 BODY_SECONDS, SLOWEST = 60.0, 32 << 10
-#: Above the first number of connections, some that wait for a request are closed; above the second, none is accepted.
+#: Above the first number of connections, some that wait for their peer are closed; above the second, none is accepted.
 CONNECTIONS_MAX, _BACKSTOP = 200, 400
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -131,12 +134,12 @@ class HttpListener:
 
 
 def _close_slow(channels: list[Any], now: float) -> None:
-    """Close what has exceeded a deadline, and of too many connections those that wait longest for a request."""
+    """Close what has exceeded a deadline, and of too many connections those that wait longest for their peer."""
     for channel in channels:
         if channel.overdue(now):
             channel.handle_close()  # waitress closes a marked one only when its peer reads
     remaining = [channel for channel in channels if channel.connected]
-    waiting = sorted([channel for channel in remaining if channel.waits], key=lambda channel: float(channel.began))
+    waiting = sorted([channel for channel in remaining if channel.waits(now)], key=lambda channel: float(channel.began))
     counts = Counter(_hosts(waiting))
     for _ in range(min(len(remaining) - CONNECTIONS_MAX, len(waiting))):
         greatest = counts.most_common(1)[0][0]
@@ -174,12 +177,16 @@ class _TimedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             self.began = time.monotonic()
         self._fresh = False
         done: bool = super().received(data)
+        if len(self.requests) > 1:
+            self.handle_close()
         return done
 
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for its peer, which has sent no whole request."""
-        return not self.requests and not self.total_outbufs_len
+    def waits(self, now: float) -> bool:
+        """Return whether it waits for its peer: for a request, or because the peer reads too slowly."""
+        if self.requests or self._answer is None:
+            return not self.requests
+        since, size = self._answer
+        return size - self.total_outbufs_len < SLOWEST * (now - since - _SWEEP)
 
     def overdue(self, now: float) -> bool:
         """Return whether the peer is slower than a peer may be."""

@@ -362,6 +362,45 @@ def test_two_containers_with_one_name_and_one_database_run_no_job_twice(office: 
     assert sorted(job.attempt for job in ended) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
+#: A server whose clock was set ahead while the driver ran: psutil adds the time of the boot, which the step changes.
+STEPPED = """
+import runpy, sys, time
+import psutil
+step, now, created = 3600.0, time.time, psutil.Process.create_time
+time.time = lambda: now() + step
+psutil.Process.create_time = lambda process: created(process) + step
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_server_whose_clock_was_set_finds_the_living_driver(
+    office: Office, other_server: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """It neither doubles the driver, nor takes the server before for dead while that lives."""
+    job = office.add("wait")
+    until((office.folder(job).path / "waits").exists)
+    until(lambda: office.look(job).state is JobState.TRAINING)
+    before = office.look(job)
+    arguments = [f"sqlite:///{tmp_path / 'jobs.sqlite'}", str(tmp_path / "files")]
+    stepped = subprocess.Popen([sys.executable, "-c", STEPPED, runner_process.__file__, *arguments])
+    try:
+        witness = office.add("train")
+        until(lambda: office.look(witness).state is JobState.DONE)
+        others = [office.add("wait") for _ in range(4)]  # more than the first server has slots left
+        until(lambda: len({office.look(one).server for one in [job, *others]} - {None}) == 2)
+        assert office.look(job).server == before.server
+        kill(other_server)
+        until(lambda: office.look(job).server != before.server)
+        for one in [job, *others]:
+            office.go_on(one)
+        until(lambda: all(office.look(one).state in FINAL for one in [job, *others]))
+    finally:
+        kill(stepped)
+    after = office.look(job)
+    assert (after.state, after.attempt, after.driver) == (JobState.DONE, 1, before.driver)
+
+
 def test_a_step_of_the_clock_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     me = ProcessId.of(os.getpid())
     created = psutil.Process.create_time

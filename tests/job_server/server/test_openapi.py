@@ -1,4 +1,8 @@
-"""The server against its own description: Schemathesis makes up requests from it, good ones and bad ones."""
+"""The server against its own description: Schemathesis makes up requests from it, good ones and bad ones.
+
+``pytest -m slow -s tests/job_server/server/test_openapi.py -k server_error --requests-seconds 600`` does so for ten
+minutes, and prints how many requests there were.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,26 +58,66 @@ def done_job(service: JobService, model: bytes) -> str:
     return job
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="Schemathesis is missing: `openapi`"),
+]
+
+
+def draw(service: JobService, config: Path, words: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run Schemathesis as the administrator."""
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)]
+    command += ["run", f"{service.url}/openapi.json", "--header", f"Authorization: Bearer {service.tokens['admin']}"]
+    return subprocess.run(
+        [*command, *words],
+        capture_output=True,
+        text=True,
+        timeout=patience(seconds),
+        env=os.environ | {"NO_COLOR": "1"},
+        cwd=config.parent,
+    )
+
+
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="Schemathesis is not installed: `openapi`")
 def test_every_answer_is_as_it_is_described(folder: Path, model: bytes, asked: str) -> None:
     config = folder / "schemathesis.toml"
     with JobService(folder, failures=FailureLimit(most=10**9)) as service:
         job = done_job(service, model)
         config.write_text(CONFIG + (KNOWN.format(job=job) if asked == "a job" else ""))
-        words = ["--config-file", str(config), "run", f"{service.url}/openapi.json", "--checks", "all"]
-        words += ["--header", f"Authorization: Bearer {service.tokens['admin']}", "--max-examples", "20", "--seed", "1"]
-        words += ASKED[asked]
-        done = subprocess.run(
-            [sys.executable, "-m", "schemathesis.cli", *words],
-            capture_output=True,
-            text=True,
-            timeout=patience(200),
-            env=os.environ | {"NO_COLOR": "1"},
-            cwd=folder,
-        )
+        words = ["--checks", "all", "--max-examples", "20", "--seed", "1", *ASKED[asked]]
+        done = draw(service, config, words, 200)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert asked == "ends" or "Authentication failed" not in done.stdout
     assert asked != "a job" or "404 Not Found" not in done.stdout
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a job that is done", "any job"])
+def test_no_request_is_a_server_error(folder: Path, model: bytes, pytestconfig: pytest.Config, known: bool) -> None:
+    """While jobs are started and end; half of the time with the id of a job that is there."""
+    config, seconds = folder / "schemathesis.toml", pytestconfig.getoption("requests_seconds") // 2
+    stop = threading.Event()
+
+    def run_jobs() -> None:
+        while not stop.wait(0.5):
+            service.runner.tick()
+
+    with JobService(folder, failures=FailureLimit(most=10**9)) as service:
+        job = done_job(service, model)
+        config.write_text(CONFIG + (KNOWN.format(job=job) if known else ""))
+        left_out = [*ENDS, *(["remove_job"] if known else [])]
+        words = ["--checks", "not_a_server_error", "--max-time", str(seconds), "--continue-on-failure"]
+        words += ["--max-examples", "100000", "--phases", "coverage,fuzzing,stateful", "--suppress-health-check", "all"]
+        words += [word for name in left_out for word in ("--exclude-operation-id", name)]
+        runner = threading.Thread(target=run_jobs, daemon=True)
+        runner.start()
+        try:
+            done = draw(service, config, words, seconds + 100)
+        finally:
+            stop.set()
+            runner.join(patience(60))
+            for waiting in service.client("admin").jobs("queued"):
+                waiting.cancel()
+            service.tick_until(lambda: not service.store.active())
+    print(done.stdout.partition("SUMMARY")[2])  # noqa: T201 - `-s` shows how many requests there were
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -70,6 +70,27 @@ def test_many_slow_connections_keep_no_one_out(service: JobService) -> None:
             assert service.call("GET", "/me", "ann").status == 200
 
 
+def test_many_requests_at_once_keep_no_one_out(service: JobService) -> None:
+    """Each would fill the server's buffers, and then have one of its threads wait for the peer to read."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(connected(service.port, b"GET /dashboard HTTP/1.1\r\nHost: here\r\n\r\n" * 300))
+        assert service.call("GET", "/me", "ann").status == 200
+        until(lambda: not service.connections)
+        assert service.call("GET", "/me", "ann").status == 200
+
+
+def test_of_too_many_connections_those_that_do_not_read_are_closed(
+    serving: HttpListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 2)
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(connected(serving.port, _HALF + b"\r\n")) for _ in range(4)]
+        for peer in peers:
+            assert peer.recv(1) == b"H"
+        until(lambda: serving.connections == 2)
+
+
 def test_the_address_with_most_connections_loses_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "CONNECTIONS_MAX", 3)
     with JobService(tmp_path) as service, contextlib.ExitStack() as stack:

@@ -91,6 +91,10 @@ class JobService:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        return self._http.connections
+
     def client(self, name: str) -> Client:
         return Client(self.url, self.tokens[name])
 
