@@ -15,17 +15,16 @@ import pyarrow.compute as pc
 from distkeras.callbacks import Callback, TrainingSetup
 from distkeras.data.binding import listed
 from distkeras.data.columns import Column
-from distkeras.data.local import collect
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import (
     CLASS_WEIGHT,
     data_spec,
-    require_batch,
     require_class_numbers,
     require_classes,
     require_dataframe,
     weighted,
 )
+from distkeras.data.source import collect
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.groups.job import GroupPlan, train_each_group
@@ -317,7 +316,7 @@ class Trainer(JobResults):
             LedgerError: the rows of a group were others when its task ran again.
             DistkerasError: what ended the tasks.
         """
-        require_batch("df", df)
+        require_dataframe("df", df, stream=False)
         replica = self._build_replica(to_train=True)
         rows, spec = self._weighted_rows(df, replica)
         plan = GroupPlan(
@@ -372,7 +371,7 @@ class Trainer(JobResults):
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
         """Settles everything that can be settled without a server; what cannot work fails here."""
-        require_batch("df", df)
+        require_dataframe("df", df, stream=False)
         callbacks = [*require_callbacks(callbacks), *self.observers]
         settings, replica = self.settings, self._build_replica()
         rows, spec = self._weighted_rows(df, replica)
@@ -437,7 +436,7 @@ class Trainer(JobResults):
 
     def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch | None:
         """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""
-        require_batch("df", df)
+        require_dataframe("df", df, stream=False)
         return collect(df, replace(self._spec(model, df), epochs=1, shuffle=False), count_max)
 
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
@@ -446,13 +445,12 @@ class Trainer(JobResults):
         Raises:
             ConfigurationError: the rule cannot work with the worker optimizer.
         """
-        build = self.recipe.build_to_train if to_train else self.recipe.build
-        replica = KerasReplica(build(self.model_file))
+        replica = KerasReplica(self.recipe.build(self.model_file, to_train=to_train))
         require_optimizer(self.rule, replica.model.optimizer)
         return replica
 
     def _spec(self, model: keras.Model, df: DataFrame) -> DataSpec:
-        return data_spec(model, df, **self.settings.data_arguments)
+        return data_spec(model, df.schema, **self.settings.data_arguments)
 
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size

@@ -27,7 +27,7 @@ from distkeras.compat.trainers import (
     refusal,
 )
 from distkeras.data.binding import listed
-from distkeras.data.schema import field_of, quoted, require_batch
+from distkeras.data.schema import field_of, quoted, require_dataframe
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import AUTO
@@ -286,7 +286,7 @@ class EnsembleTrainer(Histories):
         from pyspark.sql import functions as F
 
         table, count, settings = only_table(df, dataframe), len(self.trainers), self.trainers[0].settings
-        require_batch("df", table)
+        require_dataframe("df", table, stream=False)
         names = (*listed(settings.features_col), *listed(settings.label_col))
         columns = [F.col(quoted(field_of(table.schema.fields, name).name)) for name in names]
         part = F.pmod(F.xxhash64(F.lit(settings.seed), *columns), F.lit(count))

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """dist-keras' names that this package lacks; `distkeras.compat` has them."""
+    """Return one of dist-keras' names that this package lacks and `distkeras.compat` has."""
     if name not in __all__:
         raise AttributeError(f"module 'distkeras.transformers' has no attribute {name!r}")
     import distkeras.compat.stages as compat

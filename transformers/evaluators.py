@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from pyspark.ml.evaluation import Evaluator, MulticlassClassificationEvaluator, RegressionEvaluator
-from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -15,16 +14,13 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataErro
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, null_or_nan, raise_in_job, typed_errors
-from distkeras.transformers.files import ParamsWritable
-from distkeras.transformers.params import HasLabelCol, HasPredictionCol, StageEvaluator, finite_float, param
+from distkeras.transformers.params import HasActivationThreshold, StageEvaluator, param
 
 #: Keras clips probabilities by this much before it takes their logarithm.
 _EPSILON = 1e-7
 
 
-class AccuracyEvaluator(
-    StageEvaluator, HasPredictionCol, HasLabelCol, DefaultParamsReadable["AccuracyEvaluator"], ParamsWritable
-):
+class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
     """Share of the rows whose predicted class is the labeled one, in [0, 1].
 
     Args:
@@ -39,10 +35,6 @@ class AccuracyEvaluator(
         EmptyDataError: no rows.
         BadValueError: a null, a NaN, or a number that is no class; also what a prediction in the same job raised.
     """
-
-    activation_threshold = param(
-        "activation_threshold", "least single score of class 1", finite_float, "a finite number"
-    )
 
     @short_errors
     def __init__(
@@ -66,13 +58,11 @@ class AccuracyEvaluator(
         return _evaluate_pairs(MulticlassClassificationEvaluator(metricName="accuracy"), pairs)
 
     def isLargerBetter(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
 
-class LossEvaluator(
-    StageEvaluator, HasPredictionCol, HasLabelCol, DefaultParamsReadable["LossEvaluator"], ParamsWritable
-):
+class LossEvaluator(StageEvaluator):
     """Mean loss over the rows, as Keras' loss of that name with default arguments gives it.
 
     ========================================  =============================  ===============================
@@ -115,7 +105,7 @@ class LossEvaluator(
         return _LOSSES[self._required("loss")](dataset, prediction, label)
 
     def isLargerBetter(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
 
@@ -191,12 +181,10 @@ def _regression(metric: Literal["mse", "mae"]) -> _LossFunction:
 
 
 def _pairs_of_elements(dataset: DataFrame, prediction: NumericColumn, label: NumericColumn) -> DataFrame:
-    """Columns ``prediction`` and ``label``, doubles: one row for each element of each row."""
+    """Return columns of doubles, ``prediction`` and ``label``, with one row for each element of each row."""
     flat = []
     for source in (prediction, label):
-        values = source.column if source.depth else F.array(source.column)
-        for _ in range(source.depth - 1):
-            values = F.flatten(values)
+        values = source.flat
         missing = raise_in_job(BadValueError, source.name, "values must be neither null nor NaN", values)
         flat.append(F.when(values.isNull() | F.exists(values, null_or_nan), missing).otherwise(values))
     values, targets = (column.cast("array<double>") for column in flat)

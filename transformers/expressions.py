@@ -12,19 +12,13 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from distkeras.data.schema import field_of, is_vector, quoted, require_numbers
-from distkeras.ps.errors import (
-    BadValueError,
-    ConfigurationError,
-    DistkerasError,
-    EmptyDataError,
-    ShapeError,
-)
+from distkeras.data.schema import field_of, flattened, is_vector, numbers_of, require_numbers
+from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
 from distkeras.spark.failures import named_error
 
 
@@ -33,10 +27,11 @@ class NumericColumn:
     """A numeric column, ready for expressions.
 
     Args:
-        name: column of the DataFrame.
+        name: name of the column in the DataFrame.
         depth: how deep its arrays nest; 0 for a number, 1 for a vector.
-        vector: whether it is an ML vector.
-        column: its values: a number, or arrays of numbers (a vector as ``array<double>``); null stays null.
+        vector: whether it holds ML vectors.
+        column: its numbers, or arrays of numbers (a vector as ``array<double>``); null stays null.
+        flat: the same as one array a row.
         element: ``"double"`` for doubles and vectors, else ``"float"``: what arithmetic on it should return.
     """
 
@@ -44,10 +39,11 @@ class NumericColumn:
     depth: int
     vector: bool
     column: Column
+    flat: Column
     element: str
 
     def each(self, function: Callable[[Column], Column]) -> Column:
-        """``function`` on every number (depth 0 or 1), as `element`; a vector comes back as a vector.
+        """Apply ``function`` to every number (depth 0 or 1), as `element`; a vector comes back as a vector.
 
         Raises:
             ConfigurationError: the arrays are nested.
@@ -64,7 +60,7 @@ class NumericColumn:
 
 
 def numeric_column(df: DataFrame, name: str) -> NumericColumn:
-    """Column ``name`` of ``df``.
+    """Return the column ``name`` of ``df``.
 
     Raises:
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
@@ -72,18 +68,16 @@ def numeric_column(df: DataFrame, name: str) -> NumericColumn:
     """
     kind = field_of(df.schema.fields, name).dataType
     require_numbers(name, kind)
-    column = F.col(quoted(name))
-    if is_vector(kind):
-        # The conversion throws on null, without a word about the column.
-        return NumericColumn(name, 1, True, F.when(column.isNotNull(), vector_to_array(column)), "double")
-    depth = 0
-    while isinstance(kind, T.ArrayType):
-        depth, kind = depth + 1, kind.elementType
-    return NumericColumn(name, depth, False, column, "double" if isinstance(kind, T.DoubleType) else "float")
+    column, vector, number, depth = numbers_of(name, kind), is_vector(kind), kind, 0
+    while isinstance(number, T.ArrayType):
+        number, depth = number.elementType, depth + 1
+    flat = flattened(column, kind) if vector or depth else F.array(column)
+    element = "double" if vector or isinstance(number, T.DoubleType) else "float"
+    return NumericColumn(name, depth or int(vector), vector, column, flat, element)
 
 
 def check_new_columns(df: DataFrame, *names: str) -> None:
-    """Checks that ``names`` can be added to ``df``; by default, Spark does not distinguish upper from lower case.
+    """Check that ``names`` can be added to ``df``; by default, Spark does not distinguish upper from lower case.
 
     Raises:
         ConfigurationError: one is there already, or occurs twice.
@@ -101,7 +95,7 @@ def check_new_columns(df: DataFrame, *names: str) -> None:
 
 
 def vector_of(values: Column) -> Column:
-    """A dense vector from an array of numbers; null stays null."""
+    """Return a dense vector of an array of numbers; null stays null."""
     return F.when(values.isNotNull(), array_to_vector(values.cast("array<double>")))
 
 
@@ -111,7 +105,7 @@ def null_or_nan(value: Column) -> Column:
 
 
 def raise_in_job(kind: type[DistkerasError], name: str, expected: str, received: Column) -> Column:
-    """An expression that fails the job with the text of an error of type ``kind``."""
+    """Return an expression that fails the job with the text of an error of type ``kind``."""
     text = F.concat(
         F.lit(f"{kind.__module__}.{kind.__qualname__}: {expected}. Received: "),
         F.coalesce(received.cast("string"), F.lit("null")),
@@ -121,7 +115,7 @@ def raise_in_job(kind: type[DistkerasError], name: str, expected: str, received:
 
 
 def class_of_scores(scores: NumericColumn, threshold: float | None, default_index: int | None = None) -> Column:
-    """The class that scores speak for, as a double; null stays null.
+    """Return the class that scores stand for, as a double; null stays null.
 
     Args:
         scores: numbers, arrays or vectors.
@@ -165,7 +159,7 @@ def class_of_scores(scores: NumericColumn, threshold: float | None, default_inde
     )
 
 
-#: How Spark ML puts it.
+#: Texts of Spark ML's own errors.
 _SPARK_TEXTS = (
     ("Nothing has been added to this summarizer", EmptyDataError, "there must be a row. Received: none"),
     ("empty collection", EmptyDataError, "there must be a row. Received: none"),
@@ -175,15 +169,15 @@ _SPARK_TEXTS = (
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raises what a task or `raise_in_job` named, in place of the error that Spark wraps around it."""
+    """Raise what a task or `raise_in_job` named, in place of the error that Spark wraps around it."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        told = str(error)
+        spark_text = str(error)
         named = named_error(error)
         if named is not None:
             raise named from None
         for text, kind, message in _SPARK_TEXTS:
-            if text in told:
-                raise kind(message, remote_traceback=told) from None
+            if text in spark_text:
+                raise kind(message, remote_traceback=spark_text) from None
         raise

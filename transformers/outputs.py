@@ -13,27 +13,33 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
+#: numpy names of outputs whose columns have another type than float32: the type that holds all their numbers.
+_COLUMN_DTYPES = {name: name for name in ("float64", "bool", "int8", "int16", "int32", "int64")}
+_COLUMN_DTYPES |= {"uint8": "int16", "uint16": "int32", "uint32": "int64"}
+
 
 @dataclass(frozen=True)
 class OutputColumn:
     """One new column.
 
     Args:
-        name: of the column.
+        name: name of the column.
         output: number of the model's output that it shows.
         form: ``values``: numbers, or arrays nested like the output; ``number``: of an output of one, a double;
             ``vector``: the output, flat, as an ML vector; ``class``: the number of the likeliest class, a double;
             ``logits`` and ``probability``: one number a class, as an ML vector, where a single output stands for two
             classes.
-        dtype: numpy name of the numbers of ``values``.
+        depth: axes of one row's output.
+        output_dtype: numpy name of the output's numbers.
         logits: the output has not been through softmax or sigmoid.
-        thresholds: of a ``class``: one for each, by which its probability is divided before the largest is taken.
+        thresholds: for a ``class``, what each class's probability is divided by before the largest is taken.
     """
 
     name: str
     output: int
     form: str = "values"
-    dtype: str = "float32"
+    depth: int = 1
+    output_dtype: str = "float32"
     logits: bool = False
     thresholds: tuple[float, ...] = ()
 
@@ -42,51 +48,48 @@ class OutputColumn:
         """Return whether it is made of the output's ``values``, only where it is read."""
         return self.form in ("logits", "probability")
 
-    def spark_type(self, element: DataType, depth: int) -> DataType:
-        """The column's type.
+    @property
+    def dtype(self) -> str:
+        """Return the numpy name of the numbers of ``values``."""
+        return _COLUMN_DTYPES.get(self.output_dtype, "float32")
 
-        Args:
-            element: type of a number of ``values``.
-            depth: axes of one row's output.
-        """
+    @property
+    def spark_type(self) -> DataType:
+        """Return the column's type in Spark."""
         from pyspark.ml.linalg import VectorUDT
+        from pyspark.sql.pandas.types import from_arrow_type
         from pyspark.sql.types import ArrayType, DoubleType
 
         if self.form in ("number", "class"):
             return DoubleType()
         if self.form != "values":
             return VectorUDT()
-        for _ in range(depth):
-            element = ArrayType(element)
-        return element
+        kind = from_arrow_type(pa.from_numpy_dtype(self.dtype))
+        for _ in range(self.depth):
+            kind = ArrayType(kind)
+        return kind
 
     def to_arrow(self, output: np.ndarray) -> pa.Array:
-        """The column for an output ``(n, …)``."""
+        """Return the column for an output ``(n, …)``."""
         return _FORMS[self.form](output, self)
 
 
 def nested_lists(output: np.ndarray, dtype: str) -> pa.Array:
-    """An output ``(n, …)`` as numbers, or as lists nested by its further axes."""
+    """Return an output ``(n, …)`` as numbers, or as lists nested by its further axes."""
     values = pa.array(np.ascontiguousarray(output, dtype).reshape(-1))
     for axis in range(output.ndim - 1, 0, -1):
         rows = math.prod(output.shape[:axis])
-        offsets = np.arange(rows + 1, dtype=np.int32) * output.shape[axis]
-        values = pa.ListArray.from_arrays(offsets.astype(np.int32), values)
+        offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(output.shape[axis])
+        values = pa.ListArray.from_arrays(offsets, values)
     return values
 
 
 def dense_vectors(values: np.ndarray) -> pa.StructArray:
-    """Rows ``(n, k)`` as dense ML vectors: type, size, indices and values, of which a dense one has first and last."""
+    """Return rows ``(n, k)`` as dense ML vectors, which have a type and values, but no size and no indices."""
     rows = len(values)
-    return pa.StructArray.from_arrays(
-        [
-            pa.array(np.ones(rows, np.int8)),
-            pa.nulls(rows, pa.int32()),
-            pa.nulls(rows, pa.list_(pa.int32())),
-            nested_lists(values, "float64"),
-        ],
-        names=["type", "size", "indices", "values"],
-    )
+    absent = pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.list_(pa.int32()))
+    parts = [pa.array(np.ones(rows, np.int8)), *absent, nested_lists(values, "float64")]
+    return pa.StructArray.from_arrays(parts, names=["type", "size", "indices", "values"])
 
 
 #: The smallest probability that a logit is taken of, and, of a sigmoid, of its complement: half of float32's precision.
@@ -94,7 +97,7 @@ _LEAST, _LEAST_COMPLEMENT = 2.0**-149, 2.0**-25
 
 
 def class_scores(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    """One score a class, ``(n, k)``, float64; of a single number p, what stands for the two classes."""
+    """Return one score a class, ``(n, k)``, float64; a single number p becomes the scores of two classes."""
     scores = output.reshape(len(output), -1).astype(np.float64)
     if scores.shape[1] > 1:
         return scores
@@ -102,7 +105,7 @@ def class_scores(output: np.ndarray, column: OutputColumn) -> np.ndarray:
 
 
 def class_logits(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    """Logits, ``(n, k)``, float64, of which the softmax is the probabilities; of a single logit x, -x and x.
+    """Return logits, ``(n, k)``, float64, whose softmax is the probabilities; for a single logit x, -x and x.
 
     The logits of probabilities are their logarithms, or log p - log(1 - p) of a single p.
     """
@@ -116,7 +119,7 @@ def class_logits(output: np.ndarray, column: OutputColumn) -> np.ndarray:
 
 
 def class_probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    """Probabilities of the classes, ``(n, k)``, float64."""
+    """Return probabilities of the classes, ``(n, k)``, float64."""
     scores = class_scores(output, column)
     if not column.logits:
         return scores
@@ -127,7 +130,7 @@ def class_probabilities(output: np.ndarray, column: OutputColumn) -> np.ndarray:
 
 
 def classes(output: np.ndarray, column: OutputColumn) -> np.ndarray:
-    """Numbers of the likeliest classes, ``(n,)``, float64; of equal ones the first."""
+    """Return numbers of the likeliest classes, ``(n,)``, float64, and of equally likely ones the first."""
     if not column.thresholds:
         # A lone probability of one half is class 0, as for the accuracy of Keras.
         return np.asarray(np.argmax(class_scores(output, column), axis=1), np.float64)

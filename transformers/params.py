@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Transformer
 from pyspark.ml.evaluation import Evaluator
 from pyspark.ml.param import Param, Params
-from pyspark.sql import DataFrame
+from pyspark.ml.util import DefaultParamsReadable
+from pyspark.sql import Column, DataFrame
 
 from distkeras.data.schema import require_dataframe
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import invalid, require_boolean, require_integer, require_number, require_text
 from distkeras.spark.failures import short_errors
+from distkeras.transformers.expressions import NumericColumn, check_new_columns, numeric_column
+from distkeras.transformers.files import ParamsWritable
 
 if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap
@@ -30,14 +33,14 @@ _R = TypeVar("_R")
 
 
 def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str, *, keyword: str = "") -> Param[Any]:
-    """A parameter whose converter refuses in this project's words.
+    """Return a parameter whose converter refuses in this project's words.
 
     Args:
-        name: of the parameter.
+        name: name of the parameter.
         doc: one line for `explainParams`.
         convert: returns the value to keep; TypeError or ValueError (a ConfigurationError is one) where it cannot work.
         expected: completes "`keyword` must be …".
-        keyword: of the constructor, if that is another one.
+        keyword: keyword of the constructor, if it differs from ``name``.
     """
 
     def checked(value: Any) -> Any:
@@ -50,19 +53,19 @@ def param(name: str, doc: str, convert: Callable[[Any], Any], expected: str, *, 
 
 
 def column_name(value: Any) -> str:
-    """A string that is not empty; ConfigurationError for anything else."""
+    """Return a string that is not empty; ConfigurationError for anything else."""
     return require_text("column", value, "the name of a column")
 
 
 def text_or_empty(value: Any) -> str:
-    """The name of a column; "" for none."""
+    """Return a string, which may be empty; TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError
     return value
 
 
 def column_names(value: Any) -> list[str]:
-    """A list of names; one name alone is a list of one."""
+    """Return a list of distinct names; one name alone is a list of one."""
     names = [value] if isinstance(value, str) else list(value)
     if not names or len(set(names)) != len(names):
         raise ValueError
@@ -81,22 +84,22 @@ def names_or_mapping(value: Any) -> list[str] | dict[str, str]:
 
 
 def finite_float(value: Any) -> float:
-    """A finite number as a float; ConfigurationError for anything else."""
+    """Return a finite number as a float; ConfigurationError for anything else."""
     return float(require_number("value", value, -math.inf))
 
 
 def integer_from(minimum: int) -> Callable[[Any], int]:
-    """A converter of integers of at least ``minimum``; it raises ConfigurationError for anything else."""
+    """Return a converter of integers of at least ``minimum``; it raises ConfigurationError for anything else."""
     return lambda value: require_integer("value", value, minimum)
 
 
 def true_or_false(value: Any) -> bool:
-    """A bool; ConfigurationError for anything else."""
+    """Return a bool; ConfigurationError for anything else."""
     return require_boolean("value", value)
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """A converter that takes ``choices`` only; it raises ValueError for anything else."""
+    """Return a converter that takes ``choices`` only; it raises ValueError for anything else."""
 
     def convert(value: Any) -> str:
         if value not in choices:
@@ -106,25 +109,30 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return convert
 
 
-class Stage(Params):
-    """Keyword constructors, and parameters that must be there before a job starts."""
+#: Converters of parameters, each with what it expects.
+COLUMN = column_name, "the name of a column"
+NEW_COLUMN = column_name, "the name of a new column"
+COLUMN_OR_NONE = text_or_empty, "a column name"
+POSITIVE_INTEGER = integer_from(1), "a positive integer"
+FINITE = finite_float, "a finite number"
+BOOLEAN = true_or_false, "True or False"
+INVALID = one_of("error", "skip", "keep"), "one of 'error', 'skip' and 'keep'"
+
+
+class Stage(Params, DefaultParamsReadable[Any], ParamsWritable):
+    """A stage has keyword constructors, checks its parameters before a job starts, and can be saved."""
 
     def _set_given(self, **keywords: Any) -> None:
         self._set(**{name: value for name, value in keywords.items() if value is not None})
 
     def _required(self, name: str) -> Any:
-        """The value of parameter ``name``.
-
-        Raises:
-            ConfigurationError: it was never set and has no default.
-        """
         if not self.isDefined(name):
             raise ConfigurationError(f"`{name}` must be set. Received: {type(self).__name__} without {name}")
         return self.getOrDefault(name)
 
 
 def on_dataframe(function: Callable[[_S, DataFrame], _R]) -> Callable[[_S, DataFrame], _R]:
-    """Makes what a stage does with a DataFrame refuse anything else, and say in short what it cannot do."""
+    """Make a method of a stage refuse what is no DataFrame, and shorten the tracebacks of its errors."""
 
     @short_errors
     @functools.wraps(function)
@@ -136,13 +144,13 @@ def on_dataframe(function: Callable[[_S, DataFrame], _R]) -> Callable[[_S, DataF
 
 
 class StageTransformer(Transformer, Stage, ABC):
-    """A stage that adds columns, and says in short what it cannot do."""
+    """A stage that adds columns."""
 
     @short_errors
     def transform(
         self, dataset: DataFrame | None = None, params: ParamMap | None = None, *, dataframe: DataFrame | None = None
     ) -> DataFrame:
-        """The rows with further columns.
+        """Return the rows with further columns.
 
         Args:
             dataset: the rows.
@@ -153,13 +161,16 @@ class StageTransformer(Transformer, Stage, ABC):
 
 
 class StageEvaluator(Evaluator, Stage, ABC):
-    """A number that rows are worth; it says in short what it cannot do."""
+    """A stage that compares a column of predictions with a column of labels."""
+
+    prediction_col = param("prediction_col", "column of predictions", *COLUMN)
+    label_col = param("label_col", "column of true labels or targets", *COLUMN)
 
     @short_errors
     def evaluate(
         self, dataset: DataFrame | None = None, params: ParamMap | None = None, *, dataframe: DataFrame | None = None
     ) -> float:
-        """The number.
+        """Return the measure over all rows.
 
         Args:
             dataset: the rows.
@@ -170,11 +181,7 @@ class StageEvaluator(Evaluator, Stage, ABC):
 
 
 def one_dataframe(dataset: DataFrame | None, dataframe: DataFrame | None) -> DataFrame:
-    """The DataFrame that is given, under either name.
-
-    Raises:
-        ConfigurationError: none or both are given, or something else, or its session has ended.
-    """
+    """Return the DataFrame that is given under either name; ConfigurationError for none, both, or something else."""
     if dataset is not None and dataframe is not None:
         raise ConfigurationError("`dataset` must be given once. Received: dataset and dataframe")
     frame = dataset if dataframe is None else dataframe
@@ -183,26 +190,31 @@ def one_dataframe(dataset: DataFrame | None, dataframe: DataFrame | None) -> Dat
     return frame
 
 
-class HasInputCol(Params):
-    """``input_col``: the column to read."""
+class ColumnTransformer(StageTransformer, ABC):
+    """A stage that makes one new column of one column of numbers, arrays or vectors."""
 
-    input_col = param("input_col", "column to read", column_name, "the name of a column")
+    input_col = param("input_col", "column to read", *COLUMN)
+    output_col = param("output_col", "new column to write", *NEW_COLUMN)
 
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        source = numeric_column(dataset, self._required("input_col"))
+        output = self._required("output_col")
+        check_new_columns(dataset, output)
+        return dataset.withColumn(output, self._column(source))
 
-class HasOutputCol(Params):
-    """``output_col``: the new column."""
-
-    output_col = param("output_col", "new column to write", column_name, "the name of a new column")
+    @abstractmethod
+    def _column(self, source: NumericColumn) -> Column:
+        """Return the new column for ``input_col``."""
 
 
 class HasOutputType(Params):
-    """``output_type``: arrays of floats, or ML vectors, which hold doubles and which Spark ML's own stages read."""
+    """``output_type`` selects arrays of floats, or ML vectors, which hold doubles and which Spark ML's stages read."""
 
     output_type = param("output_type", "arrays or ML vectors", one_of("array", "vector"), 'one of "array", "vector"')
 
 
 class HasDecode(Params):
-    """``decode``: how executors make arrays of encoded columns."""
+    """``decode`` says how executors make arrays of encoded columns."""
 
     decode: Param[Any] = Param(
         Params._dummy(),  # noqa: SLF001 - as Spark ML's own mixins
@@ -211,19 +223,13 @@ class HasDecode(Params):
     )
 
 
-class HasPredictionCol(Params):
-    """``prediction_col``: the column of predictions."""
-
-    prediction_col = param("prediction_col", "column of predictions", column_name, "the name of a column")
-
-
-class HasLabelCol(Params):
-    """``label_col``: the column of true labels or targets."""
-
-    label_col = param("label_col", "column of true labels or targets", column_name, "the name of a column")
-
-
 class HasOutputDim(Params):
-    """``output_dim``: the number of classes."""
+    """``output_dim`` is the number of classes."""
 
-    output_dim = param("output_dim", "number of classes", integer_from(1), "a positive integer")
+    output_dim = param("output_dim", "number of classes", *POSITIVE_INTEGER)
+
+
+class HasActivationThreshold(Params):
+    """``activation_threshold`` is the least single score of class 1."""
+
+    activation_threshold = param("activation_threshold", "least single score of class 1", *FINITE)

@@ -8,7 +8,8 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +17,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.ml.functions import array_to_vector
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
-from distkeras.data.schema import arrow_ready, decoders, field_of, is_vector, map_in_arrow, parts_of, quoted
+from distkeras.data.columns import innermost
+from distkeras.data.schema import column_types, decoders, field_of, is_vector, map_in_arrow, parts_of, quoted
 from distkeras.keras_model import archive
-from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.spark.cluster import drivers_python
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions, serving
-from distkeras.transformers.files import StageWriter, load_archive, save_archive
+from distkeras.transformers.files import ParamsWriter, config_of, load_archive, object_of, save_archive
 from distkeras.transformers.outputs import OutputColumn
 from distkeras.transformers.params import (
+    COLUMN_OR_NONE,
+    INVALID,
+    POSITIVE_INTEGER,
     HasDecode,
     HasOutputType,
     StageTransformer,
-    integer_from,
     names_or_mapping,
-    one_of,
     param,
-    text_or_empty,
 )
 
 if TYPE_CHECKING:
@@ -53,24 +54,11 @@ try:
 except ImportError:
     arrow_udf = None
 
-#: numpy name of an output to the numpy name and Spark type of its column.
-_TYPES: dict[str, tuple[str, T.DataType]] = {
-    "float64": ("float64", T.DoubleType()),
-    "bool": ("bool", T.BooleanType()),
-    "int8": ("int8", T.ByteType()),
-    "uint8": ("int16", T.ShortType()),
-    "int16": ("int16", T.ShortType()),
-    "uint16": ("int32", T.IntegerType()),
-    "int32": ("int32", T.IntegerType()),
-    "uint32": ("int64", T.LongType()),
-    "int64": ("int64", T.LongType()),
-}
-_FLOAT = ("float32", T.FloatType())
-
-#: Of the outputs on their way, where there are several, and of the partition's number.
+#: Names that Spark sees: of the model's outputs on their way, of the partition's number, and of the reasons.
 _OUTPUTS, _PARTITION, _REASON = "__distkeras_outputs", "__distkeras_partition", "__distkeras_reason"
 
 
+@dataclass(frozen=True)
 class ModelFunction:
     """What an executor does for the rows' values of a model's inputs.
 
@@ -78,63 +66,28 @@ class ModelFunction:
         plan: how to predict.
         names: a field of a struct for each of the plan's columns; None: the values of its only one. Spark takes no ML
             vectors within the struct of such a function: there they are arrays.
+        inputs_of: returns a column for each input of the model, of the function's arguments.
     """
 
-    def __init__(self, plan: serving.PredictionPlan, names: Sequence[str] | None) -> None:
-        self.plan = plan
-        self._names = names
+    plan: serving.PredictionPlan
+    names: Sequence[str] | None
+    inputs_of: Callable[[Sequence[pa.Array]], list[pa.Array]]
 
     def results(self, arguments: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        """The function's values for its arguments, which are tuples of arrays where there are several."""
+        """Yield the function's values for its arguments, which are tuples of arrays where there are several."""
         inputs = [column.name for column in self.plan.inputs]
-        batches = (pa.RecordBatch.from_arrays(self.columns(given), names=inputs) for given in arguments)
+        columns = (self.inputs_of(each if isinstance(each, tuple) else (each,)) for each in arguments)
+        batches = (pa.RecordBatch.from_arrays(arrays, names=inputs) for arrays in columns)
         for batch in serving.predict(self.plan, batches, _partition()):
-            outputs = batch.columns[len(inputs) :][: len(self._names or ("",))]  # a caller may not want the reasons
-            if self._names is None:
+            outputs = batch.columns[len(inputs) :][: len(self.names or ("",))]  # a caller may not want the reasons
+            if self.names is None:
                 yield outputs[0]
             else:
-                yield pa.StructArray.from_arrays([_without_vectors(output) for output in outputs], names=self._names)
-
-    def columns(self, given: pa.Array | tuple[pa.Array, ...]) -> list[pa.Array]:
-        """One column for each input of the model."""
-        return list(given) if isinstance(given, tuple) else [given]
-
-
-class _RowsFunction(ModelFunction):
-    """Takes a last column that is no input."""
-
-    def columns(self, given: pa.Array | tuple[pa.Array, ...]) -> list[pa.Array]:
-        """One column for each input of the model."""
-        return super().columns(given)[:-1]
-
-
-class _DerivedColumn:
-    """A column that executors make of a model's output, where it is read.
-
-    Args:
-        column: what to make.
-    """
-
-    def __init__(self, column: OutputColumn) -> None:
-        self._column = column
-
-    def result(self, output: pa.Array) -> pa.Array:
-        """The column for an output's column of numbers or arrays."""
-        valid = numbers = output.drop_null()
-        while pa.types.is_list(numbers.type):
-            numbers = numbers.flatten()
-        if len(valid):
-            values = numbers.to_numpy(zero_copy_only=False).reshape(len(valid), -1)
-        else:
-            values = np.zeros((min(1, len(output)), 2))  # of the right type, for `spread`
-        column = self._column.to_arrow(values)
-        if not output.null_count:
-            return column
-        return serving.spread(column, ["null" if null else None for null in output.is_null().to_pylist()])
+                yield pa.StructArray.from_arrays([_without_vectors(output) for output in outputs], names=self.names)
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
-    """The type of what a `ModelFunction` returns for several columns, given their names and types."""
+    """Return the type of what a `ModelFunction` returns for several columns, given their names and types."""
     plain = {name: T.ArrayType(T.DoubleType()) if is_vector(kind) else kind for name, kind in fields.items()}
     return T.StructType([T.StructField(name, kind) for name, kind in plain.items()])
 
@@ -143,109 +96,97 @@ def _without_vectors(output: pa.Array) -> pa.Array:
     return pc.struct_field(output, "values") if pa.types.is_struct(output.type) else output  # null where the vector is
 
 
-def column_type(dtype: str) -> tuple[str, T.DataType]:
-    """The numpy name and the Spark type of the column for an output of numpy name ``dtype``."""
-    return _TYPES.get(dtype, _FLOAT)
-
-
-def field_of_output(packed: PackedModel, column: OutputColumn) -> T.StructField:
-    """The new column as Spark describes it."""
-    shape, dtype = packed.outputs[column.output]
-    return T.StructField(column.name, column.spark_type(column_type(dtype)[1], len(shape)))
-
-
 def predicted(
     dataset: DataFrame,
     packed: PackedModel,
     features: Sequence[str],
     columns: Sequence[OutputColumn],
-    limits: tuple[int, int],
-    decode: Mapping[str, Callable[[Any], Any]] | None = None,
-    invalid: serving.InvalidRows = serving.InvalidRows(),  # noqa: B008 - frozen
+    options: serving.PredictionOptions,
 ) -> DataFrame:
-    """``dataset`` with the new ``columns``; lazy, like any transformation.
+    """Return ``dataset`` with the new ``columns``; lazy, like any transformation.
 
     Args:
         dataset: the data, or a stream of it.
         packed: the model.
         features: a column for each of its inputs.
         columns: the new ones.
-        limits: rows and bytes of a call.
-        decode: what executors make arrays of a feature's values with, by column; none where they are numbers.
-        invalid: what becomes of rows that cannot be predicted from.
+        options: see `PredictionOptions`.
 
     Raises:
         ConfigurationError: a new column that is there already.
-        MissingColumnError: no such feature column, or it holds no numbers.
+        MissingColumnError, ColumnTypeError: no such feature column, or it holds no numbers.
     """
-    arrow_ready(dataset, features, decode or ())
-    shown = [invalid.reason_col] if invalid.reason_col else []
-    expressions.check_new_columns(dataset, *(column.name for column in columns), *shown)
-    through = _through_function if arrow_udf is not None else _through_python
-    made = _with_sources(packed, columns) if arrow_udf is not None else list(columns)
-    plan = packed.plan(dataset.sparkSession, features, made, limits, decode or {})
-    parts = {name: parts_of(field_of(dataset.schema.fields, name)) for name in features}
-    inputs = tuple(replace(one, parts=parts[one.name]) for one in plan.inputs)
-    plan = replace(plan, inputs=inputs, tolerant=invalid.handle != "error")
-    out = through(dataset, plan, packed, columns)
-    if not plan.tolerant:
+    fields = dataset.schema.fields
+    column_types(fields, features, options.decode)
+    reason_cols = [options.invalid_col] if options.invalid_col else []
+    expressions.check_new_columns(dataset, *(column.name for column in columns), *reason_cols)
+    parts = {name: parts_of(field_of(fields, name)) for name in features}
+    through, computed = _through_python, list(columns)
+    if arrow_udf is not None:  # the derived columns are made where they are read, of the outputs' values
+        sources = dict.fromkeys(column.output for column in columns if column.derived)
+        computed = [column for column in columns if not column.derived]
+        computed += [packed.column("", output) for output in sources]
+        through = _through_function
+    out = through(dataset, packed.plan(dataset.sparkSession, features, computed, options, parts), columns)
+    if not options.tolerant:
         return out
-    if invalid.handle == "skip":
+    if options.handle_invalid == "skip":
         out = out.where(F.col(_REASON).isNull())
-    return out.withColumnRenamed(_REASON, invalid.reason_col) if shown else out.drop(_REASON)
+    return out.withColumnRenamed(_REASON, options.invalid_col) if reason_cols else out.drop(_REASON)
 
 
-def _with_sources(packed: PackedModel, columns: Sequence[OutputColumn]) -> list[OutputColumn]:
-    """The columns that the model's function makes: all but the derived ones, and the outputs that those are made of."""
-    sources = dict.fromkeys(column.output for column in columns if column.derived)
-    made = [column for column in columns if not column.derived]
-    return made + [OutputColumn("", number, dtype=column_type(packed.outputs[number][1])[0]) for number in sources]
-
-
-def _through_function(
-    dataset: DataFrame, plan: serving.PredictionPlan, packed: PackedModel, columns: Sequence[OutputColumn]
-) -> DataFrame:
-    """Only the features go to Python, and only the outputs come back: the rows stay in the JVM.
-
-    From Spark 4.3 on, batches of a columnar source such as Parquet go to a function as they are, which fails where the
-    table has ML vectors, given to it or not. A value that only rows have makes rows of them.
-    """
-    fields_by_key = {f"output_{number}": field_of_output(packed, made) for number, made in enumerate(plan.columns)}
-    if plan.tolerant:
-        fields_by_key[_REASON] = T.StructField(_REASON, T.StringType())
-    several = len(fields_by_key) > 1
-    function = _RowsFunction(plan, list(fields_by_key) if several else None)
-    struct = struct_of({key: field.dataType for key, field in fields_by_key.items()})
-    call = arrow_udf(function.results, struct if several else fields_by_key["output_0"].dataType)
+def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns: Sequence[OutputColumn]) -> DataFrame:
+    """Send only the features to Python, and only the outputs back: the rows stay in the JVM."""
+    # From Spark 4.3 on, batches of a columnar source such as Parquet go to a function as they are, which fails where
+    # the table has ML vectors, given to it or not. A value that only rows have, the partition, makes rows of them.
+    types = {f"output_{number}": column.spark_type for number, column in enumerate(plan.columns)}
+    if plan.options.tolerant:
+        types[_REASON] = T.StringType()
+    several = len(types) > 1
+    function = ModelFunction(plan, list(types) if several else None, lambda arguments: list(arguments)[:-1])
+    call = arrow_udf(function.results, struct_of(types) if several else types["output_0"])
     with drivers_python(dataset):
         # Spark would call a deterministic one wherever the column is named: in a filter, and after it once more.
         outputs = call.asNondeterministic()(*(F.col(quoted(column.name)) for column in plan.inputs), F.col(_PARTITION))
     rows = dataset.select("*", F.spark_partition_id().alias(_PARTITION))
     if not several:
         return rows.select("*", outputs.alias(columns[0].name)).drop(_PARTITION)
-    keys = {(made.name, made.output): key for key, made in zip(fields_by_key, plan.columns, strict=False)}
-    named = []
+    keys = {(column.name, column.output): key for key, column in zip(types, plan.columns, strict=False)}
+    new = []
     for column in columns:
-        kind = field_of_output(packed, column).dataType
+        value = F.col(_OUTPUTS)[keys["" if column.derived else column.name, column.output]]
         if column.derived:
             with drivers_python(dataset):
-                made_of = F.col(_OUTPUTS)[keys["", column.output]]
-                value = arrow_udf(_DerivedColumn(column).result, kind)(made_of)
+                value = arrow_udf(_derivation(column), column.spark_type)(value)
+        elif is_vector(column.spark_type):
+            value = F.when(value.isNotNull(), array_to_vector(value))
+        new.append(value.alias(column.name))
+    if plan.options.tolerant:
+        new.append(F.col(_OUTPUTS)[_REASON].alias(_REASON))
+    return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *new).drop(_OUTPUTS, _PARTITION)
+
+
+def _derivation(column: OutputColumn) -> Callable[[pa.Array], pa.Array]:
+    """Return the function that makes ``column`` of its output's numbers or arrays on executors."""
+
+    def derive(output: pa.Array) -> pa.Array:
+        valid = output.drop_null()
+        if len(valid):
+            values = innermost(valid).to_numpy(zero_copy_only=False).reshape(len(valid), -1)
         else:
-            value = F.col(_OUTPUTS)[keys[column.name, column.output]]
-            value = F.when(value.isNotNull(), array_to_vector(value)) if is_vector(kind) else value
-        named.append(value.alias(column.name))
-    if plan.tolerant:
-        named.append(F.col(_OUTPUTS)[_REASON].alias(_REASON))
-    return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *named).drop(_OUTPUTS, _PARTITION)
+            values = np.zeros((min(1, len(output)), 2))  # of the right type, for `spread`
+        derived = column.to_arrow(values)
+        if not output.null_count:
+            return derived
+        return serving.spread(derived, ["null" if null else None for null in output.is_null().to_pylist()])
+
+    return derive
 
 
-def _through_python(
-    dataset: DataFrame, plan: serving.PredictionPlan, packed: PackedModel, columns: Sequence[OutputColumn]
-) -> DataFrame:
-    """All columns go to Python and back."""
-    fields = [field_of_output(packed, column) for column in columns]
-    if plan.tolerant:
+def _through_python(dataset: DataFrame, plan: serving.PredictionPlan, columns: Sequence[OutputColumn]) -> DataFrame:
+    """Send all columns to Python and back."""
+    fields = [T.StructField(column.name, column.spark_type) for column in columns]
+    if plan.options.tolerant:
         fields.append(T.StructField(_REASON, T.StringType()))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -268,11 +209,9 @@ _INLINE_BYTES = 4 << 20
 COLUMNS = "a name, distinct names, or a mapping: name of an input or output of the model to a distinct name"
 #: Bytes of the inputs and outputs of one call of the model, by default.
 BATCH_BYTES = 64 << 20
-#: Of a number in a model's arrays, as good as always.
-_NUMBER_BYTES = 4
 
 
-class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["ModelPredictor"], MLWritable):
+class ModelPredictor(StageTransformer, HasOutputType, HasDecode):
     """Adds what a Keras model predicts for each row, and keeps all other columns, rows and their order.
 
     The model is taken as it is when the predictor is made; training it on does not change the predictor. Each
@@ -314,19 +253,10 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
 
     features_col = param("features_col", "columns to predict from", names_or_mapping, COLUMNS)
     output_col = param("output_col", "new columns", names_or_mapping, COLUMNS)
-    batch_size = param("batch_size", "rows a call of the model, at most", integer_from(1), "a positive integer")
-    batch_bytes = param(
-        "batch_bytes", "of the inputs and outputs of a call, at most", integer_from(1), "a positive integer"
-    )
-    handle_invalid = param(
-        "handle_invalid",
-        "what becomes of a row with a null, NaN or the like",
-        one_of(*serving.HANDLE_INVALID),
-        "one of 'error', 'skip' and 'keep'",
-    )
-    invalid_col = param(
-        "invalid_col", "new column with the reason why a kept row has no prediction", text_or_empty, "a column name"
-    )
+    batch_size = param("batch_size", "rows a call of the model, at most", *POSITIVE_INTEGER)
+    batch_bytes = param("batch_bytes", "of the inputs and outputs of a call, at most", *POSITIVE_INTEGER)
+    handle_invalid = param("handle_invalid", "what becomes of a row with a null, NaN or the like", *INVALID)
+    invalid_col = param("invalid_col", "new column with the reason why a kept row has no prediction", *COLUMN_OR_NONE)
 
     @short_errors
     def __init__(  # noqa: PLR0913 - one keyword a parameter
@@ -343,12 +273,11 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         invalid_col: str | None = None,
     ) -> None:
         super().__init__()
-        self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, output_type="array")
-        self._setDefault(batch_bytes=BATCH_BYTES, decode=None)
+        self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, batch_bytes=BATCH_BYTES)
+        self._setDefault(output_type="array", decode=None, handle_invalid="error", invalid_col="")
         self._set_given(
             features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
         )
-        self._setDefault(handle_invalid="error", invalid_col="")
         self._set_given(output_type=output_type, decode=decode, handle_invalid=handle_invalid, invalid_col=invalid_col)
         self.feature_decoders()  # what cannot work is refused here
         if keras_model is not None and not isinstance(keras_model, PackedModel):
@@ -357,12 +286,12 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
 
     @property
     def keras_model(self) -> keras.Model:
-        """A new copy of the model, not compiled."""
+        """Return a new copy of the model, not compiled."""
         return archive.from_bytes(self.packed_model.data, self.packed_model.objects)
 
     @property
     def packed_model(self) -> PackedModel:
-        """The model as bytes.
+        """Return the model as bytes.
 
         Raises:
             ConfigurationError: the predictor has none.
@@ -372,7 +301,7 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
         return self._model
 
     def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
-        """What executors decode columns of features with, by column.
+        """Return the decoders of columns of features, by column.
 
         Raises:
             ConfigurationError: `decode` is neither a function for the only column nor a dictionary of them.
@@ -386,16 +315,20 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
         features = packed.input_parts.bound(self._required("features_col"), "features_col")
-        outputs = packed.output_parts.bound(self._required("output_col"), "output_col")
+        names = packed.output_parts.bound(self._required("output_col"), "output_col")
         vectors = self._required("output_type") == "vector"
-        forms = ["vector" if len(shape) == 1 and vectors else "values" for shape, _ in packed.outputs]
         columns = [
-            OutputColumn(name, number, form, column_type(packed.outputs[number][1])[0])
-            for number, (name, form) in enumerate(zip(outputs, forms, strict=True))
+            packed.column(name, output, "vector" if vectors and len(shape) == 1 else "values")
+            for output, (name, (shape, _)) in enumerate(zip(names, packed.outputs, strict=True))
         ]
-        limits = (self._required("batch_size"), self._required("batch_bytes"))
-        invalid = serving.InvalidRows(self._required("handle_invalid"), self._required("invalid_col"))
-        return predicted(dataset, packed, features, columns, limits, self.feature_decoders(), invalid)
+        options = serving.PredictionOptions(
+            self._required("batch_size"),
+            self._required("batch_bytes"),
+            self.feature_decoders(),
+            self._required("handle_invalid"),
+            self._required("invalid_col"),
+        )
+        return predicted(dataset, packed, features, columns, options)
 
     def predict(self, dataframe: DataFrame) -> DataFrame:
         """Return `transform` of the rows, under the name that dist-keras has for it."""
@@ -407,7 +340,7 @@ class ModelPredictor(StageTransformer, HasOutputType, HasDecode, MLReadable["Mod
 
     @classmethod
     def read(cls) -> _Reader:
-        """Reads what `write` has written."""
+        """Return a reader of what `write` has written."""
         return _Reader(cls)
 
 
@@ -438,52 +371,67 @@ class PackedModel:
                 )
         # Two notebook classes of one name may differ, which their bytes do not show.
         self.key = hashlib.sha256(self.data).hexdigest() + (f"-{uuid.uuid4().hex}" if self.objects else "")
-        self._sent: weakref.WeakKeyDictionary[SparkSession, serving.Archive] = weakref.WeakKeyDictionary()
+        self._sent: weakref.WeakKeyDictionary[SparkSession, Callable[[], bytes]] = weakref.WeakKeyDictionary()
 
-    def archive(self, spark: SparkSession) -> serving.Archive:
-        """How tasks of ``spark`` get the bytes; sends them if they have not been."""
+    def archive_reader(self, spark: SparkSession) -> Callable[[], bytes]:
+        """Return what gives tasks of ``spark`` the bytes, which are sent unless they have been."""
         if len(self.data) <= _INLINE_BYTES:
-            return serving.InlineArchive(self.data)
+            return partial(bytes, self.data)
         if spark not in self._sent:
             self._sent[spark] = self._send(spark)
         return self._sent[spark]
+
+    def column(self, name: str, output: int, form: str = "values", **options: Any) -> OutputColumn:
+        """Return a new column of the output of that number; ``options`` are those of `OutputColumn`."""
+        shape, dtype = self.outputs[output]
+        return OutputColumn(name, output, form, len(shape), dtype, **options)
 
     def plan(
         self,
         spark: SparkSession,
         features: Sequence[str],
         columns: Sequence[OutputColumn],
-        limits: tuple[int, int],
-        decode: Mapping[str, Callable[[Any], Any]],
+        options: serving.PredictionOptions,
+        parts: Mapping[str, tuple[str, ...]],
     ) -> serving.PredictionPlan:
-        """What a task of ``spark`` needs to predict; see `predicted`."""
+        """Return what a task of ``spark`` needs to predict; ``parts`` are the parts of assembled columns."""
         return serving.PredictionPlan(
-            archive=self.archive(spark),
+            read_archive=self.archive_reader(spark),
             key=self.key,
             objects=self.objects,
             inputs=tuple(
-                serving.ModelInput(name, shape, dtype, decode.get(name))
+                serving.ModelInput(name, shape, dtype, options.decode.get(name), parts.get(name, ()))
                 for name, (shape, dtype) in zip(features, self.inputs, strict=True)
             ),
             columns=tuple(columns),
-            batch_size=limits[0],
-            batch_bytes=limits[1],
             row_bytes=_row_bytes(self.inputs) + _row_bytes(self.outputs),
+            options=options,
         )
 
-    def _send(self, spark: SparkSession) -> serving.Archive:
-        if "connect" not in type(spark).__module__:
-            return serving.BroadcastArchive(spark.sparkContext.broadcast(self.data))
+    def _send(self, spark: SparkSession) -> Callable[[], bytes]:
+        if "connect" not in type(spark).__module__:  # each executor holds a broadcast once, and only when it is read
+            return partial(_broadcast_bytes, spark.sparkContext.broadcast(self.data))
         with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
             path = Path(directory, f"{self.key}.keras")
             path.write_bytes(self.data)
             spark.addArtifacts(str(path), file=True)
-        return serving.ArtifactArchive(path.name)
+        return partial(_artifact_bytes, path.name)
+
+
+def _broadcast_bytes(variable: Any) -> bytes:
+    data: bytes = variable.value
+    return data
+
+
+def _artifact_bytes(name: str) -> bytes:
+    from pyspark.core.files import SparkFiles
+
+    return Path(SparkFiles.get(name)).read_bytes()
 
 
 def _row_bytes(tensors: Sequence[tuple[tuple[int | None, ...], str]]) -> int:
-    """Of one row's values, each open extent counted as 1."""
-    return sum(math.prod(extent or 1 for extent in shape) * _NUMBER_BYTES for shape, _ in tensors)
+    # An open extent counts as 1, and a number as four bytes, which it nearly always has.
+    return sum(math.prod(extent or 1 for extent in shape) * 4 for shape, _ in tensors)
 
 
 def _tensors(model: keras.Model, name: str) -> list[Any]:
@@ -498,39 +446,29 @@ def _tensors(model: keras.Model, name: str) -> list[Any]:
 
 
 def _shape_and_dtype(tensor: Any) -> tuple[tuple[int | None, ...], str]:
-    """Shape of one row's value, and dtype."""
     import keras
 
     return tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
 
 
-class _Writer(StageWriter):
-    """Spark ML's metadata, and the archive as rows of Parquet next to it."""
-
-    def __init__(self, instance: ModelPredictor) -> None:
-        super().__init__()
-        self.instance = instance
-
+class _Writer(ParamsWriter):
     def saveImpl(self, path: str) -> None:
-        data = self.instance.packed_model.data
-        functions = {column: config_of(one, "decode") for column, one in self.instance.feature_decoders().items()}
-        plain = self.instance.copy()
+        predictor: Any = self.instance
+        configs = {column: config_of(function, "decode") for column, function in predictor.feature_decoders().items()}
+        plain = predictor.copy()
         plain.clear(plain.getParam("decode"))  # Spark ML's writer would encode it
-        DefaultParamsWriter.saveMetadata(plain, path, self.sparkSession, {"decode": functions})
-        save_archive(self.sparkSession, data, path)
+        DefaultParamsWriter.saveMetadata(plain, path, self.sparkSession, {"decode": configs})
+        save_archive(self.sparkSession, predictor.packed_model.data, path)
 
 
-class _Reader(MLReader[ModelPredictor]):
-    def __init__(self, kind: type[ModelPredictor]) -> None:
-        super().__init__()
-        self.kind = kind
-
+class _Reader(DefaultParamsReader[ModelPredictor]):
     @short_errors
     def load(self, path: str) -> ModelPredictor:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        predictor = self.kind(PackedModel(load_archive(self.sparkSession, path)))
+        kind: Any = self.cls
+        predictor: ModelPredictor = kind(PackedModel(load_archive(self.sparkSession, path)))
         predictor._resetUid(metadata["uid"])  # noqa: SLF001 - as Spark ML's own readers do
         DefaultParamsReader.getAndSetParams(predictor, metadata)
-        if functions := metadata.get("decode"):
-            predictor._set(decode={column: object_of(config, "decode") for column, config in functions.items()})  # noqa: SLF001 - the same
+        if configs := metadata.get("decode"):
+            predictor._set(decode={column: object_of(config, "decode") for column, config in configs.items()})  # noqa: SLF001 - the same
         return predictor

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from pyspark.ml.stat import Summarizer
-from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
@@ -16,23 +15,20 @@ from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataErro
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.expressions import NumericColumn, raise_in_job, typed_errors
-from distkeras.transformers.files import ParamsWritable
 from distkeras.transformers.params import (
-    HasInputCol,
-    HasOutputCol,
+    BOOLEAN,
+    FINITE,
+    ColumnTransformer,
     StageTransformer,
     column_name,
     column_names,
     finite_float,
     on_dataframe,
     param,
-    true_or_false,
 )
 
 
-class MinMaxTransformer(
-    StageTransformer, HasInputCol, HasOutputCol, DefaultParamsReadable["MinMaxTransformer"], ParamsWritable
-):
+class MinMaxTransformer(ColumnTransformer):
     r"""Maps the range ``[o_min, o_max]`` linearly onto ``[n_min, n_max]``.
 
     .. math:: y = \frac{x - o_{min}}{o_{max} - o_{min}} (n_{max} - n_{min}) + n_{min}
@@ -55,11 +51,11 @@ class MinMaxTransformer(
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
-    o_min = param("o_min", "lower end of the old range", finite_float, "a finite number")
-    o_max = param("o_max", "upper end of the old range", finite_float, "a finite number")
-    n_min = param("n_min", "lower end of the new range", finite_float, "a finite number")
-    n_max = param("n_max", "upper end of the new range", finite_float, "a finite number")
-    is_vector = param("is_vector", "vectors or arrays, not numbers", true_or_false, "True or False")
+    o_min = param("o_min", "lower end of the old range", *FINITE)
+    o_max = param("o_max", "upper end of the old range", *FINITE)
+    n_min = param("n_min", "lower end of the new range", *FINITE)
+    n_max = param("n_max", "upper end of the new range", *FINITE)
+    is_vector = param("is_vector", "vectors or arrays, not numbers", *BOOLEAN)
 
     @short_errors
     def __init__(
@@ -77,15 +73,13 @@ class MinMaxTransformer(
         self._set_given(o_min=o_min, o_max=o_max, n_min=n_min, n_max=n_max, input_col=input_col, output_col=output_col)
         self._set_given(is_vector=is_vector)
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _column(self, source: NumericColumn) -> Column:
         low, high = self._required("n_min"), self._required("n_max")
         old_low, old_high = self._required("o_min"), self._required("o_max")
         if old_high <= old_low:
             raise ConfigurationError(f"`o_max` must be above o_min={old_low}. Received: o_max={old_high}")
         if high < low:
             raise ConfigurationError(f"`n_max` must not be below n_min={low}. Received: n_max={high}")
-        source = expressions.numeric_column(dataset, self._required("input_col"))
-        expressions.check_new_columns(dataset, self._required("output_col"))
         if self.isDefined("is_vector") and self._required("is_vector") != bool(source.depth):
             held = "arrays or vectors" if source.depth else "numbers"
             raise ConfigurationError(
@@ -98,14 +92,14 @@ class MinMaxTransformer(
             result: Column = (value.cast("double") - old_low) / (old_high - old_low) * (high - low) + low
             return result
 
-        return dataset.withColumn(self._required("output_col"), source.each(scaled))
+        return source.each(scaled)
 
 
 def _moments(value: Any) -> list[list[float]]:
     return [[finite_float(element) for element in column] for column in value]
 
 
-class StandardScaleTransformer(StageTransformer, DefaultParamsReadable["StandardScaleTransformer"], ParamsWritable):
+class StandardScaleTransformer(StageTransformer):
     r"""Shifts and scales each element of each column to mean 0 and sample standard deviation 1.
 
     .. math:: y = (x - \mu) / \sigma
@@ -146,7 +140,7 @@ class StandardScaleTransformer(StageTransformer, DefaultParamsReadable["Standard
 
     @on_dataframe
     def fit(self, dataset: DataFrame) -> StandardScaleTransformer:
-        """A copy that standardizes by the moments of ``dataset`` from now on. Runs one job."""
+        """Return a copy that standardizes by the moments of ``dataset`` from now on. Runs one job."""
         sources = [expressions.numeric_column(dataset, name) for name in self._required("columns")]
         moments = [_moments_expression(source) for source in sources]
         with typed_errors():
@@ -184,7 +178,7 @@ class StandardScaleTransformer(StageTransformer, DefaultParamsReadable["Standard
 
 
 def _moments_expression(source: NumericColumn) -> Column:
-    """Struct of ``mean`` and ``std``: numbers, or vectors for arrays and vectors."""
+    """Return a struct of ``mean`` and ``std``: numbers, or vectors for arrays and vectors."""
     if source.depth == 0:
         value = source.column.cast("double")
         return F.struct(F.mean(value).alias("mean"), F.stddev_samp(value).alias("std"))

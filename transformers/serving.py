@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.columns import Column, to_numpy
+from distkeras.data.columns import Column, innermost, to_numpy
 from distkeras.data.validity import reasons
 from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
-from distkeras.ps.validate import require_choice
 from distkeras.spark.failures import message_first
 from distkeras.spark.first_import import import_keras
 from distkeras.transformers.outputs import OutputColumn
@@ -32,58 +30,13 @@ MODELS_KEPT = 4
 MODELS: OrderedDict[str, keras.Model] = OrderedDict()
 
 
-class Archive(Protocol):
-    """A ``.keras`` archive on its way to a task."""
-
-    def read(self) -> bytes:
-        """The bytes, in the task."""
-
-
-@dataclass(frozen=True)
-class InlineArchive:
-    """The archive in the task's own closure."""
-
-    data: bytes
-
-    def read(self) -> bytes:
-        """The bytes, in the task."""
-        return self.data
-
-
-@dataclass(frozen=True)
-class BroadcastArchive:
-    """The archive as a broadcast variable: each executor holds it once, and it is read only when needed."""
-
-    variable: Any
-
-    def read(self) -> bytes:
-        """The bytes, in the task."""
-        data: bytes = self.variable.value
-        return data
-
-
-@dataclass(frozen=True)
-class ArtifactArchive:
-    """The archive as a file of the Spark Connect session."""
-
-    name: str
-
-    def read(self) -> bytes:
-        """The bytes, in the task."""
-        from pyspark.core.files import SparkFiles
-
-        return Path(SparkFiles.get(self.name)).read_bytes()
-
-
 @dataclass(frozen=True)
 class ModelInput:
     """One input of the model.
 
     Args:
-        name: DataFrame column.
         shape: shape of one row's value; None for one extent that the data decides.
-        dtype: numpy name.
-        decode, parts: see `Column`.
+        name, dtype, decode, parts: see `Column`.
     """
 
     name: str
@@ -93,32 +46,39 @@ class ModelInput:
     parts: tuple[str, ...] = ()
 
 
-#: What may become of rows that cannot be predicted from.
-HANDLE_INVALID = ("error", "skip", "keep")
-
-
 @dataclass(frozen=True)
-class InvalidRows:
-    """What becomes of rows that cannot be predicted from: a null among the features, for example.
+class PredictionOptions:
+    """How rows are predicted from.
 
     Args:
-        handle: "error": the job fails; "skip": they are left out; "keep": they stay, without a prediction.
-        reason_col: new column of text, with "keep": why a row has no prediction, or null; "" for none.
+        batch_size: rows of one call of the model, at most.
+        batch_bytes: bytes of the inputs and outputs of a call, at most, unless one row has more.
+        decode: functions that make arrays of encoded columns, by column.
+        handle_invalid: for rows that cannot be predicted from: "error" fails the job, "skip" leaves them out, "keep"
+            keeps them without a prediction.
+        invalid_col: new column of text, with "keep": why a row has no prediction, or null; "" for none.
 
     Raises:
-        ConfigurationError: ``handle`` is another word, or there is a column of reasons for rows that are not kept.
+        ConfigurationError: there is a column of reasons for rows that are not kept.
     """
 
-    handle: str = "error"
-    reason_col: str = ""
+    batch_size: int
+    batch_bytes: int
+    decode: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    handle_invalid: str = "error"
+    invalid_col: str = ""
 
     def __post_init__(self) -> None:
-        require_choice("handle_invalid", self.handle, HANDLE_INVALID)
-        if self.reason_col and self.handle != "keep":
+        if self.invalid_col and self.handle_invalid != "keep":
             raise ConfigurationError(
                 "`invalid_col` must be left out unless handle_invalid='keep'. "
-                f"Received: invalid_col={self.reason_col!r} with handle_invalid={self.handle!r}"
+                f"Received: invalid_col={self.invalid_col!r} with handle_invalid={self.handle_invalid!r}"
             )
+
+    @property
+    def tolerant(self) -> bool:
+        """Return whether rows that cannot be predicted from get nulls, and a last column of text with the reason."""
+        return self.handle_invalid != "error"
 
 
 @dataclass(frozen=True)
@@ -126,34 +86,30 @@ class PredictionPlan:
     """All that a task needs.
 
     Args:
-        archive: where the model is.
-        key: identity of the model: content hash, and what else tells two models apart.
+        read_archive: returns the model's ``.keras`` archive, in the task.
+        key: identity of the model: content hash, and what else distinguishes two models.
         objects: custom objects; unpickling them settles the backend.
         inputs: the model's inputs, in its order.
         columns: the new columns, of which each shows one of the model's outputs.
-        batch_size: rows a call, at most.
-        batch_bytes: of the inputs and outputs of a call, at most, unless one row has more.
-        row_bytes: of a row's inputs and outputs, as far as their shapes are fixed.
-        tolerant: rows that cannot be predicted from get nulls, and a last column of text says why.
+        row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.
+        options: see `PredictionOptions`.
     """
 
-    archive: Archive
+    read_archive: Callable[[], bytes]
     key: str
     objects: CustomObjects
     inputs: tuple[ModelInput, ...]
     columns: tuple[OutputColumn, ...]
-    batch_size: int
-    batch_bytes: int
     row_bytes: int
-    tolerant: bool = False
+    options: PredictionOptions
 
     def rows_a_call(self, row_bytes: int = 0) -> int:
-        """Rows a call of the model, of which each has ``row_bytes``, or as many as the shapes tell."""
-        return max(1, min(self.batch_size, self.batch_bytes // max(1, row_bytes, self.row_bytes)))
+        """Return the rows of a call of the model, for rows of ``row_bytes``, or of as many as the shapes tell."""
+        return max(1, min(self.options.batch_size, self.options.batch_bytes // max(1, row_bytes, self.row_bytes)))
 
 
 def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
-    """The batches of one partition with the model's outputs as further columns, in order; see `PredictionPlan`.
+    """Yield the batches of one partition with the model's outputs as further columns, in order.
 
     Raises:
         BadValueError: a null, NaN or infinite feature.
@@ -163,7 +119,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
     model: keras.Model | None = None
     size = plan.rows_a_call()
     # What is yielded at a time holds all its outputs: no more than for a call, where that is bounded by bytes.
-    most = max(size, plan.batch_bytes // max(1, plan.row_bytes) // size * size)
+    most = max(size, plan.options.batch_bytes // max(1, plan.row_bytes) // size * size)
     for batch in rebatched(batches, size, most):
         # Bad data is found before seconds go into importing a backend, on each of Spark's attempts.
         arrays, why = _inputs(plan, batch, worker, first_row)
@@ -172,7 +128,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
         outputs = _predict_batches(model, arrays, plan, worker)
         columns = [column.to_arrow(outputs[column.output]) for column in plan.columns]
         names = [*batch.schema.names, *(column.name for column in plan.columns)]
-        if plan.tolerant:
+        if plan.options.tolerant:
             columns = [spread(column, why) for column in columns] + [pa.array(why, pa.string())]
             names.append("")
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names)
@@ -182,7 +138,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
 def _inputs(
     plan: PredictionPlan, batch: pa.RecordBatch, worker: int | None, first_row: int
 ) -> tuple[list[np.ndarray], list[str | None]]:
-    """The model's inputs from the rows that they can be made of, and for each row why it is not among them."""
+    """Return the model's inputs from the usable rows, and for each row why it is not usable, or None."""
 
     def convert(part: pa.RecordBatch, first: int) -> list[np.ndarray]:
         return [_input_array(part, column, worker, first) for column in plan.inputs]
@@ -190,7 +146,7 @@ def _inputs(
     try:
         return convert(batch, first_row), [None] * batch.num_rows
     except (BadValueError, ShapeError):
-        if not plan.tolerant:
+        if not plan.options.tolerant:
             with message_first():
                 raise
     why = reasons(batch.num_rows, lambda start, stop: convert(batch.slice(start, stop - start), first_row + start))
@@ -203,7 +159,7 @@ def _inputs(
 
 
 def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
-    """Values of the rows that have no reason, in the order of all rows, with nulls for the others.
+    """Return values of the rows that have no reason in the order of all rows, with nulls for the others.
 
     Args:
         values: one for each row without a reason, or one value of the right type if there is no such row.
@@ -220,12 +176,12 @@ def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
 
 
 def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a multiple of ``size`` rows, the last one aside; copies only across seams.
+    """Yield the same rows in batches of a multiple of ``size`` rows, except for the last; copy only across seams.
 
     Args:
-        batches: of any length.
-        size: rows.
-        most: rows of a batch, a multiple of ``size``; None: any number.
+        batches: batches of any length.
+        size: number of rows.
+        most: rows of a batch at most, a multiple of ``size``; None: any number.
     """
     held: list[pa.RecordBatch] = []
     count = 0
@@ -248,17 +204,15 @@ def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = N
 
 
 def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
-    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
 
 
 def _cached_model(plan: PredictionPlan) -> keras.Model:
     model = MODELS.get(plan.key)
     if model is None:
         import_keras()
-        model = from_bytes(plan.archive.read(), plan.objects)
+        model = from_bytes(plan.read_archive(), plan.objects)
         MODELS[plan.key] = model
         if len(MODELS) > MODELS_KEPT:
             MODELS.popitem(last=False)
@@ -269,19 +223,14 @@ def _cached_model(plan: PredictionPlan) -> keras.Model:
 def _predict_batches(
     model: keras.Model, arrays: Sequence[np.ndarray], plan: PredictionPlan, worker: int | None
 ) -> list[np.ndarray]:
-    """Each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
-    import keras
-
-    # A model may name its inputs in a dictionary, and then takes nothing else.
-    structure = getattr(model, "_inputs_struct", None)
+    """Return each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
     rows, parts = len(arrays[0]), []
     size = plan.rows_a_call(sum(array.nbytes for array in arrays) // rows)
     for start in range(0, rows, size):
         inputs = [array[start : start + size] for array in arrays]
         n = len(inputs[0])
         inputs = [pad(array, size) for array in inputs]
-        x = keras.tree.pack_sequence_as(structure, inputs) if structure is not None else inputs[0]
-        outputs = [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
+        outputs = outputs_of_call(model, inputs)
         for column in plan.columns:
             output = outputs[column.output]
             if output.ndim < 1 or len(output) != len(inputs[0]):
@@ -294,8 +243,18 @@ def _predict_batches(
     return [part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
+def outputs_of_call(model: keras.Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return each output of one call of a model for its inputs, in its order."""
+    import keras
+
+    # A model may name its inputs in a dictionary, and then takes nothing else.
+    structure = getattr(model, "_inputs_struct", None)
+    x = inputs[0] if structure is None else keras.tree.pack_sequence_as(structure, list(inputs))
+    return [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
+
+
 def pad(array: np.ndarray, full: int) -> np.ndarray:
-    """``array`` with its last row repeated up to ``full`` rows or a power of two, whichever is less.
+    """Return ``array`` with its last row repeated up to ``full`` rows or a power of two, whichever is less.
 
     Backends compile for each batch size they meet: this leaves them a handful, and wastes less than half a call.
     """
@@ -306,27 +265,19 @@ def pad(array: np.ndarray, full: int) -> np.ndarray:
 
 def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     values = batch.column(batch.schema.get_field_index(column.name))
-    if column.decode is not None:
-        fixed = tuple(extent for extent in column.shape if extent is not None)
-        decoded = Column(column.name, fixed, column.dtype, column.decode)
-        return to_numpy(values, decoded, worker=worker, first_row=first_row, record=batch)
-    if pa.types.is_struct(values.type):
-        values = dense_vectors(values, column.name, worker, first_row)
-    shape = column.shape
-    if None in shape:
-        numbers = values
-        while pa.types.is_list(numbers.type):
-            numbers = numbers.flatten()
-        known = math.prod(extent for extent in shape if extent is not None)
-        rows = max(1, len(numbers) // (known * len(values)))
-        shape = tuple(rows if extent is None else extent for extent in shape)
-    fixed = tuple(extent for extent in shape if extent is not None)
-    whole = Column(column.name, fixed, column.dtype, parts=column.parts)
+    shape = tuple(extent for extent in column.shape if extent is not None)
+    if column.decode is None:
+        if pa.types.is_struct(values.type):
+            values = dense_vectors(values, column.name, worker, first_row)
+        if None in column.shape:
+            open_extent = max(1, len(innermost(values)) // (math.prod(shape) * len(values)))
+            shape = tuple(open_extent if extent is None else extent for extent in column.shape)
+    whole = Column(column.name, shape, column.dtype, column.decode, column.parts)
     return to_numpy(values, whole, worker=worker, first_row=first_row, record=batch)
 
 
 def dense_vectors(vectors: pa.StructArray, name: str, worker: int | None, first_row: int) -> pa.ListArray:
-    """ML vectors, as Spark sends them (type, size, indices, values), as lists of doubles.
+    """Return ML vectors, as Spark sends them (type, size, indices, values), as lists of doubles.
 
     Dense ones are a view. Converting on the JVM would send every vector twice, for the column itself stays.
 

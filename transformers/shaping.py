@@ -6,36 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.ml.util import DefaultParamsReadable
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.failures import short_errors
-from distkeras.transformers import expressions
-from distkeras.transformers.expressions import raise_in_job
-from distkeras.transformers.files import ParamsWritable
+from distkeras.transformers.expressions import NumericColumn, class_of_scores, raise_in_job, vector_of
 from distkeras.transformers.params import (
-    HasInputCol,
-    HasOutputCol,
+    ColumnTransformer,
+    HasActivationThreshold,
     HasOutputDim,
     HasOutputType,
-    StageTransformer,
-    finite_float,
     integer_from,
     param,
 )
 
 
-class OneHotTransformer(
-    StageTransformer,
-    HasInputCol,
-    HasOutputCol,
-    HasOutputDim,
-    HasOutputType,
-    DefaultParamsReadable["OneHotTransformer"],
-    ParamsWritable,
-):
+class OneHotTransformer(ColumnTransformer, HasOutputDim, HasOutputType):
     """Turns a class number into ``output_dim`` numbers, all 0 but a 1 at that place.
 
     Null stays null. A job ends in a BadValueError in the text of Spark's own error when it meets a number that
@@ -64,10 +51,8 @@ class OneHotTransformer(
         self._setDefault(output_type="vector")
         self._set_given(output_dim=output_dim, input_col=input_col, output_col=output_col, output_type=output_type)
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _column(self, source: NumericColumn) -> Column:
         classes = self._required("output_dim")
-        source = expressions.numeric_column(dataset, self._required("input_col"))
-        expressions.check_new_columns(dataset, self._required("output_col"))
         if source.depth:
             raise ConfigurationError(
                 "`input_col` must hold one number a row. Received: an array or vector", column=source.name
@@ -79,19 +64,10 @@ class OneHotTransformer(
             BadValueError, source.name, f"labels must be whole numbers in [0, {classes})", source.column
         )
         encoded = F.when(label.isNull(), None).when(known, hot).otherwise(wrong)
-        if self._required("output_type") == "vector":
-            encoded = expressions.vector_of(encoded)
-        return dataset.withColumn(self._required("output_col"), encoded)
+        return vector_of(encoded) if self._required("output_type") == "vector" else encoded
 
 
-class LabelIndexTransformer(
-    StageTransformer,
-    HasInputCol,
-    HasOutputCol,
-    HasOutputDim,
-    DefaultParamsReadable["LabelIndexTransformer"],
-    ParamsWritable,
-):
+class LabelIndexTransformer(ColumnTransformer, HasOutputDim, HasActivationThreshold):
     """Turns a prediction into the number of its class, as a double, which is what Spark's evaluators read.
 
     Several scores: the place of the largest, the first of equals. A single score (a sigmoid's output, as a
@@ -114,9 +90,6 @@ class LabelIndexTransformer(
         MissingColumnError, ColumnTypeError: no such column, or it holds no numbers.
     """
 
-    activation_threshold = param(
-        "activation_threshold", "least single score of class 1", finite_float, "a finite number"
-    )
     default_index = param(
         "default_index", "the class where no score is above 0", integer_from(0), "an integer from 0 on"
     )
@@ -140,20 +113,18 @@ class LabelIndexTransformer(
             activation_threshold=activation_threshold,
         )
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
-        source = expressions.numeric_column(dataset, self._required("input_col"))
-        expressions.check_new_columns(dataset, self._required("output_col"))
+    def _column(self, source: NumericColumn) -> Column:
         threshold = self._required("activation_threshold")
         default = self._required("default_index") if self.isDefined("default_index") and source.depth else None
-        index = expressions.class_of_scores(source, threshold, default)
+        index = class_of_scores(source, threshold, default)
         if source.depth and self.isDefined("output_dim"):
             dim = self._required("output_dim")
             odd = raise_in_job(ShapeError, source.name, f"predictions must hold {dim} scores", F.size(source.column))
             index = F.when(source.column.isNotNull() & (F.size(source.column) != dim), odd).otherwise(index)
-        return dataset.withColumn(self._required("output_col"), index)
+        return index
 
     def get_index(self, vector: Any) -> int:
-        """The index of the scores ``vector``, as `transform` finds it with a ``default_index``, or with 0."""
+        """Return the index of the scores ``vector``, as `transform` finds it with a ``default_index``, or with 0."""
         threshold = self._required("activation_threshold")
         default = self._required("default_index") if self.isDefined("default_index") else 0
         scores = [float(score) for score in vector]
@@ -171,9 +142,7 @@ def _to_extents(value: Any) -> list[int]:
     return extents
 
 
-class ReshapeTransformer(
-    StageTransformer, HasInputCol, HasOutputCol, DefaultParamsReadable["ReshapeTransformer"], ParamsWritable
-):
+class ReshapeTransformer(ColumnTransformer):
     """Arranges the numbers of an array (nested or flat) or vector as arrays nested by ``shape``, row-major.
 
     Null stays null. A job ends in a ShapeError in the text of Spark's own error when it meets a row whose count
@@ -201,33 +170,26 @@ class ReshapeTransformer(
         super().__init__()
         self._set_given(input_col=input_col, output_col=output_col, shape=shape)
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _column(self, source: NumericColumn) -> Column:
         shape = self._required("shape")
-        source = expressions.numeric_column(dataset, self._required("input_col"))
-        expressions.check_new_columns(dataset, self._required("output_col"))
         if not source.depth:
             raise ConfigurationError(
                 "`input_col` must hold arrays or vectors. Received: one number a row", column=source.name
             )
-        flat = source.column
-        for _ in range(source.depth - 1):
-            flat = F.flatten(flat)
-        shaped = _computed_once(flat, lambda values: self._shaped(values, shape, source.name))
-        return dataset.withColumn(self._required("output_col"), shaped)
 
-    @staticmethod
-    def _shaped(values: Column, shape: Sequence[int], name: str) -> Column:
-        size, known = F.size(values), math.prod(extent for extent in shape if extent != -1)
-        fits = (size % known == 0) & (size > 0) if -1 in shape else size == known
-        nested = values
-        for extent in reversed(shape[1:]):
-            nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
-        odd = raise_in_job(ShapeError, name, f"values must fill the shape {tuple(shape)}", size)
-        return F.when(values.isNull(), None).when(fits, nested).otherwise(odd)
+        def shaped(values: Column) -> Column:
+            size, known = F.size(values), math.prod(extent for extent in shape if extent != -1)
+            fits = (size % known == 0) & (size > 0) if -1 in shape else size == known
+            nested = values
+            for extent in reversed(shape[1:]):
+                nested = _split_into(nested, size / known if extent == -1 else F.lit(extent))
+            odd = raise_in_job(ShapeError, source.name, f"values must fill the shape {tuple(shape)}", size)
+            return F.when(values.isNull(), None).when(fits, nested).otherwise(odd)
+
+        return _computed_once(source.flat, shaped)
 
 
 def _split_into(values: Column, length: Column) -> Column:
-    """An array cut into runs of ``length``."""
     length = length.cast("int")
 
     def runs(values: Column) -> Column:
@@ -238,17 +200,12 @@ def _split_into(values: Column, length: Column) -> Column:
 
 
 def _computed_once(value: Column, body: Callable[[Column], Column]) -> Column:
-    """``body(value)``. Spark puts an expression in wherever it is used, and computes it for each element of a lambda.
-
-    Only what a lambda takes is a variable to it. Without this, a vector is read again for each of its elements, at each
-    level of nesting.
-    """
+    # Spark computes an expression wherever it is used, unless a lambda takes it as its variable: without this, a vector
+    # is read again for each of its elements, at each level of nesting.
     return F.transform(F.array(value), body).getItem(0)
 
 
-class DenseTransformer(
-    StageTransformer, HasInputCol, HasOutputCol, DefaultParamsReadable["DenseTransformer"], ParamsWritable
-):
+class DenseTransformer(ColumnTransformer):
     """Turns vectors, sparse or dense, into dense vectors. Arrays are dense already and are refused.
 
     Args:
@@ -265,9 +222,7 @@ class DenseTransformer(
         super().__init__()
         self._set_given(input_col=input_col, output_col=output_col)
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
-        source = expressions.numeric_column(dataset, self._required("input_col"))
-        expressions.check_new_columns(dataset, self._required("output_col"))
+    def _column(self, source: NumericColumn) -> Column:
         if not source.vector:
             raise ConfigurationError("`input_col` must hold vectors. Received: numbers or arrays", column=source.name)
-        return dataset.withColumn(self._required("output_col"), expressions.vector_of(source.column))
+        return vector_of(source.column)

@@ -39,7 +39,7 @@ MEMORY_ROWS, SPOOL_BYTES = 30_000, 16 << 20
 EXECUTOR_MIB, RESERVED_MIB, FRACTION = 512, 300, 0.1
 #: Data of the row about data beyond memory over what the executors may hold, and its epochs.
 TIMES, EPOCHS = 10, 3
-COLUMNS = Column("features", (INPUTS,)), Column("label", (), "int32")
+COLUMNS = Column("features", (INPUTS,)), Column("label", (), "int32", classes=CLASSES)
 
 
 def cases(quick: bool) -> list[Factory]:
@@ -50,9 +50,7 @@ def cases(quick: bool) -> list[Factory]:
 def _spec(epochs: int = 1, spool_bytes: int = 256 << 20) -> DataSpec:
     # Rewindable: the rows are kept for later epochs, as nearly every job does.
     features, label = COLUMNS
-    return DataSpec(
-        (features,), (label,), None, BATCH, epochs, classes=CLASSES, spool_bytes=spool_bytes, rewindable=True
-    )
+    return DataSpec((features,), (label,), None, BATCH, epochs, spool_bytes=spool_bytes, rewindable=True)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import numpy as np
 
 from distkeras.data.batches import Batch
 from distkeras.data.binding import GivenColumns
-from distkeras.data.local import collect
 from distkeras.data.schema import data_spec, require_dataframe
+from distkeras.data.source import collect
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
@@ -154,17 +154,15 @@ class KerasGradient:
         compiled = _recipe(model, model_file, loss, metrics, custom_objects).build(model_file)
         spec = data_spec(
             compiled,
-            df,
+            df.schema,
             features=features_col,
             labels=label_col,
             weight=sample_weight_col,
             batch_size=_ROWS,
-            epochs=1,
             seed=seed,
             shuffle=False,
-            spool_bytes=0,
         )
-        most = max_bytes // sum(column.row_bytes for column in spec.columns)
+        most = max_bytes // spec.row_bytes
         rows = collect(df, spec, most + 1)
         if rows is None:
             raise EmptyDataError("`df` must have rows. Received: none")

@@ -16,7 +16,7 @@ from distkeras import KerasModel
 from distkeras.commands.console import run_command, spark_session
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
 from distkeras.keras_model import archive
-from distkeras.ml.params import HANDLE_INVALID, KEYWORDS
+from distkeras.ml.params import KEYWORDS
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "features_col": {"nargs": "+"},
     "prediction_col": {"nargs": "+"},
     "thresholds": {"nargs": "+", "type": float, "metavar": "X"},
-    "handle_invalid": {"choices": HANDLE_INVALID, "metavar": None},
+    "handle_invalid": {"choices": ("error", "skip", "keep"), "metavar": None},
     "output_type": {"choices": ("array", "vector"), "metavar": None},
 }
 #: Keywords that are no flags: they serve evaluation, or hold no text.

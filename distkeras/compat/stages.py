@@ -7,7 +7,6 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -17,7 +16,6 @@ from distkeras.data.schema import quoted
 from distkeras.ps.errors import MissingColumnError
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.expressions import check_new_columns, vector_of
-from distkeras.transformers.files import ParamsWritable
 from distkeras.transformers.params import StageTransformer, column_name, param
 from distkeras.transformers.scaling import StandardScaleTransformer
 
@@ -95,7 +93,7 @@ def _label(value: Any) -> Any:
     return value
 
 
-class BinaryLabelTransformer(StageTransformer, DefaultParamsReadable["BinaryLabelTransformer"], ParamsWritable):
+class BinaryLabelTransformer(StageTransformer):
     """Turns a column into the vector [1, 0] where it is ``label``, else into [0, 1]; also where it is null.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new, uninitialized array that TensorFlow can take over; one that lies elsewhere it would copy."""
+    """Return a new, uninitialized array that TensorFlow can take over without a copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
@@ -32,25 +32,20 @@ class Stack:
     """Mini-batches of one size, one after the other in memory that a backend can take over as it is.
 
     Args:
-        x: for each input, an `aligned` array `(batches, n, *column.shape)`; not to be written to.
+        x: for each input, an `aligned` array `(batches, n, *column.shape)`, which must not be written to.
         y: for each target, an array of the same kind.
         weight: sample weights `(batches, n)`, or None.
     """
 
-    __slots__ = ("_taken", "weight", "x", "y")
+    __slots__ = ("tensors", "weight", "x", "y")
 
     def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: np.ndarray | None) -> None:
         self.x, self.y, self.weight = x, y, weight
-        self._taken: Any = None
+        #: What a backend has made of it, for all windows of it.
+        self.tensors: Any = None
 
     def __len__(self) -> int:
         return len(self.x[0])
-
-    def taken_over(self, take: Callable[[Stack], Any]) -> Any:
-        """What ``take`` makes of the stack for a backend: made once, however many windows of it are trained on."""
-        if self._taken is None:
-            self._taken = take(self)
-        return self._taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +60,8 @@ class Batch:
         y: for each target, an array `(n, *column.shape)`.
         weight: sample weights `(n,)`, or None.
         checksum: over the hashes of the partition's first rows, this batch's among them; 0 where rows have none.
-        stack: where it lies next to others; None where it lies alone, as every result of `dataclasses.replace` does.
-        place: its number there.
+        stack: the stack that it is part of; None for a batch alone, as every result of `dataclasses.replace` is.
+        place: its number in the stack.
     """
 
     epoch: int
@@ -80,26 +75,25 @@ class Batch:
     place: int = field(default=0, init=False)
 
     def lying_in(self, stack: Stack, place: int) -> Batch:
-        """This batch, which is number ``place`` of ``stack``."""
+        """Return this batch, which is number ``place`` of ``stack``."""
         object.__setattr__(self, "stack", stack)
         object.__setattr__(self, "place", place)
         return self
 
     @property
     def size(self) -> int:
-        """Rows in this batch, n."""
+        """Return the rows in this batch, n."""
         return len(self.x[0])
 
 
 def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:
-    """The same rows in blocks of exactly ``rows``, but for the last.
+    """Yield the same rows in blocks of exactly ``rows``, except for the last.
+
+    The columns of a block are copies only where pieces are not neighbors in memory.
 
     Args:
         pieces: columns of consecutive rows, in pieces of any length.
         rows: rows of a block, at least 1.
-
-    Yields:
-        The columns of a block. They are copies only where pieces are not neighbors in memory.
     """
     held: list[ColumnArrays] = []
     missing = rows
@@ -122,7 +116,7 @@ def _concatenated_columns(pieces: list[ColumnArrays]) -> ColumnArrays:
 
 
 def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows that follow each other in one array, as in the spool, become one view of it; others are copied."""
+    """Return one view of rows that are neighbors in one array, as in the spool; copy others."""
     base = parts[0].base
     if not isinstance(base, np.ndarray) or not all(part.base is base for part in parts):
         return np.concatenate(parts)

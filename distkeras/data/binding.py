@@ -45,34 +45,34 @@ class Parts:
             ConfigurationError: a list for parts that are named, a mapping with other names than theirs, or another
                 number of columns.
         """
-        given = names_of(columns, argument)
-        if isinstance(given, Mapping):
+        columns = names_of(columns, argument)
+        if isinstance(columns, Mapping):
             if len(set(self.names)) != len(self.names):
                 raise ConfigurationError(
                     f"`{argument}` must be a list: the {self.what} of the model have no names of their own. "
-                    f"Received: {argument}={given} for {list(self.names)}"
+                    f"Received: {argument}={columns} for {list(self.names)}"
                 )
-            if given.keys() != set(self.names):
+            if columns.keys() != set(self.names):
                 raise ConfigurationError(
                     f"`{argument}` must name a column for each of the model's {self.what} {list(self.names)}. "
-                    f"Received: {argument}={given}"
+                    f"Received: {argument}={columns}"
                 )
-            return tuple(given[name] for name in self.names)
-        if len(given) != len(self.names):
-            surplus = self.what == "inputs" and len(given) > len(self.names)
+            return tuple(columns[name] for name in self.names)
+        if len(columns) != len(self.names):
+            surplus = self.what == "inputs" and len(columns) > len(self.names)
             several = "; Spark ML's VectorAssembler makes one column of several" if surplus else ""
-            names = f", {list(self.names)}" if self.named else ""
+            known = f", {list(self.names)}" if self.named else ""
             raise ConfigurationError(
-                f"`{argument}` must name a column for each of the {len(self.names)} {self.what} of the model{names}"
-                f"{several}. Received: {argument}={list(given)}"
+                f"`{argument}` must name a column for each of the {len(self.names)} {self.what} of the model{known}"
+                f"{several}. Received: {argument}={list(columns)}"
             )
         if self.named:
             example = ", ".join(f"{name!r}: ..." for name in self.names)
             raise ConfigurationError(
                 f"`{argument}` must be a mapping, {{{example}}}, for the model's {self.what} are named. "
-                f"Received: {argument}={list(given)}"
+                f"Received: {argument}={list(columns)}"
             )
-        return given
+        return columns
 
 
 def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
@@ -81,19 +81,19 @@ def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
     Raises:
         ConfigurationError: something else, or an empty name.
     """
+    checked: tuple[str, ...] | dict[str, str]
     if isinstance(columns, Mapping):
-        mapping = dict(columns)
-        names = [*mapping.keys(), *mapping.values()]
-        given: tuple[str, ...] | dict[str, str] = mapping
+        checked = dict(columns)
+        names = [*checked.keys(), *checked.values()]
     else:
         names = [columns] if isinstance(columns, str) else list(columns) if isinstance(columns, Iterable) else []
-        given = tuple(names)
+        checked = tuple(names)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigurationError(
             f"`{argument}` must be a column name, several, or a mapping: name of an input or output to column. "
             f"Received: {argument}={columns!r}"
         )
-    return given
+    return checked
 
 
 def listed(columns: tuple[str, ...] | Mapping[str, str]) -> tuple[str, ...]:

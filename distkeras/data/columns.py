@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,8 @@ class Column:
         dtype: numpy name of an integer, floating or boolean type.
         decode: makes an array of that shape from a row's value of any kind; None where it is numbers.
         parts: the names of the columns of one number each that were put together in it; empty for a single column.
+        classes: for a label that is a class number: it must be an integer in [0, classes).
+        loss: name of a label's loss, for error texts; "" where it is not known.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -40,6 +39,8 @@ class Column:
     dtype: str = "float32"
     decode: Callable[[Any], Any] | None = None
     parts: tuple[str, ...] = ()
+    classes: int | None = field(default=None, compare=False)
+    loss: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -57,15 +58,19 @@ class Column:
             raise ConfigurationError(
                 f"`dtype` must name a numpy number type. Received: dtype={self.dtype!r}", column=self.name
             )
+        if self.classes is not None and self.classes < 1:
+            raise ConfigurationError(
+                f"`classes` must be a positive integer, or None. Received: classes={self.classes!r}", column=self.name
+            )
 
     @property
     def size(self) -> int:
-        """Numbers in one row's value."""
+        """Return how many numbers one row's value has."""
         return math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row's value."""
+        """Return the bytes of one row's value."""
         return self.size * np.dtype(self.dtype).itemsize
 
     def name_of(self, place: int) -> str:
@@ -86,7 +91,7 @@ def to_numpy(
     first_row: int = 0,
     record: pa.RecordBatch | None = None,
 ) -> np.ndarray:
-    """One Arrow column as an array.
+    """Return one Arrow column as an array.
 
     No copy is made when the type needs no conversion; the result is then a read-only view that keeps
     the Arrow buffer alive. Nested arrays must be nested like `column.shape` (axes of length 1 aside),
@@ -104,8 +109,8 @@ def to_numpy(
         Array of shape `(n, *column.shape)` and dtype `column.dtype`, C-contiguous.
 
     Raises:
-        BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, or
-            one that an integer `column.dtype` cannot hold exactly.
+        BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, one that an integer
+            `column.dtype` cannot hold exactly, or a label that is no class.
         ShapeError: rows of unequal length, or a count other than `column.size`.
         ColumnTypeError: a type that holds no numbers.
     """
@@ -115,15 +120,21 @@ def to_numpy(
     ) -> NoReturn:
         name = column.name if place is None else column.name_of(place)
         others = "" if record is None else _row_text(record, row)
-        raise kind(
-            f"{expected}. Received: {received} in row {first_row + row}{others}",
-            worker=worker,
-            column=name,
-            step=step,
-        )
+        text = f"{expected}. Received: {received} in row {first_row + row}{others}"
+        if column.classes is not None and kind is ShapeError:
+            advice = "one-hot ones need the loss 'categorical_crossentropy'"
+            text = f"labels must be class numbers; {advice}: {text}"
+        text += f", loss={column.loss!r}" if column.loss else ""
+        raise kind(text, worker=worker, column=name, step=step)
+
+    def converted(raw: np.ndarray) -> np.ndarray:
+        array = _convert(raw, column, fail).reshape(len(values), *column.shape)
+        if column.classes is not None:
+            _check_classes(array, column, column.classes, fail)
+        return array
 
     if column.decode is not None:
-        return _convert(_decoded(values, column, fail), column, fail).reshape(len(values), *column.shape)
+        return converted(_decoded(values, column, fail))
     number = values.type
     while _is_list(number):
         number = number.value_type
@@ -134,45 +145,13 @@ def to_numpy(
             column=column.name,
             step=step,
         )
-    n = len(values)
-    if not n:
+    if not len(values):
         return np.empty((0, *column.shape), column.dtype)
     flat = _flatten(_one_chunk(values), column, fail)
     if pa.types.is_decimal(flat.type):
         flat = flat.cast(pa.float64())
     # Booleans are bits in Arrow, and bytes in numpy: they alone need a copy here.
-    raw = flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type))
-    return _convert(raw, column, fail).reshape(n, *column.shape)
-
-
-def check_classes(
-    values: np.ndarray, column: Column, classes: int, *, worker: int, step: int, first_row: int = 0
-) -> None:
-    """Checks that integer labels are classes.
-
-    Args:
-        values: labels `(n, *column.shape)`, of any number type.
-        column: the label's column.
-        classes: number of classes.
-        worker: id of the worker, for error texts.
-        step: mini-batch within the epoch, for error texts.
-        first_row: number of the first row within its partition, for error texts.
-
-    Raises:
-        BadValueError: a label is no integer in [0, classes).
-    """
-    bad = (values < 0) | (values >= classes)
-    if values.dtype.kind == "f":
-        bad |= values != np.floor(values)
-    if bad.any():
-        position = int(np.argmax(bad))
-        raise BadValueError(
-            f"labels must be integers in [0, {classes}). Received: {values.flat[position].item()} in row "
-            f"{first_row + position // column.size}",
-            worker=worker,
-            column=column.name,
-            step=step,
-        )
+    return converted(flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type)))
 
 
 _Fail = Callable[..., NoReturn]
@@ -181,7 +160,7 @@ _ROW_MAX, _VALUE_MAX = 300, 40
 
 
 def _row_text(record: pa.RecordBatch, row: int) -> str:
-    """The row's single numbers and texts, by which its owner finds it; "" where it has none."""
+    """Return the row's single numbers and texts, by which its owner finds it; "" where it has none."""
     texts = []
     for name, values in zip(record.schema.names, record.columns, strict=True):
         kind = values.type
@@ -203,12 +182,18 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
-    return bool(numeric)
+    return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
+
+
+def innermost(values: pa.Array) -> pa.Array:
+    """Return the numbers within (nested) lists in one run; nulls are left out."""
+    while _is_list(values.type):
+        values = values.flatten()
+    return values
 
 
 def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
-    """The numbers of all rows in one run; each row is known to hold `column.size` and no null."""
+    """Return the numbers of all rows in one run, after a check that each row holds `column.size` and no null."""
     nesting: list[int] = []  # length of the lists at each level, the outermost first
     while True:
         if values.null_count:
@@ -240,7 +225,7 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
 
 
 def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) -> np.ndarray:
-    """What `column.decode` makes of each value, in one run."""
+    """Return what `column.decode` makes of each value, in one run."""
     assert column.decode is not None
     arrays = []
     for row, value in enumerate(values.to_pylist()):
@@ -257,6 +242,16 @@ def _decoded(values: pa.Array | pa.ChunkedArray, column: Column, fail: _Fail) ->
             fail(ShapeError, row, text, f"shape {array.shape}")
         arrays.append(array.reshape(-1))
     return np.concatenate(arrays) if arrays else np.empty(0, column.dtype)
+
+
+def _check_classes(values: np.ndarray, column: Column, classes: int, fail: _Fail) -> None:
+    bad = (values < 0) | (values >= classes)
+    if values.dtype.kind == "f":
+        bad |= values != np.floor(values)
+    if bad.any():
+        position = int(np.argmax(bad))
+        row, label = position // column.size, values.flat[position].item()
+        fail(BadValueError, row, f"labels must be integers in [0, {classes})", label)
 
 
 def _convert(raw: np.ndarray, column: Column, fail: _Fail) -> np.ndarray:

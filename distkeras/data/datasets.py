@@ -30,10 +30,10 @@ _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 
 
 
 def fashion_mnist(directory: str | os.PathLike[str] = FASHION_MNIST) -> tuple[Split, Split]:
-    """Fashion-MNIST: 28x28 gray-scale pictures of ten kinds of clothing.
+    """Return Fashion-MNIST, 28x28 gray-scale pictures of ten kinds of clothing.
 
-    Read from ``directory`` when its four files are there, else through ``keras.datasets``, which keeps a copy of what
-    it downloads.
+    It is read from ``directory`` if its four files are there, else through ``keras.datasets``, which keeps a copy of
+    what it downloads.
 
     Returns:
         ``(x_train, y_train), (x_test, y_test)``: pictures uint8 of shape ``(60000, 784)`` and ``(10000, 784)``,
@@ -66,18 +66,15 @@ def fashion_mnist(directory: str | os.PathLike[str] = FASHION_MNIST) -> tuple[Sp
 
 
 def idx_names(split: str) -> tuple[str, str]:
-    """File names of the pictures and the labels of ``split``, "train" or "t10k"."""
+    """Return the file names of the pictures and the labels of ``split``, "train" or "t10k"."""
     return f"{split}-images-idx3-ubyte.gz", f"{split}-labels-idx1-ubyte.gz"
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """An array from an IDX file, the format of the MNIST family, gzipped or not.
+    """Return the array in an IDX file, the format of the MNIST family, gzipped or not.
 
     Layout: two zero bytes, a type code, the number of dimensions; the dimensions as big-endian uint32; the elements in
-    C order, big-endian.
-
-    Returns:
-        The array, in native byte order.
+    C order, big-endian. The array is in native byte order.
 
     Raises:
         ConfigurationError: the file is not IDX, or holds more or fewer elements than it says.
@@ -102,7 +99,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
 def to_dataframe(
     spark: SparkSession, x: np.ndarray, y: np.ndarray, *, features_col: str = "features", label_col: str = "label"
 ) -> DataFrame:
-    """A DataFrame of ``features: array<float>`` and ``label``, through Arrow.
+    """Return a DataFrame of ``features: array<float>`` and ``label``, made through Arrow.
 
     The rows go through the driver's JVM. For more than some 100 MB use `write_parquet` and ``spark.read.parquet``.
 
@@ -132,15 +129,12 @@ def write_parquet(
     features_col: str = "features",
     label_col: str = "label",
 ) -> str:
-    """Writes what `to_dataframe` makes as Parquet, without Spark; for ``spark.read.parquet(directory)``.
+    """Write what `to_dataframe` makes as Parquet, without Spark, and return the folder for ``spark.read.parquet``.
 
     Args:
         directory: new or empty folder.
         x, y, features_col, label_col: as for `to_dataframe`.
         files: number of files, which share the rows evenly and in order.
-
-    Returns:
-        The folder's path.
 
     Raises:
         ConfigurationError: the folder holds files, or ``files`` is not positive.

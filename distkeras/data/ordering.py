@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.schema import arrow_ready, quoted
+from distkeras.data.schema import quoted, ready_columns
 from distkeras.data.spec import DataSpec
 from distkeras.ps.checkpoint.snapshot import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError
@@ -26,7 +26,7 @@ _LEAST_HASH = -(2**63)
 
 
 def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_already: bool = False) -> DataFrame:
-    """The columns of `spec` and `ROW_HASH` in `workers` partitions, whose rows always come in the same order.
+    """Return the columns of `spec` and `ROW_HASH` in `workers` partitions, whose rows always come in the same order.
 
     A task that Spark runs again skips the mini-batches that its predecessor committed, so both must see
     the same rows in the same order. Spark promises that neither after a shuffle nor for files. Here the
@@ -51,7 +51,7 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
     """
     if workers < 1:
         raise ConfigurationError(f"`workers` must be at least 1. Received: workers={workers!r}")
-    ready = arrow_ready(df, (column.name for column in spec.columns), spec.encoded, spec.whole)
+    ready = df.select(*ready_columns(df.schema.fields, spec))
     if ROW_HASH.casefold() in (name.casefold() for name in ready.columns):
         raise ConfigurationError(f"no column may have the name {ROW_HASH!r}. Received: columns={ready.columns}")
 
@@ -105,7 +105,7 @@ class RowChecksum:
         self._crc = self._sum = self._rows = 0
 
     def update(self, record: pa.RecordBatch) -> None:
-        """Takes in the hashes of the next rows, their column `ROW_HASH`; rows without that column are left out."""
+        """Add the hashes of the next rows, their column `ROW_HASH`; rows without that column are left out."""
         place = record.schema.get_field_index(ROW_HASH)
         if place < 0:
             return
@@ -133,7 +133,7 @@ class RowChecksum:
         return checksum_of(self._sum, self._crc)
 
     def before(self, row: int) -> int:
-        """The checksum of the rows before ``row``: the end of a block, or of all so far. 0 where rows have no hash."""
+        """Return the checksum of the rows before ``row``, which ends a block or all rows so far; 0 without hashes."""
         if not self._rows:
             return 0
         return self._at_block_ends[row // self._block_rows] if row % self._block_rows == 0 else self._latest

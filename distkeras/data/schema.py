@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
+
+_Decoder = Callable[[Any], Any]
 
 #: What to do with a type that holds no numbers; by the beginning of its name.
 _WAYS = {
@@ -60,15 +61,17 @@ _CONVERSIONS = (
 )
 
 
-def require_dataframe(name: str, value: Any) -> None:
-    """A Spark DataFrame, of the classic kind or of Spark Connect, whose session runs.
+def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
+    """Check that an argument is a Spark DataFrame, of the classic kind or of Spark Connect, whose session runs.
 
     Args:
-        name: of the argument.
-        value: what came.
+        name: name of the argument.
+        value: the argument.
+        stream: whether it may be a stream.
 
     Raises:
-        ConfigurationError: it is something else, whose way to a DataFrame the text names; or its session has ended.
+        ConfigurationError: it is something else, of which the text says how it becomes a DataFrame; its session has
+            ended; or it is a stream that must not be one.
     """
     from pyspark.sql import DataFrame
 
@@ -81,16 +84,7 @@ def require_dataframe(name: str, value: Any) -> None:
         raise ConfigurationError(
             f"`{name}` must be of a Spark session that runs: create it again there. Received: {name} of a stopped one"
         )
-
-
-def require_batch(name: str, value: Any) -> None:
-    """A Spark DataFrame, as `require_dataframe` wants it, that is read as a whole.
-
-    Raises:
-        ConfigurationError: it is something else, or a stream.
-    """
-    require_dataframe(name, value)
-    if value.isStreaming:
+    if value.isStreaming and not stream:
         raise ConfigurationError(
             f"`{name}` must be no stream: call `train` on each micro-batch, in `writeStream.foreachBatch`, or on what "
             f"the stream has written. Received: a streaming DataFrame with columns={value.columns}"
@@ -98,7 +92,7 @@ def require_batch(name: str, value: Any) -> None:
 
 
 def field_of(fields: Sequence[StructField], name: str) -> StructField:
-    """The field of the column ``name``, spelled exactly so.
+    """Return the field of the column ``name``, spelled exactly so.
 
     Raises:
         MissingColumnError: there is none.
@@ -111,7 +105,7 @@ def field_of(fields: Sequence[StructField], name: str) -> StructField:
         )
     if not matches:
         names = [field.name for field in fields]
-        near = [other for other in names if other.casefold() == name.casefold()]
+        near = [known for known in names if known.casefold() == name.casefold()]
         near = near or difflib.get_close_matches(name, names, 1)
         hint = f" (or is it {near[0]!r}?)" if near else ""
         raise MissingColumnError(
@@ -122,7 +116,7 @@ def field_of(fields: Sequence[StructField], name: str) -> StructField:
 
 def is_vector(kind: DataType) -> bool:
     """Return whether a column holds ML vectors."""
-    # By name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
+    # Compared by name: the class of `pyspark.ml` and that of the older `pyspark.mllib` both convert.
     return type(kind).__name__ == "VectorUDT"
 
 
@@ -164,7 +158,7 @@ def require_numbers(name: str, kind: DataType) -> None:
 
 
 def quoted(name: str) -> str:
-    """The column name ``name`` as Spark parses it: dots, spaces and backticks belong to the name."""
+    """Return ``name`` as Spark parses it: dots, spaces and backticks belong to the name."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -174,54 +168,60 @@ def map_in_arrow(
     schema: StructType | str,
     profile: ResourceProfile | None = None,
 ) -> DataFrame:
-    """``df.mapInArrow(function, schema)`` for columns of any name, on the driver's Python where that is there.
-
-    PySpark itself names columns to the JVM unquoted.
-    """
+    """Return ``df.mapInArrow(function, schema)`` for columns of any name, on the driver's Python if that exists."""
     names = df.columns
-    if not any("." in name or "`" in name for name in names):
-        with drivers_python(df):
-            return df.mapInArrow(function, schema, profile=profile)
 
     def with_names(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(pa.RecordBatch.from_arrays(record.columns, names=names) for record in records)
 
+    run = function
+    if any("." in name or "`" in name for name in names):  # PySpark itself names columns to the JVM unquoted
+        df, run = df.toDF(*(f"column_{number}" for number in range(len(names)))), with_names
     with drivers_python(df):
-        return df.toDF(*(f"column_{number}" for number in range(len(names)))).mapInArrow(
-            with_names, schema, profile=profile
-        )
+        return df.mapInArrow(run, schema, profile=profile)
 
 
-def arrow_ready(
-    df: DataFrame, names: Iterable[str], encoded: Container[str] = (), exact: Container[str] = ()
-) -> DataFrame:
-    """Return the named columns of `df`, as numbers or (nested) arrays of numbers; `encoded` ones as they are.
-
-    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, decimals become doubles, booleans
-    bytes; nulls stay null. A name given twice, as by an autoencoder, is selected once. Only expressions
-    that the JVM evaluates are added, so this works under Spark Connect as well.
-
-    Args:
-        df: any DataFrame.
-        names: columns to keep, in this order.
-        encoded: those among them that executors decode.
-        exact: those whose vectors become arrays of float64, since float32 does not hold every integer.
+def column_types(fields: Sequence[StructField], names: Iterable[str], decoded: Container[str]) -> dict[str, DataType]:
+    """Return the type of each named column, which must hold numbers unless executors decode it.
 
     Raises:
-        MissingColumnError: `df` has no such column.
+        MissingColumnError: there is no such column.
         ColumnTypeError: its type holds no numbers.
-        ConfigurationError: `df` has several columns of that name.
+        ConfigurationError: there are several columns of that name.
     """
-    return df.select(*ready_columns(df, names, encoded, exact))
+    types = {name: field_of(fields, name).dataType for name in names}
+    for name, kind in types.items():
+        if name not in decoded:
+            require_numbers(name, kind)
+    return types
 
 
-def ready_columns(
-    df: DataFrame, names: Iterable[str], encoded: Container[str] = (), exact: Container[str] = ()
-) -> list[SparkColumn]:
-    """Return the expressions that `arrow_ready` selects."""
-    fields = df.schema.fields
-    kinds = {name: field_of(fields, name).dataType for name in names}
-    return [_ready(name, kind, name in encoded, name in exact).alias(name) for name, kind in kinds.items()]
+def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkColumn]:
+    """Return the columns of ``spec`` as numbers or (nested) arrays of numbers, those to be decoded as they are.
+
+    Vectors (`VectorUDT`, dense or sparse) become arrays of float32, or of float64 where float32 does not hold every
+    integer that the model wants; decimals become doubles, booleans bytes; nulls stay null. A column used twice, as by
+    an autoencoder, is selected once. The JVM evaluates all expressions, so they work under Spark Connect as well.
+
+    Args:
+        fields: those of any DataFrame.
+        spec: the columns, in the order of the result.
+
+    Raises:
+        MissingColumnError, ColumnTypeError, ConfigurationError: see `column_types`.
+    """
+    from pyspark.sql import functions as F
+
+    ready = []
+    for name, kind in column_types(fields, (column.name for column in spec.columns), spec.encoded).items():
+        if name in spec.encoded:
+            column = F.col(quoted(name))
+        else:
+            column = numbers_of(name, kind, "float64" if name in spec.whole else "float32")
+            target = _number_type(kind)
+            column = column if target == kind else column.cast(target)
+        ready.append(column.alias(name))
+    return ready
 
 
 #: Key of a field's metadata: the names of the columns that were put together in it.
@@ -233,23 +233,28 @@ def parts_of(field: StructField) -> tuple[str, ...]:
     return tuple(field.metadata.get(PARTS, ()))
 
 
-def _ready(name: str, kind: DataType, encoded: bool, exact: bool) -> SparkColumn:
+def numbers_of(name: str, kind: DataType, element: str = "float64") -> SparkColumn:
+    """Return a column whose ML vectors are arrays of ``element``; values of other types stay as they are."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
-    if encoded:
-        return column
-    require_numbers(name, kind)
-    if is_vector(kind):
-        # The conversion throws inside the JVM on a null; kept null, it gets a typed error from `to_numpy`.
-        return F.when(column.isNotNull(), vector_to_array(column, "float64" if exact else "float32"))
-    target = _number_type(kind)
-    return column if target == kind else column.cast(target)
+    # The conversion fails inside the JVM on a null, without naming the column: a null stays null.
+    return F.when(column.isNotNull(), vector_to_array(column, element)) if is_vector(kind) else column
+
+
+def flattened(column: SparkColumn, kind: DataType) -> SparkColumn:
+    """Return an array column of type ``kind`` as one flat array a row."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType
+
+    while isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
+        column, kind = F.flatten(column), kind.elementType
+    return column
 
 
 def _number_type(kind: DataType) -> DataType:
-    """The type to cast numbers to: `kind` itself if Arrow brings it as such."""
+    """Return the type to cast numbers to, which is ``kind`` itself if Arrow brings it as such."""
     from pyspark.sql import types as T
 
     if isinstance(kind, T.ArrayType):
@@ -260,12 +265,8 @@ def _number_type(kind: DataType) -> DataType:
     return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
 
 
-def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], Any]]:
-    """The argument ``decode``, by column; none for None.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+def decoders(value: Any, features: Sequence[str]) -> dict[str, _Decoder]:
+    """Return the argument ``decode`` by column; ConfigurationError unless it is functions or None."""
     if value is None:
         return {}
     if callable(value) and len(features) == 1:
@@ -277,65 +278,34 @@ def decoders(value: Any, features: Sequence[str]) -> dict[str, Callable[[Any], A
     return dict(functions)
 
 
-def require_length(field: StructField, column: Column, loss: str, classes: int | None) -> None:
-    """Check that vectors whose length Spark knows, such as those of its encoders, have the length that the loss needs.
-
-    Raises:
-        ShapeError: they do not.
-    """
-    length = known_length(field)
-    if length is not None and length != column.size:
-        raise _unfit(column, loss, classes, f"vectors of {length} values")
-
-
 def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
-    """Looks at one row where the loss wants a class number and the column's type lets it hold one-hot labels.
+    """Check one row where the loss needs a class number and the column's type lets it hold one-hot labels.
 
     Raises:
-        ShapeError: it does.
+        ShapeError: it holds one-hot labels.
     """
-    for column, classes, loss in zip(spec.labels, spec.class_limits, spec.label_losses, strict=True):
+    from pyspark.errors import PySparkException
+
+    for column in spec.labels:
         kind = df.schema[column.name].dataType
-        if classes is None or column.size != 1 or is_scalar(kind) or column.decode is not None:
+        if column.classes is None or column.size != 1 or is_scalar(kind) or column.decode is not None:
             continue
-        length = _length_of_a_row(df, column.name, kind)
-        if length is not None and length != column.size:
-            raise _unfit(column, loss, classes, f"{length} values in the first row")
+        try:
+            row = df.select(flattened(numbers_of(column.name, kind), kind).alias("values")).first()
+        except PySparkException as error:
+            raise typed_error(error, tasks_python(df.sparkSession)) from None
+        if row is not None and row["values"] is not None and len(row["values"]) != column.size:
+            raise _unfit(column, f"{len(row['values'])} values in the first row")
 
 
-def _unfit(column: Column, loss: str, classes: int | None, received: str) -> ShapeError:
+def _unfit(column: Column, received: str) -> ShapeError:
     number = "one value" if column.size == 1 else f"{column.size} values"
-    if classes is None:
-        expected = f"labels must hold {number}, like the model's output"
-    else:
+    expected = f"labels must hold {number}, like the model's output"
+    if column.classes is not None:
         expected = (
             f"labels must be class numbers, {number} a row; one-hot ones need the loss 'categorical_crossentropy'"
         )
-    return ShapeError(f"{expected}. Received: {received}, loss={loss!r}", column=column.name)
-
-
-def _length_of_a_row(df: DataFrame, name: str, kind: DataType) -> int | None:
-    """How many numbers the column holds in some row; None where there is no row, or a null."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import functions as F
-
-    try:
-        row = df.select(_flat(F.col(quoted(name)), kind).alias("values")).first()
-    except PySparkException as error:
-        raise typed_error(error, tasks_python(df.sparkSession)) from None
-    return None if row is None or row["values"] is None else len(row["values"])
-
-
-def _flat(column: SparkColumn, kind: DataType) -> SparkColumn:
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType
-
-    if is_vector(kind):
-        return F.when(column.isNotNull(), vector_to_array(column))
-    while isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
-        column, kind = F.flatten(column), kind.elementType
-    return column
+    return ShapeError(f"{expected}. Received: {received}, loss={column.loss!r}", column=column.name)
 
 
 #: The column that `weighted` adds.
@@ -343,11 +313,7 @@ CLASS_WEIGHT = "distkeras_class_weight"
 
 
 def require_class_weight(value: Any) -> dict[int, float]:
-    """Return a weight of at least 0 for each of some classes.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return a weight of at least 0 for each of some classes; ConfigurationError for anything else."""
     if not isinstance(value, Mapping) or not value:
         raise invalid("class_weight", value, "a dictionary: class number to weight")
     try:
@@ -361,17 +327,18 @@ def require_class_weight(value: Any) -> dict[int, float]:
 
 
 def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
-    """Check that the labels of ``spec`` are one class a row, and that every weight belongs to a class.
+    """Check that the labels of ``spec`` are one class a row, and that every weight belongs to one of the classes.
 
     Raises:
-        ConfigurationError: it is not so.
+        ConfigurationError: they are not, or a weight does not.
     """
     labels = spec.labels
     if len(labels) != 1:
         raise ConfigurationError(
             f"`class_weight` needs one label column. Received: label_col={[label.name for label in labels]}"
         )
-    (label,), (classes,) = labels, spec.class_limits
+    (label,) = labels
+    classes = label.classes
     if label.decode is not None:
         raise ConfigurationError(
             "`class_weight` needs labels that are not decoded. Received: `decode`", column=label.name
@@ -393,13 +360,13 @@ def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
 
 
 def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weight: str | None) -> DataFrame:
-    """``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 where it has none), computed in the JVM.
+    """Return ``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 where it has none).
 
     Args:
         df: any DataFrame.
         label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element tells the class.
-        class_weight: of the classes.
-        weight: column of sample weights, by which the others are multiplied; None: there is none.
+        class_weight: weight of each class.
+        weight: column of sample weights, by which the others are multiplied, or None.
 
     Raises:
         ConfigurationError: ``df`` has a column `CLASS_WEIGHT`.
@@ -408,56 +375,42 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
 
     if CLASS_WEIGHT.casefold() in (name.casefold() for name in df.columns):
         raise ConfigurationError(f"no column may have the name {CLASS_WEIGHT!r}. Received: columns={df.columns}")
-    number = _class_number(df, label)
+    kind = df.schema[label].dataType
+    column = flattened(numbers_of(label, kind), kind)
+    if is_scalar(kind):
+        number = column.cast("double")
+    else:
+        largest = F.array_position(column, F.array_max(column)) - 1
+        number = F.when(F.size(column) == 1, F.get(column, F.lit(0))).otherwise(largest).cast("double")
     row_weight = F.lit(1.0) if weight is None else F.col(quoted(weight)).cast("double")
     factor = F.lit(1.0)
-    for one, value in class_weight.items():
-        factor = F.when(number == F.lit(one), F.lit(float(value))).otherwise(factor)
+    for class_number, value in class_weight.items():
+        factor = F.when(number == F.lit(class_number), F.lit(float(value))).otherwise(factor)
     return df.withColumn(CLASS_WEIGHT, row_weight * factor)
-
-
-def _class_number(df: DataFrame, label: str) -> SparkColumn:
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
-    column, kind = F.col(quoted(label)), df.schema[label].dataType
-    if is_vector(kind):
-        column = F.when(column.isNotNull(), vector_to_array(column))
-    elif not isinstance(kind, T.ArrayType):
-        return column.cast("double")
-    else:
-        while isinstance(kind.elementType, T.ArrayType):  # axes of length 1
-            column, kind = F.flatten(column), kind.elementType
-    largest = F.array_position(column, F.array_max(column)) - 1
-    return F.when(F.size(column) == 1, F.get(column, F.lit(0))).otherwise(largest).cast("double")
 
 
 _ONE_HOT = ("CategoricalCrossentropy", "categorical_crossentropy")
 _SPARSE = ("SparseCategoricalCrossentropy", "sparse_categorical_crossentropy")
 
 
-def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by its keyword
+def data_spec(
     model: keras.Model,
-    df: DataFrame,
+    schema: StructType,
     *,
     features: GivenColumns,
     labels: GivenColumns,
     weight: str | None,
-    batch_size: int,
-    epochs: int,
-    seed: int,
-    shuffle: bool,
-    spool_bytes: int,
-    decode: Mapping[str, Callable[[Any], Any]] | None = None,
+    decode: Mapping[str, _Decoder] | None = None,
+    **options: Any,
 ) -> DataSpec:
-    """Return the data plane's part of the job for a compiled ``model`` and ``df``.
+    """Return the data plane's part of the job for a compiled ``model`` and the data's ``schema``.
 
     ``features`` and ``labels`` are columns as the trainer takes them; see `binding`. A label
     column fills the shape of its output; for the sparse cross-entropy it holds class numbers in [0, classes).
+    ``options`` are further fields of `DataSpec`.
 
     Raises:
-        MissingColumnError: a column is not in ``df``.
+        MissingColumnError: a column is not in ``schema``.
         ColumnTypeError: a column holds no numbers.
         ConfigurationError: columns that do not name the model's inputs or outputs, an open shape, an input of text, or
             a cross-entropy over classes on an output of one number.
@@ -470,55 +423,29 @@ def data_spec(  # noqa: PLR0913 - the trainer's arguments about data, each by it
         )
     features = inputs_of(model).bound(features, "features_col")
     labels = outputs_of(model).bound(labels, "label_col")
-    decode, types = dict(decode or {}), {}
-    require_decoded_columns(decode, (*features, *labels))
-    for name in (*features, *labels, *(() if weight is None else (weight,))):
-        types[name] = field_of(df.schema.fields, name).dataType
-        if name not in decode:
-            require_numbers(name, types[name])
-    losses = losses_of(model)
-    targets = [
-        _target_column(name, types[name], output, loss, name in decode)
-        for name, output, loss in zip(labels, outputs, losses, strict=True)
-    ]
-    names = tuple("" if loss is None else loss_name(loss) for loss in losses)
-    for (column, classes), loss in zip(targets, names, strict=True):
-        if column.name not in decode:
-            require_length(df.schema[column.name], column, loss, classes)
+    decode = decode or {}
+    unread = [name for name in decode if name not in (*features, *labels)]
+    if unread:
+        raise ConfigurationError(
+            f"`decode` must be of the columns {[*features, *labels]}. Received: decode of {unread}"
+        )
+    column_types(schema.fields, (*features, *labels, *filter(None, [weight])), decode)
     return DataSpec(
         features=tuple(
-            replace(
-                _feature_column(df.schema[name], tensor, name in decode),
-                decode=decode.get(name),
-                parts=parts_of(df.schema[name]),
-            )
+            _feature_column(schema[name], tensor, decode.get(name))
             for name, tensor in zip(features, inputs, strict=True)
         ),
-        labels=tuple(replace(column, decode=decode.get(column.name)) for column, _ in targets),
+        labels=tuple(
+            _target_column(schema[name], output, loss, decode.get(name))
+            for name, output, loss in zip(labels, outputs, losses_of(model), strict=True)
+        ),
         sample_weight=None if weight is None else Column(weight),
-        batch_size=batch_size,
-        epochs=epochs,
-        seed=seed,
-        shuffle=shuffle,
-        classes=tuple(classes for _, classes in targets),
-        losses=names,
-        spool_bytes=spool_bytes,
+        **options,
     )
 
 
-def require_decoded_columns(decode: Iterable[str], columns: Sequence[str]) -> None:
-    """Check that every column with a decoder is read.
-
-    Raises:
-        ConfigurationError: one is not.
-    """
-    strange = [name for name in decode if name not in columns]
-    if strange:
-        raise ConfigurationError(f"`decode` must be of the columns {list(columns)}. Received: decode of {strange}")
-
-
 def example(spec: DataSpec) -> Batch:
-    """A mini-batch of one row of zeros: enough to find out whether the loss and the metrics fit."""
+    """Return a mini-batch of one row of zeros: enough to find out whether the loss and the metrics fit."""
 
     def zeros(column: Column) -> np.ndarray:
         return np.zeros((1, *column.shape), column.dtype)
@@ -540,8 +467,7 @@ def _fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
     return tuple(int(extent) for extent in shape)
 
 
-def _feature_column(field: StructField, tensor: Any, decoded: bool) -> Column:
-    """The column of one input, as far as its type tells whether it fills it."""
+def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) -> Column:
     name, kind, shape = field.name, field.dataType, _fixed_shape(tensor, "input", field.name)
     size = math.prod(shape)
     dtype = str(tensor.dtype)
@@ -551,21 +477,21 @@ def _feature_column(field: StructField, tensor: Any, decoded: bool) -> Column:
             "on the numbers that it gives. Received: an input of text",
             column=name,
         )
-    if is_scalar(kind) and size != 1 and not decoded:
+    length = known_length(field)
+    if decode is None and is_scalar(kind) and size != 1:
         raise ShapeError(
             f"values must fill the input's shape {shape}; Spark ML's VectorAssembler makes one column of several "
             f"numbers. Received: {kind.simpleString()}",
             column=name,
         )
-    known = None if decoded else known_length(field)
-    if known is not None and known != size:
-        raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {known}", column=name)
+    if decode is None and length is not None and length != size:
+        raise ShapeError(f"vectors must hold {size} values each, for shape {shape}. Received: {length}", column=name)
     # The model casts floats to its own precision; integers and booleans stay.
-    return Column(name, shape, "float32" if "float" in dtype else dtype)
+    return Column(name, shape, "float32" if "float" in dtype else dtype, decode, parts_of(field))
 
 
 def losses_of(model: keras.Model) -> list[Any]:
-    """The loss of each output, as compiled: a name, a function, an object, or None."""
+    """Return the loss of each output as compiled: a name, a function, an object, or None."""
     loss, outputs = model.loss, list(model.outputs)
     if isinstance(loss, dict):
         return [loss.get(name) for name in outputs_of(model).names]
@@ -575,7 +501,7 @@ def losses_of(model: keras.Model) -> list[Any]:
 
 
 def loss_name(loss: Any) -> str:
-    """The name of a loss, as it was given: of the class of an object, or of the function."""
+    """Return the name of a loss: as given, or that of the object's class or of the function."""
     if isinstance(loss, str):
         return loss
     return getattr(loss, "__name__", type(loss).__name__)
@@ -589,22 +515,30 @@ def _is_keras_own(loss: Any) -> bool:
     return getattr(loss, "__module__", type(loss).__module__).split(".")[0] == "keras"
 
 
-def _target_column(name: str, kind: DataType, output: Any, loss: Any, decoded: bool) -> tuple[Column, int | None]:
-    shape, scalar = _fixed_shape(output, "output", name), is_scalar(kind) and not decoded
-    if loss_name(loss) in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
+def _target_column(field: StructField, output: Any, loss: Any, decode: _Decoder | None) -> Column:
+    name, shape = field.name, _fixed_shape(output, "output", field.name)
+    scalar = is_scalar(field.dataType) and decode is None
+    text = "" if loss is None else loss_name(loss)
+    if text in (*_SPARSE, *_ONE_HOT) and shape[-1:] == (1,):
         raise ConfigurationError(
             "the model's output must have a number for each class; the loss of a single one is 'binary_crossentropy'. "
-            f"Received: shape={shape}, loss={loss_name(loss)!r}",
+            f"Received: shape={shape}, loss={text!r}",
             column=name,
         )
-    if loss_name(loss) in _SPARSE and not (scalar and math.prod(shape[:-1]) != 1):
-        return Column(name, shape[:-1], "int32"), shape[-1]
-    if scalar and math.prod(shape) != 1:
+    if text in _SPARSE and not (scalar and math.prod(shape[:-1]) != 1):
+        column = Column(name, shape[:-1], "int32", decode, classes=shape[-1], loss=text)
+    elif scalar and math.prod(shape) != 1:
         if loss is None or _is_keras_own(loss):
             raise ShapeError(
                 f"labels must be arrays of shape {shape}, like the model's output (integer classes need the loss "
-                f"'sparse_categorical_crossentropy'). Received: {kind.simpleString()}, loss={loss_name(loss)!r}",
+                f"'sparse_categorical_crossentropy'). Received: {field.dataType.simpleString()}, "
+                f"loss={loss_name(loss)!r}",
                 column=name,
             )
-        shape = ()  # a loss of the user's own may take anything
-    return Column(name, shape), None
+        column = Column(name, loss=text)  # a loss of the user's own may take anything
+    else:
+        column = Column(name, shape, decode=decode, loss=text)
+    length = known_length(field)
+    if decode is None and length is not None and length != column.size:
+        raise _unfit(column, f"vectors of {length} values")
+    return column

@@ -33,7 +33,7 @@ class BatchRows(NamedTuple):
     checksum: int
 
     def batch(self, epoch: int, index: int, last: bool) -> Batch:
-        """The mini-batch. Its arrays are read-only: they may look into the spool itself."""
+        """Return the mini-batch. Its arrays are read-only: they may be views of the spool itself."""
         views = tuple(array[self.rows] for array in self.gather.columns())
         for view in views:
             view.flags.writeable = False
@@ -60,7 +60,7 @@ class Gather:
             self.stack = self._stacked(columns)
 
     def columns(self) -> ColumnArrays:
-        """One array per column, aligned as TensorFlow wants it where rows were gathered."""
+        """Return one array per column, aligned as TensorFlow needs it where rows were gathered."""
         if self._order is not None:
             self._columns, self._order = tuple(_take(array, self._order) for array in self._columns), None
             self.stack = self._stacked(self._columns)
@@ -90,15 +90,16 @@ class EpochOrder:
     def __init__(self, spec: DataSpec, worker: int, window: int) -> None:
         self._spec = spec
         self._worker = worker
-        row_bytes = sum(column.row_bytes for column in spec.columns)
         size = spec.batch_size
-        most = max(1, GATHER_BYTES // (size * row_bytes))
+        most = max(1, GATHER_BYTES // (size * spec.row_bytes))
         self._gather_rows = size * (most - most % window or most)
         #: Rows of a block of the first epoch, within which its rows are shuffled; whole mini-batches.
-        self.block_rows = size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes) // size) if spec.shuffle else size
+        self.block_rows = (
+            size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // spec.row_bytes) // size) if spec.shuffle else size
+        )
 
     def cut(self, columns: ColumnArrays, checksum: int, epoch: int, block: int | None = None) -> Iterator[BatchRows]:
-        """Cuts all rows of ``columns`` into mini-batches, of which the last may be shorter.
+        """Cut all rows of ``columns`` into mini-batches, of which the last may be shorter.
 
         Args:
             columns: one array per column, each row once.

@@ -17,29 +17,32 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from distkeras.data.batches import Batch, in_blocks
-from distkeras.data.columns import Column, ColumnArrays, check_classes, to_numpy
-from distkeras.data.ordering import RowChecksum
+from distkeras.data.columns import ColumnArrays, to_numpy
+from distkeras.data.ordering import RowChecksum, partitioned
 from distkeras.data.shuffling import BatchRows, EpochOrder
 from distkeras.data.spec import DataSpec
 from distkeras.data.spool import Spool, local_directory
 from distkeras.ps.errors import (
-    BadValueError,
     ConfigurationError,
     DeadlineError,
     JobStoppedError,
     LedgerError,
     LocalProtocolError,
     MissingColumnError,
-    ShapeError,
 )
 from distkeras.ps.validate import require_integer
+from distkeras.spark.cluster import tasks_python
+from distkeras.spark.failures import typed_error
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 T = TypeVar("T")
 
@@ -54,10 +57,10 @@ class Prefetcher(Generic[T]):
     Args:
         items: consumed by the thread.
         depth: items to hold ready, at least 1.
-        name: of the thread.
+        name: name of the thread.
         timeout: seconds that the consumer waits for an item.
-        what: the item, and from where: what the consumer has waited for in vain.
-        worker: who consumes, for error texts.
+        what: the item that is waited for, for error texts.
+        worker: the worker that consumes, for error texts.
 
     Raises:
         ConfigurationError: `depth` is below 1.
@@ -93,17 +96,17 @@ class Prefetcher(Generic[T]):
         return self._closed
 
     def start(self) -> None:
-        """Starts the thread; once."""
+        """Start the thread; once."""
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        """The next item.
+        """Return the next item.
 
         Raises:
-            JobStoppedError: `close` was called. That is no end of data, and must not pass for it.
+            JobStoppedError: `close` was called, which is no end of the data.
             DeadlineError: nothing came.
             LocalProtocolError: `start` was not called.
         """
@@ -124,13 +127,10 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def close(self, timeout: float) -> None:
-        """Ends the thread after the item that it is at; may be called from any other thread, and again.
-
-        Args:
-            timeout: seconds to wait for that.
+        """End the thread after its present item; may be called from any other thread, and again.
 
         Raises:
-            DeadlineError: it is still at that item.
+            DeadlineError: the thread has not ended after ``timeout`` seconds.
         """
         with self._changed:
             self._closed = True
@@ -167,15 +167,15 @@ class Prefetcher(Generic[T]):
             return not self._closed
 
 
-# How long `close` waits for the thread, which may be in the midst of reading from Spark.
+#: How long `close` waits for the thread, which may be reading from Spark.
 _CLOSE_SECONDS = 60.0
 
 
 class BatchSource:
     """The mini-batches of one partition, over all epochs: an iterator and a context manager.
 
-    Within the context, a thread reads and prepares up to `depth` batches ahead. Leaving the context ends it, wherever
-    it is, and drops the spool. What goes wrong in the thread is raised by the iteration.
+    Within the context, a thread reads and prepares up to `depth` batches ahead. Leaving the context ends it, and drops
+    the spool. What goes wrong in the thread is raised by the iteration.
 
     Memory: the spool's budget, `depth` batches and 8 MB of further batches, two blocks of the first epoch and what
     Spark sends at a time, and for shuffled later epochs eight bytes per row.
@@ -183,7 +183,7 @@ class BatchSource:
     Args:
         arrow: record batches with the columns of `spec`, under their names; consumed by the thread.
         spec: which columns, how many rows, which order.
-        worker: id of the worker, which is that of its partition.
+        worker: id of the worker and of its partition.
         start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
         checksum: of the batch before `start`, as a predecessor saw it; None: not to be compared.
@@ -224,8 +224,10 @@ class BatchSource:
         window, depth = require_integer("window", window), require_integer("depth", depth)
         #: Rows read so far; those of the partition once the first epoch is over.
         self.rows = 0
-        # What is decoded is larger than what Spark sends at a time.
-        self._arrow = _in_pieces(arrow, spec.batch_size) if spec.encoded else arrow
+        if spec.encoded:  # decoded rows are larger than what Spark sends at a time
+            size = spec.batch_size
+            arrow = (record.slice(start, size) for record in arrow for start in range(0, record.num_rows, size))
+        self._arrow = arrow
         self._ended = False
         self._spec = spec
         self._worker = worker
@@ -254,7 +256,7 @@ class BatchSource:
         )
 
     def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
-        """Goes on from the batch at ``start``, before or after the present one, as if the source were new.
+        """Continue from the batch at ``start``, before or after the present one, as if the source were new.
 
         Raises:
             ConfigurationError: the rows of a single epoch were not kept (`DataSpec.rewindable`).
@@ -267,7 +269,7 @@ class BatchSource:
         self._prefetcher.start()
 
     def read_to_end(self) -> None:
-        """Reads the partition to its end, so that `rows` is right although batches were left out; yields no more.
+        """Read the partition to its end, so that `rows` is right although batches were left out; yield no more.
 
         Raises:
             DeadlineError: the thread is still waiting for rows from Spark after a minute.
@@ -277,7 +279,7 @@ class BatchSource:
             pass
 
     def passed(self, batch: Batch) -> float:
-        """The share of its epoch that is over with ``batch``, as far as it is known; 0 where it is not.
+        """Return the share of its epoch that is over with ``batch``; 0 where it is not known.
 
         In the first epoch that is an estimate, from the rows that came and where they stand in the order of hashes.
         """
@@ -287,7 +289,7 @@ class BatchSource:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches, full or short, in the rows read so far; those of an epoch once the first one is over."""
+        """Return the batches, full or short, in the rows read so far; those of an epoch once the first one is over."""
         return -(-self.rows // self._spec.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -306,7 +308,7 @@ class BatchSource:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread and drops the spool; may be called from any thread, and again.
+        """End the thread and drop the spool; may be called from any thread, and again.
 
         Raises:
             DeadlineError: the thread is still waiting for rows from Spark after a minute.
@@ -325,7 +327,10 @@ class BatchSource:
                     pass
                 if start == 0:  # otherwise the batch before it is compared on the way
                     self._check_checksum(epoch, 0, self._checksum.before(self.rows), checksum)
-            batch_rows = self._later_epoch(epoch) if epoch else self._first_epoch()
+            batch_rows = self._first_epoch()
+            if epoch > 0:
+                assert self._spool is not None
+                batch_rows = self._order.cut(self._spool.arrays(), self._checksum.before(self._spool.rows), epoch)
             yield from self._numbered_batches(epoch, batch_rows, start, checksum)
 
     def _first_epoch(self) -> Iterator[BatchRows]:
@@ -334,18 +339,14 @@ class BatchSource:
             end += len(block[0])
             yield from self._order.cut(block, self._checksum.before(end), 0, number)
 
-    def _later_epoch(self, epoch: int) -> Iterator[BatchRows]:
-        assert self._spool is not None
-        return self._order.cut(self._spool.arrays(), self._checksum.before(self._spool.rows), epoch)
-
     def _all_rows(self) -> Iterator[ColumnArrays]:
-        """All rows in the order of arrival: those that were read before a `rewind`, then the others."""
+        """Yield all rows in the order of arrival: those that were read before a `rewind`, then the others."""
         if self._spool is not None and self._spool.rows:
             yield self._spool.arrays()
         yield from self._remaining_rows()
 
     def _remaining_rows(self) -> Iterator[ColumnArrays]:
-        """The rows that have not been read yet, until the prefetcher is closed: `rewind` goes on with the others."""
+        """Yield the rows that have not been read yet, until the prefetcher is closed for a `rewind`."""
         while not self._prefetcher.closed:
             rows = self._read_record()
             if rows is None:
@@ -353,17 +354,13 @@ class BatchSource:
             yield rows
 
     def _read_record(self) -> ColumnArrays | None:
-        """The columns of the next record batch, checked and spooled; None at the end."""
+        """Return the columns of the next record batch, checked and spooled; None at the end."""
         record = next(self._arrow, None)
         if record is None:
             self._ended = True
             return None
-        place = {
-            "worker": self._worker,
-            "step": self.rows // self._spec.batch_size,
-            "first_row": self.rows,
-        }
-        rows = checked_columns(record, self._spec, **place)
+        step = self.rows // self._spec.batch_size
+        rows = checked_columns(record, self._spec, worker=self._worker, step=step, first_row=self.rows)
         self._checksum.update(record)
         if self._spool is not None:
             rows = self._spool.append(rows)
@@ -373,7 +370,7 @@ class BatchSource:
     def _numbered_batches(
         self, epoch: int, batch_rows: Iterator[BatchRows], start: int, checksum: int | None
     ) -> Iterator[Batch]:
-        """Batches from number `start` on. Each is held back until it is known whether another one follows."""
+        """Yield the batches from number `start` on, each once it is known whether another one follows."""
         count = 0
         held: BatchRows | None = None
         for rows in batch_rows:
@@ -403,27 +400,18 @@ class BatchSource:
             )
 
 
-def _in_pieces(records: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    for record in records:
-        for start in range(0, record.num_rows, rows):
-            yield record.slice(start, rows)
-
-
 def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step: int, first_row: int) -> ColumnArrays:
-    """The columns of ``spec`` as arrays, whose values can be trained on.
+    """Return the columns of ``spec`` as arrays, whose values can be trained on.
 
     Args:
         record: rows with the columns of ``spec``.
         spec: which columns, and what their values must be.
-        worker: id of the worker, for error texts.
-        step: mini-batch within the epoch, for error texts.
-        first_row: number of the first row within its partition, for error texts.
+        worker, step, first_row: where the rows are, for error texts; see `to_numpy`.
 
     Raises:
-        BadValueError, ShapeError, ColumnTypeError: see `to_numpy`; a label that is no class.
+        BadValueError, ShapeError, ColumnTypeError: see `to_numpy`.
         MissingColumnError: a column did not come.
     """
-    known = dict(zip(spec.labels, zip(spec.class_limits, spec.label_losses, strict=True), strict=True))
     arrays = []
     for column in spec.columns:
         if record.schema.get_field_index(column.name) < 0:
@@ -432,27 +420,32 @@ def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step
                 worker=worker,
                 column=column.name,
             )
-        values, place = record.column(column.name), {"worker": worker, "step": step, "first_row": first_row}
-        if column in known:
-            arrays.append(_labels(values, column, known[column], record, **place))
-        else:
-            arrays.append(to_numpy(values, column, record=record, **place))
+        values = record.column(column.name)
+        arrays.append(to_numpy(values, column, worker=worker, step=step, first_row=first_row, record=record))
     return tuple(arrays)
 
 
-def _labels(
-    values: pa.Array, column: Column, known: tuple[int | None, str], record: pa.RecordBatch, **place: int
-) -> np.ndarray:
-    """A column of labels, of which the number of classes and the loss are known: the error tells that, too."""
-    classes, loss = known
+def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
+    """Return rows of a DataFrame on the driver as one mini-batch, checked as workers check them; None for no rows.
+
+    Of more than ``most`` rows it has that many, chosen as good as at random by their values and ``spec.seed``: the same
+    ones each time.
+
+    Args:
+        df: any DataFrame.
+        spec: columns; of one epoch, without shuffling.
+        most: number of rows, at least 1.
+
+    Raises:
+        BadValueError, ShapeError, MissingColumnError: as `BatchSource`.
+        WorkerError: Spark cannot compute the rows.
+    """
+    from pyspark.errors import PySparkException
+
+    ready = partitioned(df, spec, 1).limit(most)
     try:
-        array = to_numpy(values, column, record=record, **place)
-        if classes is not None:
-            check_classes(array, column, classes, **place)
-    except (BadValueError, ShapeError) as error:
-        if classes is not None and isinstance(error, ShapeError):
-            other = "one-hot ones need the loss 'categorical_crossentropy'"
-            error.message = f"labels must be class numbers; {other}: {error.message}"
-        error.message += f", loss={loss!r}" if loss else ""
-        raise
-    return array
+        table = ready.toArrow()
+    except PySparkException as error:
+        raise typed_error(error, tasks_python(df.sparkSession)) from None
+    with BatchSource(iter(table.to_batches()), replace(spec, batch_size=most), worker=0) as source:
+        return next(source, None)

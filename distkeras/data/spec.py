@@ -25,10 +25,7 @@ class DataSpec:
         batch_size: rows per mini-batch and worker; the last one of an epoch may be shorter.
         epochs: passes over the data.
         seed: of the row order, not negative. It decides as well which rows share a partition.
-        shuffle: a new order for every epoch, or the order of arrival for all.
-        classes: integer labels must be in [0, classes). One number for all labels, or one for each (None
-            where a label is not a class), or None for no check.
-        losses: name of each label's loss, for error texts; empty where it is not known.
+        shuffle: use a new order for every epoch, or the order of arrival for all.
         spool_bytes: memory that one worker may keep rows in for its later epochs. More than that goes to a
             memory-mapped file.
         rewindable: keep the rows of a single epoch too, for a worker may have to go back.
@@ -44,8 +41,6 @@ class DataSpec:
     epochs: int = 1
     seed: int = 0
     shuffle: bool = True
-    classes: int | tuple[int | None, ...] | None = None
-    losses: tuple[str, ...] = ()
     spool_bytes: int = 256 << 20
     rewindable: bool = False
 
@@ -61,48 +56,31 @@ class DataSpec:
                 f"`sample_weight` must be one number per row. Received: shape={self.sample_weight.shape}",
                 column=self.sample_weight.name,
             )
-        limits = self.class_limits
-        if len(limits) != len(self.labels) or any(n is not None and n < 1 for n in limits):
-            raise ConfigurationError(
-                "`classes` must be a positive integer, or one (or None) for each label. "
-                f"Received: classes={self.classes!r} with {len(self.labels)} labels"
-            )
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Every column once, in the order of first use: an autoencoder's target is its input."""
+        """Return every column once, in the order of first use: an autoencoder's target is its input."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
-        return tuple(dict.fromkeys(self.features + self.labels + weight))
+        # Of equal ones the last, which is the label: it says what to check.
+        return tuple({column: column for column in self.features + self.labels + weight}.values())
 
     def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, np.ndarray | None]:
-        """Inputs, targets and sample weights, of one array for each of `columns`."""
+        """Return inputs, targets and sample weights, of one array for each of `columns`."""
         by_column = dict(zip(self.columns, arrays, strict=True))
         weight = None if self.sample_weight is None else by_column[self.sample_weight]
         return tuple(by_column[c] for c in self.features), tuple(by_column[c] for c in self.labels), weight
 
     @property
     def encoded(self) -> frozenset[str]:
-        """The names of the columns that executors decode."""
+        """Return the names of the columns that executors decode."""
         return frozenset(column.name for column in self.columns if column.decode is not None)
 
     @property
     def whole(self) -> frozenset[str]:
-        """The names of the columns that hold integers for the model."""
+        """Return the names of the columns that hold integers for the model."""
         return frozenset(column.name for column in self.columns if np.dtype(column.dtype).kind != "f")
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row."""
+        """Return the bytes of one row."""
         return sum(column.row_bytes for column in self.columns)
-
-    @property
-    def label_losses(self) -> tuple[str, ...]:
-        """The name of each label's loss; empty where it is not known."""
-        return self.losses or ("",) * len(self.labels)
-
-    @property
-    def class_limits(self) -> tuple[int | None, ...]:
-        """The number of classes of each label, None where a label is not checked."""
-        if isinstance(self.classes, tuple):
-            return self.classes
-        return (self.classes,) * len(self.labels)

@@ -48,13 +48,13 @@ class Spool:
         return self._files is not None
 
     def append(self, arrays: ColumnArrays) -> ColumnArrays:
-        """Copies rows to the end.
+        """Copy rows to the end.
 
         Args:
             arrays: for each column, an array `(n, *column.shape)` of its dtype.
 
         Returns:
-            The same rows where they are kept, if that is in memory, so that the given ones need not be; else `arrays`.
+            The same rows where they are kept, if that is in memory, so that `arrays` can be freed; else `arrays`.
 
         Raises:
             OSError: the disk is full, or the directory cannot be written.
@@ -67,20 +67,20 @@ class Spool:
         else:
             if total > len(self._arrays[0]):
                 self._grow(total)
-            given, arrays = arrays, tuple(kept[self.rows : total] for kept in self._arrays)
-            for kept, new in zip(arrays, given, strict=True):
-                kept[...] = new
+            new, arrays = arrays, tuple(array[self.rows : total] for array in self._arrays)
+            for kept, values in zip(arrays, new, strict=True):
+                kept[...] = values
         self.rows = total
         return arrays
 
     def arrays(self) -> ColumnArrays:
-        """All rows appended so far, one array per column; views that later calls of `append` leave alone."""
+        """Return all rows appended so far, one array per column; later calls of `append` leave them alone."""
         if self._files is not None and len(self._arrays[0]) != self.rows:
             self._arrays = tuple(map(self._map, self._files, self._columns))
         return tuple(array[: self.rows] for array in self._arrays)
 
     def close(self) -> None:
-        """Lets go of memory and files. ColumnArrays handed out stay valid."""
+        """Free memory and files. Arrays that were returned before stay valid."""
         for file in self._files or ():
             file.close()
         self._arrays = ()
@@ -116,6 +116,6 @@ class Spool:
 
 
 def local_directory(worker: int) -> str:
-    """A directory for files that live as long as a task: one of Spark's local ones, spread over the workers."""
+    """Return a directory for the files of a task: one of Spark's local ones, spread over the workers."""
     spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path and Path(path).is_dir()]
     return spark[worker % len(spark)] if spark else tempfile.gettempdir()

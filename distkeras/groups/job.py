@@ -213,7 +213,7 @@ def _rows_by_key(plan: GroupPlan, partitions: int) -> DataFrame:
     names = [column.name for column in plan.spec.columns]
     ready = plan.df.select(
         *(F.col(quoted(name)).alias(key) for name, key in zip(plan.by, keys, strict=True)),
-        *ready_columns(plan.df, names, plan.spec.encoded, plan.spec.whole),
+        *ready_columns(plan.df.schema.fields, plan.spec),
     )
     values = [F.col(quoted(name)) for name in names]
     hashed = ready.withColumn(ROW_HASH, F.xxhash64(F.lit(plan.spec.seed), *values))

@@ -85,7 +85,7 @@ class ReplicaOfGroups:
             for variable, value in self._initial:
                 variable.assign(value)
             return self._replica
-        model = self._recipe.build_to_train(self._model_file)
+        model = self._recipe.build(self._model_file, to_train=True)
         replica = KerasReplica(model)
         replica.prepare(batch)
         if not model.optimizer.built:

@@ -67,7 +67,7 @@ def model_of(trainer: Trainer) -> bytes:
         for function in _functions(value):
             text = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
             raise _refused(name, f"be Keras' own, by name or as an object: code does not travel. Received: {text}")
-    data = archive.to_bytes(recipe.build_to_train(trainer.model_file))
+    data = archive.to_bytes(recipe.build(trainer.model_file, to_train=True))
     require_archive(BytesIO(data))
     return data
 

@@ -40,11 +40,11 @@ _ARCHIVE_ERRORS = (
 
 
 def to_bytes(model: keras.Model, name: str = "model") -> bytes:
-    """A model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
+    """Return a model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
 
     Args:
-        model: what a caller gave.
-        name: of the caller's argument.
+        model: the caller's model.
+        name: name of the caller's argument.
 
     Raises:
         ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; a part of it cannot
@@ -71,11 +71,7 @@ def to_bytes(model: keras.Model, name: str = "model") -> bytes:
 
 
 def require_model(value: Any, name: str = "model") -> None:
-    """A model of Keras 3; whether it is built is another question.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Raise ConfigurationError unless ``value`` is a model of Keras 3, built or not."""
     import keras
 
     if not isinstance(value, keras.Model):
@@ -83,7 +79,7 @@ def require_model(value: Any, name: str = "model") -> None:
 
 
 def from_bytes(data: bytes, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = False) -> keras.Model:
-    """The model in a ``.keras`` archive. Code inside it (lambdas) is refused, never run.
+    """Return the model in a ``.keras`` archive. Code inside it (lambdas) is refused, never run.
 
     Args:
         data: what `to_bytes` returned.
@@ -127,7 +123,7 @@ def has_optimizer_state(model: keras.Model) -> bool:
 
 
 def load_optimizer_state(model: keras.Model, data: bytes) -> None:
-    """Gives the optimizer of a compiled model the state that the archive of a model like it holds.
+    """Give the optimizer of a compiled model the state that the archive of a model like it holds.
 
     Raises:
         ConfigurationError: the archive has none for these variables.
@@ -160,10 +156,8 @@ def load_optimizer_state(model: keras.Model, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _asset_folder(data: bytes) -> Iterator[None]:
-    """Yield the folder where Keras unpacks what a layer has besides its weights, such as a vocabulary.
-
-    In a task that is Spark's own folder, which goes with the application: a killed process leaves its files.
-    """
+    """Let Keras unpack what a layer has besides its weights, such as a vocabulary, in a folder that goes away."""
+    # In a task that is Spark's own folder, which goes with the application: a killed process leaves its files.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     with zipfile.ZipFile(BytesIO(data)) as archive:
         has_assets = any(name.startswith("assets/") for name in archive.namelist())
@@ -178,7 +172,7 @@ def _asset_folder(data: bytes) -> Iterator[None]:
 
 
 def running_backend() -> str:
-    """The backend that Keras runs on in this process.
+    """Return the backend that Keras runs on in this process.
 
     Raises:
         ConfigurationError: it is one that does not train.
@@ -193,11 +187,11 @@ def running_backend() -> str:
     return name
 
 
-def ensure_backend(name: str) -> None:
-    """Makes Keras run on backend ``name`` in this process, or finds that it does already. Imports nothing.
+def ensure_backend(name: str) -> str:
+    """Make Keras run on backend ``name`` in this process, without importing it, and return the name.
 
     A Python worker that Spark uses again may have imported Keras for an earlier job: it cannot change then,
-    and would go on with the other backend without a word.
+    and would silently continue with the other backend.
 
     Raises:
         ConfigurationError: ``name`` is no backend, or Keras runs on another one in this process.
@@ -206,7 +200,7 @@ def ensure_backend(name: str) -> None:
         raise ConfigurationError(f"`name` must be one of {BACKENDS}. Received: name={name!r}")
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
-        return
+        return name
     import keras
 
     if keras.config.backend() != name:
@@ -215,6 +209,7 @@ def ensure_backend(name: str) -> None:
             f"{keras.config.backend()!r} before. Restart the Spark session, or stay with one backend. "
             f"Received: name={name!r}"
         )
+    return name
 
 
 class CustomObjects(dict[str, Any]):
@@ -229,25 +224,19 @@ class CustomObjects(dict[str, Any]):
         return _unpickled_objects, (_Backend(running_backend()), dict(self))
 
 
-class _Backend:
-    def __init__(self, name: str) -> None:
-        self.name = name
+class _Backend(str):
+    __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _ensured_backend, (self.name,)
+        return ensure_backend, (str(self),)
 
 
-def _ensured_backend(name: str) -> _Backend:
-    ensure_backend(name)
-    return _Backend(name)
-
-
-def _unpickled_objects(_: _Backend, objects: dict[str, Any]) -> CustomObjects:
+def _unpickled_objects(_: str, objects: dict[str, Any]) -> CustomObjects:
     return CustomObjects(objects)
 
 
 def custom_objects(data: bytes | None = None) -> CustomObjects:
-    """What this process has registered with ``keras.saving``, also by an open ``custom_object_scope``.
+    """Return what this process has registered with ``keras.saving``, also by an open ``custom_object_scope``.
 
     Args:
         data: a ``.keras`` archive; only the objects that its configuration names are returned then. Libraries
@@ -260,17 +249,14 @@ def custom_objects(data: bytes | None = None) -> CustomObjects:
     registered = {**keras.saving.get_custom_objects(), **scope}
     if data is not None:
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            named = set(_all_strings(json.loads(archive.read("config.json"))))
+            values = keras.tree.flatten(json.loads(archive.read("config.json")))
+        named = {value for value in values if isinstance(value, str)}
         registered = {name: value for name, value in registered.items() if name in named}
     return CustomObjects(registered)
 
 
 def require_objects(objects: Any) -> Mapping[str, Any]:
-    """Return the argument ``custom_objects``; an empty mapping for None.
-
-    Raises:
-        ConfigurationError: not a dictionary of names to classes and functions.
-    """
+    """Return the argument ``custom_objects``, an empty mapping for None; ConfigurationError for anything else."""
     if objects is None:
         return {}
     if not isinstance(objects, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in objects.items()):
@@ -282,14 +268,3 @@ def _layers(model: keras.Model) -> Iterator[keras.Layer]:
     for layer in getattr(model, "layers", ()):
         yield from _layers(layer)
     yield model
-
-
-def _all_strings(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, dict):
-        for value in node.values():
-            yield from _all_strings(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _all_strings(value)

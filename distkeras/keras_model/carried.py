@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,72 +39,64 @@ _ABSENT = object()
 
 
 def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
-    """Return what ``given`` says and ``rebuilt`` does not, as a text; None if that is nothing.
-
-    Args:
-        given: the user's model.
-        rebuilt: the model from its archive.
-    """
-    walk = _Comparison()
-    ours, theirs = (model._flatten_layers() for model in (given, rebuilt))  # noqa: SLF001 - there is no public list
-    for layer, other in zip(ours, theirs, strict=False):
-        walk.compare(layer, other, f"layer {layer.name!r}" if layer is not given else "the model")
-        if walk.found is not None:
-            return walk.found
-    for variable, same in zip(given.weights, rebuilt.weights, strict=False):
-        walk.compare(variable, same, f"variable {variable.path!r}")
-    return walk.found
+    """Return what the user's model says and the one from its archive does not, as a text; None if that is nothing."""
+    seen: set[int] = set()
+    layers = zip(given._flatten_layers(), rebuilt._flatten_layers(), strict=False)  # noqa: SLF001 - there is no public list
+    for layer, copy in layers:
+        for text in _differences(layer, copy, f"layer {layer.name!r}" if layer is not given else "the model", seen):
+            return text
+    for variable, copy in zip(given.weights, rebuilt.weights, strict=False):
+        for text in _differences(variable, copy, f"variable {variable.path!r}", seen):
+            return text
+    return None
 
 
 def lost(given: Any, rebuilt: Any) -> str | None:
     """Return what an argument of ``compile`` says and the one made from its configuration does not; None if nothing."""
-    walk = _Comparison()
-    walk.compare(given, rebuilt, "")
-    return walk.found
+    return next(_differences(given, rebuilt, "", set()), None)
 
 
-class _Comparison:
-    """Walks two objects at once, up to the first difference."""
+def _differences(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
+    """Compare plain values, containers of them, and Keras objects by their attributes; leave all others."""
+    if given is rebuilt:
+        return
+    if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
+        if id(given) not in seen:
+            seen.add(id(given))
+            yield from _differences_of_attributes(given, rebuilt, where, seen)
+    elif isinstance(given, Mapping) and isinstance(rebuilt, Mapping):
+        for key in (key for key in given if isinstance(key, str)):
+            yield from _differences(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]", seen)
+    elif _is_list(given) and _is_list(rebuilt) and len(given) == len(rebuilt):
+        for place, (part, copy) in enumerate(zip(given, rebuilt, strict=True)):
+            yield from _differences(part, copy, f"{where}[{place}]", seen)
+    elif _is_lost(given, rebuilt):
+        yield _difference(given, rebuilt, where)
 
-    def __init__(self) -> None:
-        self.found: str | None = None
-        self._seen: set[int] = set()
 
-    def compare(self, given: Any, rebuilt: Any, where: str) -> None:
-        """Compare plain values, containers of them, and Keras objects by their attributes; leave all others."""
-        if self.found is not None or given is rebuilt:
-            return
-        if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
-            self._compare_attributes(given, rebuilt, where)
-        elif isinstance(given, Mapping) and isinstance(rebuilt, Mapping):
-            for key in filter(_is_text, given):
-                self.compare(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]")
-        elif _is_list(given) and _is_list(rebuilt) and len(given) == len(rebuilt):
-            for place, (part, other) in enumerate(zip(given, rebuilt, strict=True)):
-                self.compare(part, other, f"{where}[{place}]")
-        elif _is_known(given) and _is_known(rebuilt) and not _is_equal(given, rebuilt):
-            self._differ(given, rebuilt, where)
+def _is_lost(given: Any, rebuilt: Any) -> bool:
+    if not (_is_known(given) and _is_known(rebuilt)) or _is_equal(given, rebuilt):
+        return False
+    return rebuilt is not _ABSENT or not (_is_state(given) or not given)
 
-    def _compare_attributes(self, given: Any, rebuilt: Any, where: str) -> None:
-        if id(given) in self._seen:
-            return
-        self._seen.add(id(given))
-        ours, theirs = vars(given), vars(rebuilt)
-        for name, value in list(ours.items()):
-            if not isinstance(name, str) or name in _HISTORY or name.startswith("_self_"):
-                continue
-            if name == "_trainable" and not _has_own_variables(given):
-                continue  # the layers within say it themselves
-            path = f"{where}.{name}".lstrip(".")
-            if name not in theirs and inspect.isroutine(value) and hasattr(type(given), name):
-                self._differ(value, "the class's own", path)
-            elif _is_setting(given, name):
-                self.compare(value, theirs.get(name, _ABSENT), path)
 
-    def _differ(self, given: Any, rebuilt: Any, where: str) -> None:
-        if self.found is None and not (rebuilt is _ABSENT and (_is_state(given) or not given)):
-            other = "nothing" if rebuilt is _ABSENT else _shown(rebuilt)
-            self.found = f"{where or 'it'} is {_shown(given)}, and {other} once it is rebuilt"
+def _difference(given: Any, rebuilt: Any, where: str) -> str:
+    copy = "nothing" if rebuilt is _ABSENT else _shown(rebuilt)
+    return f"{where or 'it'} is {_shown(given)}, and {copy} once it is rebuilt"
+
+
+def _differences_of_attributes(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
+    attributes = vars(rebuilt)
+    for name, value in list(vars(given).items()):
+        if not isinstance(name, str) or name in _HISTORY or name.startswith("_self_"):
+            continue
+        if name == "_trainable" and not _has_own_variables(given):
+            continue  # the layers within say it themselves
+        path = f"{where}.{name}".lstrip(".")
+        if name not in attributes and inspect.isroutine(value) and hasattr(type(given), name):
+            yield _difference(value, "the class's own", path)
+        elif _is_setting(given, name):
+            yield from _differences(value, attributes.get(name, _ABSENT), path, seen)
 
 
 def _is_setting(owner: Any, name: str) -> bool:
@@ -149,18 +141,12 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, keras.Variable) or (_is_list(value) and all(map(_is_state, value)))
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
 def _is_known(value: Any) -> bool:
-    if value is _ABSENT or isinstance(value, _PLAIN) or _is_object(value):
-        return True
-    if isinstance(value, np.ndarray):
+    if value is _ABSENT or isinstance(value, (*_PLAIN, np.ndarray)) or _is_object(value):
         return True
     return isinstance(value, list | tuple | Set) and all(map(_is_known, value))
 
@@ -181,7 +167,7 @@ def _shown(value: Any) -> str:
 
 
 def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
-    """Raise unless the model that workers rebuild says what the given one does, and they can train it.
+    """Check that workers can train the model, and that the one that they rebuild says what the given one does.
 
     Raises:
         ConfigurationError: an attribute gets lost, or a layer's state needs mini-batches of one size.

@@ -13,7 +13,7 @@ from distkeras.keras_model.carried import lost
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import require_number
 
-#: What callers name the arguments, where they name them otherwise.
+#: The caller's name of an argument, where it differs.
 _KEYWORDS = {"optimizer": "worker_optimizer"}
 #: Metrics whose class Keras settles when it sees labels.
 _SETTLED_LATER = ("accuracy", "acc", "crossentropy", "ce")
@@ -28,10 +28,10 @@ class PackedObject:
 
 
 def pack(name: str, value: Any) -> Any:
-    """Argument ``name`` of ``compile`` with `PackedObject`s in the place of Keras objects; functions stay.
+    """Return the argument ``name`` of ``compile`` with `PackedObject`s in place of Keras objects; functions stay.
 
     Raises:
-        ConfigurationError: a class, an object without configuration, or something that is none of Keras'.
+        ConfigurationError: a class, an object without configuration, or something that Keras does not take.
     """
     import keras
 
@@ -63,16 +63,7 @@ def pack(name: str, value: Any) -> Any:
 
 
 def require_described(name: str, given: Any, packed: Any) -> None:
-    """Raise if an argument of ``compile`` says more than its configuration, from which workers rebuild it.
-
-    Args:
-        name: of the argument.
-        given: the argument.
-        packed: what `pack` made of it.
-
-    Raises:
-        ConfigurationError: an attribute gets lost.
-    """
+    """Raise ConfigurationError if ``given``, an argument of ``compile``, has an attribute that is not in ``packed``."""
     try:
         rebuilt = unpack(name, packed)
     except ConfigurationError:  # the classes may be known to the workers only; building the model says more
@@ -87,7 +78,7 @@ def require_described(name: str, given: Any, packed: Any) -> None:
 
 
 def classes_in(value: Any) -> Iterator[type]:
-    """The user's own classes among the objects of an argument, which travel by value like functions."""
+    """Yield the user's own classes among the objects of an argument, which travel by value like functions."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -98,7 +89,7 @@ def classes_in(value: Any) -> Iterator[type]:
 
 
 def unpack(name: str, value: Any) -> Any:
-    """What `pack` was given.
+    """Return what `pack` was given.
 
     Raises:
         ConfigurationError: a class that is not registered, or a name that Keras does not know.
@@ -109,10 +100,8 @@ def unpack(name: str, value: Any) -> Any:
         return [unpack(name, part) for part in value]
     if isinstance(value, str):
         _require_known(name, value)
-    return _rebuilt(name, value) if isinstance(value, PackedObject) else value
-
-
-def _rebuilt(name: str, value: PackedObject) -> Any:
+    if not isinstance(value, PackedObject):
+        return value
     import keras
 
     try:
@@ -128,8 +117,8 @@ def _rebuilt(name: str, value: PackedObject) -> Any:
 def _require_known(name: str, text: str) -> None:
     import keras
 
-    kinds = {"optimizer": keras.optimizers, "loss": keras.losses, "metrics": keras.metrics}
-    kinds["weighted_metrics"] = keras.metrics
+    kinds = {"optimizer": keras.optimizers, "loss": keras.losses}
+    kinds |= dict.fromkeys(("metrics", "weighted_metrics"), keras.metrics)
     if name not in kinds or (kinds[name] is keras.metrics and text in _SETTLED_LATER):
         return
     try:

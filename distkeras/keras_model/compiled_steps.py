@@ -32,7 +32,7 @@ _CompiledLoop = Callable[..., Any]
 
 
 def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
-    """(x, y, sample weight) as ``train_step`` takes them.
+    """Return (x, y, sample weight) as ``train_step`` takes them.
 
     Args:
         model: built.
@@ -47,7 +47,7 @@ def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight:
 
 
 def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
-    """Inputs, targets and, if there are any, sample weights."""
+    """Return inputs, targets and, if there are any, sample weights."""
     return [*batch.x, *batch.y] + ([] if batch.weight is None else [batch.weight])
 
 
@@ -79,7 +79,7 @@ class CompiledSteps:
         self._loops: dict[Any, _CompiledLoop] = {}
 
     def run(self, batches: Sequence[Batch], metrics: Sequence[str]) -> np.ndarray:
-        """One step per mini-batch, in order.
+        """Take one step per mini-batch, in order.
 
         Args:
             batches: at least one.
@@ -95,7 +95,9 @@ class CompiledSteps:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str]) -> np.ndarray:
-        tensors = stack.taken_over(_lent_stack)
+        if stack.tensors is None:
+            stack.tensors = _lent_stack(stack)
+        tensors: _Tensors = stack.tensors
         loop = self._loops.get(tensors.kind)
         if loop is None:
             with self._while_tracing():
@@ -104,7 +106,7 @@ class CompiledSteps:
         return rows
 
     def _trace(self, stack: Stack, metrics: Sequence[str]) -> _CompiledLoop:
-        """Compiles the loop for the dtypes and row shapes of ``stack``, the number of steps and of rows left open."""
+        """Compile the loop for the dtypes and row shapes of ``stack``, for any number of steps and of rows."""
         import tensorflow as tf
 
         model = self._model
@@ -160,7 +162,7 @@ def _bounds(first: int, steps: int) -> tf.Tensor:
 
 
 def _spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
-    """Neighbors together: the stack that they lie in, the place of the first, and their number."""
+    """Yield neighbors together: the stack that they lie in, the place of the first, and their number."""
     for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
         group = list(neighbors)
         if stack is None:

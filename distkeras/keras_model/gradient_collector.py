@@ -39,13 +39,13 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
         )
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes one variable for the gradient of each of ``variables``."""
+        """Make one variable for the gradient of each of ``variables``."""
         if not self.built:
             super().build(variables)
             self.gradients = [self.add_variable_from_reference(v, name="gradient") for v in variables]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Stores ``grads`` (one a variable, None where the loss does not depend on it, which is stored as zeros)."""
+        """Store ``grads`` (one a variable, None where the loss does not depend on it, which is stored as zeros)."""
         if not self.built:
             self.build(list(trainable_variables or ()))
         scale = self.loss_scale_factor
@@ -89,17 +89,17 @@ class CollectingOptimizer:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Its own state: counts, a loss' scale, the gradient."""
+        """Return its own state: counts, a loss's scale, the gradient."""
         return list(self._optimizer.variables)
 
     @property
     def steps(self) -> int | None:
-        """Steps whose gradient was kept; None where none is skipped, as Keras does when a scaled loss overflows."""
+        """Return the steps whose gradient was kept; None where none is skipped, as one whose loss overflows is."""
         return int(self._collector.iterations) if self._scales_loss else None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While the model has this optimizer."""
+        """Give the model this optimizer for as long as the context lasts."""
         model = self._model
         own = model.optimizer, model.train_function
         model.optimizer, model.train_function = self._optimizer, self._train_function
@@ -111,7 +111,7 @@ class CollectingOptimizer:
 
 
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer inside a loss-scaling one; any other as it is."""
+    """Return the optimizer inside a loss-scaling one; any other as it is."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

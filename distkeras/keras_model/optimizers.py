@@ -24,13 +24,10 @@ _ADVICE = "use an optimizer such as AdamW, and average the weights of the center
 
 
 def require_independent(given: Any) -> None:
-    """Raise if the state of an optimizer depends on weights that a pull replaces, or if it has no learning rate.
-
-    Args:
-        given: an optimizer, or the name of one.
+    """Check an optimizer, or the name of one.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: its state depends on weights that a pull replaces, or it has several learning rates.
     """
     import keras
 
@@ -63,8 +60,8 @@ def _stored_weights(kind: type, config: dict[str, Any]) -> str | None:
         states = [_state(_built(kind, config, _weights(value))) for value in (1.0, 2.0)]
     except Exception:  # noqa: BLE001 - an optimizer of the user's own that is for other shapes: no trial is possible
         return None
-    for (name, one), (_, other) in zip(*states, strict=True):
-        if not np.array_equal(one, other):
+    for (name, of_ones), (_, of_twos) in zip(*states, strict=True):
+        if not np.array_equal(of_ones, of_twos):
             return f"variable {name!r} begins as a function of the weights"
     return _draws_back(kind, config) if keras.backend.backend() != "jax" else None
 

@@ -35,7 +35,7 @@ _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 
 
 def model_identity(model_file: bytes) -> dict[str, Any]:
-    """The configuration in a ``.keras`` archive, JSON-ready, with layers numbered instead of named.
+    """Return the configuration in a ``.keras`` archive, JSON-ready, with layers numbered instead of named.
 
     Keras numbers the names that it gives by what a process has built before, so the same code makes "dense" once and
     "dense_7" another time. What is None is left out: a later version of Keras may have more of it.
@@ -50,12 +50,12 @@ def model_identity(model_file: bytes) -> dict[str, Any]:
 
 
 def layout_identity(layout: Layout) -> list[list[Any]]:
-    """Each variable's own name and shape, JSON-ready."""
+    """Return each variable's own name and shape, JSON-ready."""
     return [[name.rsplit("/", 1)[-1], list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
 
 
 def _layer_names(node: Any) -> Iterator[str]:
-    """In the order of their first appearance, layers and models within others included."""
+    """Yield the names of layers in the order of their first appearance, of those within others too."""
     if isinstance(node, Mapping):
         config = node.get("config")
         # Other objects have names too, which are no accident: losses, dtype policies.
@@ -80,7 +80,7 @@ def _canonical(node: Any, names: Mapping[str, str], *, reference: bool) -> Any:
     return names.get(node, node) if reference and isinstance(node, str) else node
 
 
-#: What a Python worker would otherwise have at its default, or as an earlier job left it.
+#: Settings of ``keras.config`` that a Python worker would have at their defaults, or as an earlier job left them.
 _SETTINGS = ("floatx", "epsilon", "image_data_format")
 
 
@@ -89,12 +89,12 @@ class Recipe:
     """What a model needs in addition to its file. Travels in Spark's own task closure.
 
     Args:
-        backend: of Keras.
-        objects: custom ones, by registered name.
-        arguments: of ``compile``: names, plain functions, which may come from a notebook, and configurations of Keras
-            objects.
+        backend: the backend of Keras.
+        objects: custom objects, by registered name.
+        arguments: the arguments of ``compile``: names, plain functions, which may come from a notebook, and
+            configurations of Keras objects.
         optimizer_state: the optimizer is the model's own and has taken steps: training goes on from its state.
-        settings: of ``keras.config`` in the driver's process, which losses and layers read while they compute.
+        settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
     """
 
     backend: str
@@ -103,8 +103,12 @@ class Recipe:
     optimizer_state: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, model_file: bytes) -> keras.Model:
-        """The compiled model in this process.
+    def build(self, model_file: bytes, *, to_train: bool = False) -> keras.Model:
+        """Return the compiled model in this process.
+
+        Args:
+            model_file: the ``.keras`` archive.
+            to_train: give the optimizer the state that the driver's model came with.
 
         Raises:
             ConfigurationError: Keras already runs on another backend here, or a part cannot be rebuilt.
@@ -124,24 +128,15 @@ class Recipe:
                     "optimizer, loss and metrics must be what Keras compiles a model with. "
                     f"Received: {arguments}; Keras said: {headline(str(error))}"
                 ) from error
-        return model
-
-    def build_to_train(self, model_file: bytes) -> keras.Model:
-        """The compiled model in this process, its optimizer with the state that the driver's model came with.
-
-        Raises:
-            ConfigurationError: as `build`.
-        """
-        model = self.build(model_file)
-        if self.optimizer_state:
+        if to_train and self.optimizer_state:
             load_optimizer_state(model, model_file)
         return model
 
     def identity(self, model: keras.Model) -> dict[str, Any]:
-        """What models are compiled with, JSON-ready; of a function of the user's own, only its name.
+        """Return what models are compiled with, JSON-ready; of a function of the user's own, only its name.
 
         Args:
-            model: one that `build` made: its optimizer is described by all its settings.
+            model: one that `build` returned: its optimizer is described by all its settings.
         """
         import keras
 
@@ -154,29 +149,30 @@ def recipe_of(
     model: keras.Model,
     model_file: bytes,
     *,
-    optimizer: Any,
-    loss: Any,
-    metrics: Any,
-    loss_weights: Any,
-    weighted_metrics: Any,
-    objects: Mapping[str, Any] | None,
+    optimizer: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
+    loss_weights: Any = None,
+    weighted_metrics: Any = None,
+    objects: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """The recipe for ``model``; an argument that is None is taken from how the model itself was compiled.
+    """Return the recipe for ``model``; an argument that is None is taken from how the model itself was compiled.
 
     Raises:
         ConfigurationError: no loss, neither given nor compiled in, or an argument that has no configuration.
     """
     import keras
 
-    given = {
+    options = {
         "optimizer": optimizer,
         "loss": loss,
         "metrics": list(metrics) if isinstance(metrics, tuple) else metrics,
         "loss_weights": loss_weights,
         "weighted_metrics": weighted_metrics,
     }
-    compiled = _compiled_arguments(model)
-    arguments = {name: compiled.get(name) if value is None else value for name, value in given.items()}
+    compiled = _compile_config(model)
+    own = {**compiled, "optimizer": (model.optimizer if model.compiled else None) or compiled.get("optimizer")}
+    arguments = {name: own.get(name) if value is None else value for name, value in options.items()}
     if arguments["optimizer"] is None:
         arguments["optimizer"] = "sgd"
     if arguments["loss"] is None:
@@ -185,8 +181,8 @@ def recipe_of(
             f"model={model.name!r}, compiled={model.compiled}"
         )
     classes = custom_objects(model_file)
-    own = (kind for value in arguments.values() for kind in classes_in(value))
-    classes.update((keras.saving.get_registered_name(kind), kind) for kind in own)
+    own_classes = (kind for value in arguments.values() for kind in classes_in(value))
+    classes.update((keras.saving.get_registered_name(kind), kind) for kind in own_classes)
     classes.update(require_objects(objects))
     packed = {name: pack(name, value) for name, value in arguments.items() if value is not None}
     with keras.saving.custom_object_scope(classes):
@@ -197,33 +193,10 @@ def recipe_of(
     return Recipe(running_backend(), classes, packed, optimizer is None and has_optimizer_state(model), settings)
 
 
-def compiled_recipe(model: keras.Model, model_file: bytes, objects: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe for ``model`` as it is compiled.
-
-    Raises:
-        ConfigurationError: it is not compiled with a loss.
-    """
-    return recipe_of(
-        model,
-        model_file,
-        optimizer=None,
-        loss=None,
-        metrics=None,
-        loss_weights=None,
-        weighted_metrics=None,
-        objects=objects,
-    )
-
-
-def _compiled_arguments(model: keras.Model) -> dict[str, Any]:
-    """What the model was compiled with, as it was given; Keras keeps it to save it with the model."""
-    if not model.compiled:
-        return {}
-    configured = getattr(model, "_compile_config", None)
-    arguments = dict(configured.config) if configured is not None else {}
-    if model.optimizer is not None:
-        arguments["optimizer"] = model.optimizer
-    return arguments
+def _compile_config(model: keras.Model) -> dict[str, Any]:
+    """Return the arguments of ``compile``, which Keras keeps to save them with the model."""
+    configured = getattr(model, "_compile_config", None) if model.compiled else None
+    return {} if configured is None else dict(configured.config)
 
 
 def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
@@ -232,9 +205,8 @@ def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
 
     if not model.compiled:
         return {}
-    configured = getattr(model, "_compile_config", None)
-    given = dict(configured.config) if configured is not None else {}
-    flags = {name: given[name] for name in ("run_eagerly", "jit_compile") if isinstance(given.get(name), bool)}
+    compiled = _compile_config(model)
+    flags = {name: compiled[name] for name in ("run_eagerly", "jit_compile") if isinstance(compiled.get(name), bool)}
     if not flags.get("run_eagerly"):
         flags.pop("run_eagerly", None)
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -244,7 +216,7 @@ def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
 
 
 def _as_json(value: Any) -> Any:
-    """An argument of ``compile`` as JSON has it."""
+    """Return an argument of ``compile`` as JSON."""
     if isinstance(value, PackedObject):
         return _as_json(value.config)
     if isinstance(value, Mapping):

@@ -67,17 +67,17 @@ class KerasReplica:
 
     @property
     def size(self) -> int:
-        """Elements of the flat weight vector."""
+        """Return the number of elements of the flat weight vector."""
         return self.layout.size
 
     @property
     def learning_rate(self) -> float:
-        """The compiled optimizer's learning rate at its present iteration, schedules evaluated."""
+        """Return the compiled optimizer's learning rate at its present iteration, schedules evaluated."""
         return scalar((self.model if self._next is None else self._next).optimizer.learning_rate)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names of the loss and the metrics, in the order of the columns of `train`.
+        """Return the names of the loss and the metrics, in the order of the columns of `train`.
 
         Raises:
             LocalProtocolError: nothing was trained yet and `prepare` was not called: Keras settles what "accuracy"
@@ -88,7 +88,7 @@ class KerasReplica:
         return self._metric_names
 
     def prepare(self, batch: Batch) -> None:
-        """Builds the loss and the metrics from an example; trains nothing, moves nothing.
+        """Build the loss and the metrics from an example, without training.
 
         Args:
             batch: any mini-batch of the shapes and dtypes to come; zeros will do.
@@ -126,27 +126,27 @@ class KerasReplica:
         self._prepared_for = _kind(batch)
 
     def load(self, vector: np.ndarray) -> None:
-        """Sets the weights from a float32 vector of shape ``(size,)``; does not keep a reference to it."""
+        """Set the weights from a float32 vector of shape ``(size,)``; does not keep a reference to it."""
         self._weights.load(vector)
 
     def read(self, out: np.ndarray) -> None:
-        """Fills ``out``, float32 of shape ``(size,)``, with the weights."""
+        """Fill ``out``, float32 of shape ``(size,)``, with the weights."""
         self._weights.read(out)
 
     def moved(self, since: np.ndarray, out: np.ndarray) -> None:
-        """Fills ``out`` with the weights less ``since``, both float32 of shape ``(size,)``."""
+        """Fill ``out`` with the weights less ``since``, both float32 of shape ``(size,)``."""
         self._weights.moved(since, out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
-        """Sets the moving statistics from a float32 vector of shape ``(moving_statistics.size,)``."""
+        """Set the moving statistics from a float32 vector of shape ``(moving_statistics.size,)``."""
         self._moving_statistics.load(vector)
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
-        """Fills ``out``, float32 of shape ``(moving_statistics.size,)``, with the moving statistics."""
+        """Fill ``out``, float32 of shape ``(moving_statistics.size,)``, with the moving statistics."""
         self._moving_statistics.read(out)
 
     def train(self, batches: Sequence[Batch]) -> np.ndarray:
-        """One optimizer step per mini-batch, in order.
+        """Take one optimizer step per mini-batch, in order.
 
         Returns:
             float64 array of shape ``(len(batches), len(metric_names))``: the loss and the metrics of each step alone.
@@ -160,13 +160,13 @@ class KerasReplica:
         return self._training_steps.run(batches, self.metric_names)
 
     def evaluate(self, batch: Batch, batch_size: int = 2000) -> dict[str, float]:
-        """Loss and metrics over the rows of ``batch`` in inference mode, by name; ``batch_size`` rows at a time."""
+        """Return loss and metrics over ``batch`` in inference mode, by name; ``batch_size`` rows at a time."""
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         values = self.model.evaluate(x, y, sample_weight=weight, batch_size=batch_size, verbose=0, return_dict=True)
         return {name: float(value) for name, value in values.items()}
 
     def gradient(self, batch: Batch, out: np.ndarray) -> np.ndarray:
-        """Gradient of the compiled loss on one mini-batch; the weights stay where they are.
+        """Compute the gradient of the compiled loss on one mini-batch; the weights stay as they are.
 
         The optimizer's clipping is applied, for it changes the gradient; its momentum, weight decay and the weights'
         constraints are not. Its iteration count rises by one, so that a schedule of `learning_rate` goes on. Under
@@ -225,7 +225,7 @@ class KerasReplica:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all variables: the model's and the optimizer's."""
+        """Return the bytes of all variables: the model's and the optimizer's."""
         variables = [*self.model.variables, *self.model.optimizer.variables]
         return sum(math.prod(variable.shape) * np.dtype(_plain(variable.dtype)).itemsize for variable in variables)
 

@@ -42,8 +42,8 @@ def fingerprint(recipe: Recipe, config: Mapping[str, Any], optimizer: keras.opti
 
     Args:
         recipe: how the model is compiled.
-        config: of the model, as ``config.json`` in its archive has it.
-        optimizer: one that the recipe built.
+        config: the model's configuration, as ``config.json`` in its archive has it.
+        optimizer: an optimizer that the recipe built.
     """
     try:
         arguments = json.loads(json.dumps(dict(recipe.arguments), default=_config_of))
@@ -69,7 +69,7 @@ class _Renaming:
     """Numbers layers and shared objects by their first mention.
 
     Args:
-        layers: whether to number layers, too; where there are several outputs, metrics are named after them.
+        layers: number layers, too; not where there are several outputs, after which metrics are named.
     """
 
     def __init__(self, layers: bool) -> None:
@@ -78,7 +78,7 @@ class _Renaming:
 
     @property
     def names(self) -> set[str]:
-        """The layers' names whose numbers were replaced."""
+        """Return the layers' names whose numbers were replaced."""
         return {value for kind, value in self._numbers if kind == "layer"}
 
     def of(self, config: Any) -> Any:
@@ -110,7 +110,7 @@ class _Renaming:
 
 
 def _is_layer(config: Any) -> bool:
-    """Return whether that is the configuration of a layer or a model; other objects' names say what they are."""
+    # Other objects' names say what they are.
     return isinstance(config, dict) and "name" in config and ("trainable" in config or "batch_shape" in config)
 
 
@@ -149,21 +149,20 @@ def _reads_names(optimizer: Any) -> bool:
     """Return whether the code of an optimizer, below Keras' base classes, reads names of variables or layers."""
     import keras
 
-    parts = [optimizer, *_inner(optimizer)]
+    parts = [optimizer, *_inner_optimizers(optimizer)]
     classes = {kind for part in parts for kind in type(part).__mro__}
     # What Keras' own base classes read is set by no configuration.
     own = classes.difference(keras.optimizers.Optimizer.__mro__, (keras.optimizers.LossScaleOptimizer,))
     return any(_NAMES.intersection(_words(code)) for kind in own for code in _code_of(kind))
 
 
-def _inner(optimizer: Any) -> Iterator[Any]:
-    """Yield optimizers within another."""
+def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
     import keras
 
     for value in vars(optimizer).values():
         if isinstance(value, keras.optimizers.Optimizer):
             yield value
-            yield from _inner(value)
+            yield from _inner_optimizers(value)
 
 
 def _code_of(kind: type) -> Iterator[CodeType]:
@@ -221,7 +220,7 @@ _PLAIN_MEMBERS = {"metadata.json", "config.json", WEIGHTS, ELSEWHERE}
 
 
 class ReplicaCache:
-    """Keeps the replica that was lent last.
+    """Keeps the replica of the last task.
 
     Only models of Keras' own classes and functions are kept: others may have state that is not in their variables.
     """
@@ -232,7 +231,7 @@ class ReplicaCache:
 
     @contextmanager
     def lent(self, recipe: Recipe, model_file: bytes) -> Iterator[KerasReplica]:
-        """Lend a replica as ``recipe`` builds it, for as long as the context lasts.
+        """Yield a replica as ``recipe`` builds it, for as long as the context lasts.
 
         Its weights and moving statistics are to be loaded; everything else is as it is in a new one. After an
         exception it is not kept. Weights that did not travel are read where the archive says that they are.
@@ -242,7 +241,7 @@ class ReplicaCache:
         """
         with self._lock:
             kept, self._kept = self._kept, None
-        model = recipe.build_to_train(with_all_weights(model_file))
+        model = recipe.build(with_all_weights(model_file), to_train=True)
         key = _key(recipe, model_file, model)
         replica = kept[1] if kept is not None and kept[0] == key and kept[1].begin_again(model) else None
         if replica is None:
@@ -255,11 +254,8 @@ class ReplicaCache:
 
 
 def _key(recipe: Recipe, model_file: bytes, model: keras.Model) -> bytes | None:
-    """Return what two replicas must share for one to stand in for the other; None if none can.
-
-    That is where a part is the user's own, where training goes on from an optimizer's state, and where nothing is
-    traced.
-    """
+    """Return what two replicas must share for one to replace the other; None if none can."""
+    # None can where a part is the user's own, training goes on from an optimizer's state, or nothing is traced.
     if recipe.objects or recipe.optimizer_state or model.run_eagerly:
         return None
     with zipfile.ZipFile(BytesIO(model_file)) as archive:

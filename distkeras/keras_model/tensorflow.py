@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """A copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
+    """Return a copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
     joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
     np.concatenate(arrays, out=joined.reshape(-1, *arrays[0].shape[1:]))
     return joined
 
 
 def lent(array: np.ndarray) -> tf.Tensor:
-    """A tensor in the memory of an `aligned` array, which is not to be written to; another one is copied."""
+    """Return a tensor in the memory of an `aligned` array, which must not be written to; another one is copied."""
     import tensorflow as tf
 
     return tf.raw_ops.Identity(input=array)  # `tf.convert_to_tensor` copies, twice what is not aligned
 
 
 def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:
-    """Sets the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
+    """Set the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
     import tensorflow as tf
 
-    given = aligned(values.shape, np.dtype(np.float32))
-    given[...] = values
-    tf.raw_ops.AssignVariableOp(resource=handle, value=given)
+    copy = aligned(values.shape, np.dtype(np.float32))
+    copy[...] = values
+    tf.raw_ops.AssignVariableOp(resource=handle, value=copy)
 
 
 def variable_memory(handle: tf.Tensor) -> np.ndarray:
-    """The memory of the float32 variable behind ``handle``, to be read before the variable changes."""
+    """Return the memory of the float32 variable behind ``handle``, to be read before the variable changes."""
     import tensorflow as tf
 
     return np.asarray(memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)))
@@ -49,7 +49,7 @@ def variable_memory(handle: tf.Tensor) -> np.ndarray:
 
 @contextmanager
 def updates_last(optimizer: Any) -> Iterator[None]:
-    """While a step is traced: has a Keras optimizer wait for all gradients before it moves the first variable.
+    """While a step is traced, make a Keras optimizer wait for all gradients before it moves the first variable.
 
     TensorFlow copies a variable that is to be moved while an operation still reads it. A layer's kernel is read once
     more for the gradient of the layer below, so without this most of a model is copied in every step.

@@ -20,6 +20,8 @@ class VariableVector:
 
     Args:
         variables: float variables, in the order of the vector.
+
+    Its methods raise ConfigurationError for vectors of another shape.
     """
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
@@ -30,11 +32,7 @@ class VariableVector:
         self._with_handles = [(variable, _float32_handle(variable)) for variable in variables]
 
     def load(self, vector: np.ndarray) -> None:
-        """Sets the variables from a float32 vector of shape ``(size,)``; does not keep a reference to it.
-
-        Raises:
-            ConfigurationError: another shape.
-        """
+        """Set the variables from a float32 vector of shape ``(size,)``, without keeping a reference to it."""
         for (variable, handle), view in zip(self._with_handles, self.layout.views(vector), strict=True):
             if handle is not None:
                 assign_float32(handle, view)
@@ -42,26 +40,18 @@ class VariableVector:
                 variable.assign(view.copy())
 
     def read(self, out: np.ndarray) -> None:
-        """Fills ``out``, float32 of shape ``(size,)``, with the variables.
-
-        Raises:
-            ConfigurationError: another shape.
-        """
+        """Fill ``out``, float32 of shape ``(size,)``, with the variables."""
         for value, view in zip(self._values(), self.layout.views(out), strict=True):
             view[...] = value
 
     def moved(self, since: np.ndarray, out: np.ndarray) -> None:
-        """Fills ``out`` with the variables less ``since``, both float32 of shape ``(size,)``.
-
-        Raises:
-            ConfigurationError: another shape.
-        """
+        """Fill ``out`` with the variables less ``since``, both float32 of shape ``(size,)``."""
         views = zip(self._values(), self.layout.views(since), self.layout.views(out), strict=True)
         for value, before, difference in views:
             np.subtract(value, before, out=difference, dtype=np.float32)
 
     def _values(self) -> Iterator[np.ndarray]:
-        """Each one to be used before the next: it may be the variable's own memory."""
+        # Each one is to be used before the next: it may be the variable's own memory.
         import keras
 
         for variable, handle in self._with_handles:
@@ -83,13 +73,13 @@ def copied(source: Sequence[keras.Variable], target: Sequence[keras.Variable]) -
 
     if [_kind(variable) for variable in source] != [_kind(variable) for variable in target]:
         return False
-    for variable, other in zip(source, target, strict=True):
-        other.assign(np.array(keras.ops.convert_to_numpy(variable)))
+    for variable, copy in zip(source, target, strict=True):
+        copy.assign(np.array(keras.ops.convert_to_numpy(variable)))
     return True
 
 
 def scalar(value: Any) -> float:
-    """The number that a Keras variable or a tensor of shape ``()`` holds."""
+    """Return the number that a Keras variable or a tensor of shape ``()`` holds."""
     import keras
 
     handle = _float32_handle(value) if isinstance(value, keras.Variable) else None
@@ -97,7 +87,7 @@ def scalar(value: Any) -> float:
 
 
 def trainable_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables that update rules work on.
+    """Return the variables that update rules work on.
 
     Raises:
         ConfigurationError: the model has nothing to train, or holds variables whose "gradient" is their next value
@@ -114,7 +104,7 @@ def trainable_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Float variables that training moves without a gradient, such as BatchNormalization's moving averages.
+    """Return float variables that training moves without a gradient, such as BatchNormalization's moving averages.
 
     Not among them: what was made trainable and frozen later (kept in a layer's other list), statistics of a frozen
     layer (it runs in inference mode), the states of a stateful recurrent layer (they belong to one worker's
@@ -133,7 +123,7 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 def layer_states(model: keras.Model) -> list[keras.Variable]:
-    """What layers move by themselves when they are called: seeds, counters, averages, states of recurrent layers.
+    """Return what layers move when they are called: seeds, counters, averages, states of recurrent layers.
 
     Not among them: what was made trainable and frozen later, which may be large.
     """
@@ -147,7 +137,7 @@ def layer_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def _float32_handle(variable: keras.Variable) -> Any:
-    """TensorFlow's handle to a variable whose memory is float32; None for any other."""
+    """Return TensorFlow's handle to a variable whose memory is float32; None for any other."""
     import keras
 
     plain = keras.backend.backend() == "tensorflow" and variable.dtype == "float32"

@@ -31,11 +31,11 @@ _OPTIMIZER = "optimizer"
 
 
 def without_weights_of(data: bytes, uri: str) -> bytes:
-    """A ``.keras`` archive without the large arrays that a file has as well; it says where they are.
+    """Return a ``.keras`` archive without the large arrays that a file has as well; it says where they are.
 
     Args:
         data: the archive.
-        uri: of the file: a path, or a URI that Arrow's file systems open; ``.keras``, ``.weights.h5`` or another HDF5.
+        uri: path of the file, or URI that Arrow's file systems open; ``.keras``, ``.weights.h5`` or another HDF5.
 
     Raises:
         ConfigurationError: the file cannot be read, or has none of the archive's large arrays.
@@ -64,7 +64,7 @@ def without_weights_of(data: bytes, uri: str) -> bytes:
 
 
 def with_all_weights(data: bytes) -> bytes:
-    """The archive that `without_weights_of` was given; any other one as it is.
+    """Return the archive that `without_weights_of` was given; any other one as it is.
 
     Raises:
         ConfigurationError: the file cannot be read, or its arrays are others by now.
@@ -78,11 +78,7 @@ def with_all_weights(data: bytes) -> bytes:
 
 
 def _read(file: h5py.File, uri: str, arrays: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Any, Any]]:
-    """Of each array its path in the archive, its value and its attributes.
-
-    Raises:
-        ConfigurationError: one is another by now.
-    """
+    """Yield for each array its path in the archive, its value and its attributes."""
     for path, declared in arrays.items():
         dataset = file.get(declared["at"])
         value = dataset[()] if hasattr(dataset, "dtype") else None
@@ -96,11 +92,7 @@ def _read(file: h5py.File, uri: str, arrays: Mapping[str, Mapping[str, str]]) ->
 
 @contextlib.contextmanager
 def _opened(uri: str) -> Iterator[h5py.File]:
-    """The weights in a file that is somewhere else.
-
-    Raises:
-        ConfigurationError: they cannot be read.
-    """
+    """Open the weights in a file that is somewhere else."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -118,7 +110,7 @@ def _opened(uri: str) -> Iterator[h5py.File]:
 
 @contextlib.contextmanager
 def _weights_of(file: IO[bytes]) -> Iterator[h5py.File]:
-    """The weights in an archive, or in a file that is nothing else."""
+    """Open the weights in an archive, or in a file of weights alone."""
     import h5py
 
     with contextlib.ExitStack() as stack:
@@ -150,7 +142,7 @@ def _digest(value: np.ndarray) -> str:
 def _rewritten(
     weights: h5py.File, left_out: Container[str], added: Iterable[tuple[str, np.ndarray, Mapping[str, Any]]] = ()
 ) -> bytes:
-    """The same file without some arrays, and with others; HDF5 itself would not give back the room."""
+    """Return the same file without some arrays, and with others; HDF5 itself would not free the space."""
     import h5py
 
     buffer = io.BytesIO()
@@ -170,7 +162,6 @@ def _rewritten(
 
 
 def _archive(data: bytes, weights: bytes, more: Mapping[str, bytes]) -> bytes:
-    """An archive with other weights."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
         for name in old.namelist():

@@ -8,21 +8,22 @@ import inspect
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 
+from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.data.binding import listed, names_of
 from distkeras.data.schema import quoted
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
-from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
-from distkeras.ml.validation import ValidationCurve
+from distkeras.ml.persistence import Saveable, archive_with_optimizer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
-from distkeras.ps.errors import ConfigurationError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, EmptyDataError, MissingColumnError
 from distkeras.settings import rule_of
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
+    from distkeras.data.batches import Batch
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +41,14 @@ log = logging.getLogger(__name__)
 def split(
     df: DataFrame, columns: Iterable[str], indicator: str | None, share: float, seed: int
 ) -> tuple[DataFrame, DataFrame | None]:
-    """The rows to train on, and those to validate on, if any.
+    """Return the rows to train on, and those to validate on, if any.
 
     Args:
         df: the data.
-        columns: names of those whose values a row is known by.
+        columns: the columns by whose values a row is chosen.
         indicator: boolean column that is true for rows to validate on.
-        share: of the rows to validate on, where there is no ``indicator``: by a hash of a row's values, so that it is
-            the same row again whenever Spark computes it.
+        share: share of the rows to validate on, where there is no ``indicator``. They are chosen by a hash of their
+            values, so that they are the same rows again whenever Spark computes them.
         seed: enters the hash.
 
     Raises:
@@ -71,6 +73,90 @@ def split(
     return df.where(~chosen), df.where(chosen)
 
 
+#: Centers that wait for their evaluation, at most: epochs that are shorter than an evaluation make some wait.
+_WAITING_MAX = 8
+#: Seconds that one evaluation may take.
+_EVALUATION_SECONDS = 3600.0
+
+
+class ValidationCurve(Callback):
+    """Evaluates the center on rows of a DataFrame, on the driver, in a thread of its own.
+
+    The center is fetched when a point is due, and evaluated as soon as the earlier ones are. So there is a point for
+    each epoch, even if an evaluation takes longer than an epoch, as long as no more than eight centers wait.
+
+    Args:
+        df: validation data, with the trainer's columns.
+        max_rows: more rows than these are sampled: the same ones each time.
+        every: `every_epochs`, `every_commits` or `every_seconds` of `Callback`. Default: an epoch.
+
+    Attributes:
+        points: a dictionary for each evaluation: epoch, clock, seconds since the beginning, rows, loss and metrics.
+        sampled: there were more rows than ``max_rows``, or as many.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+        EmptyDataError: ``df`` has no rows.
+        DeadlineError: an evaluation takes longer than an hour.
+    """
+
+    def __init__(self, df: DataFrame, max_rows: int, **every: Any) -> None:
+        super().__init__(**every if any(value is not None for value in every.values()) else {"every_epochs": 1.0})
+        self.points: list[dict[str, float]] = []
+        self.sampled = False
+        self._df, self._max_rows = df, max_rows
+        self._batch: Batch | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: list[Future[dict[str, float]]] = []
+
+    def on_begin(self, setup: TrainingSetup) -> None:
+        """Read the rows."""
+        self.points, self._waiting = [], []
+        self._batch = setup.read_rows(self._df, self._max_rows)
+        if self._batch is None:
+            raise EmptyDataError("the rows to validate on must be some. Received: none")
+        self.sampled = len(self._batch.x[0]) >= self._max_rows
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="distkeras-validation")
+
+    def on_center(self, context: CallbackContext) -> None:
+        """Fetch the center, and have it evaluated."""
+        self._collect(_WAITING_MAX - 1)
+        assert self._thread is not None, "`on_begin` comes first"
+        context.center  # noqa: B018 - fetched now, whenever its turn comes
+        self._waiting.append(self._thread.submit(self._evaluate, context))
+
+    def on_end(self, context: CallbackContext) -> None:
+        """Evaluate what is waiting, and the last center."""
+        self._collect(0)
+        if not self.points or self.points[-1]["clock"] != context.center.clock:
+            self.points.append(self._evaluate(context))
+        self._close()
+
+    def on_failure(self, error: BaseException) -> None:
+        """Evaluate no more."""
+        self._close()
+
+    def _evaluate(self, context: CallbackContext) -> dict[str, float]:
+        assert self._batch is not None, "`on_begin` comes first"
+        values = context.evaluate(self._batch)
+        place = {"epoch": context.status.epochs, "clock": context.clock, "seconds": context.seconds}
+        return {**place, "rows": len(self._batch.x[0]), **values}
+
+    def _collect(self, most: int) -> None:
+        """Take in evaluations until at most so many wait; raises what one raised."""
+        while self._waiting and (len(self._waiting) > most or self._waiting[0].done()):
+            try:
+                point = self._waiting.pop(0).result(_EVALUATION_SECONDS)
+            except TimeoutError:
+                raise DeadlineError(f"waited {_EVALUATION_SECONDS:g} s for an evaluation on the driver") from None
+            if not self.points or self.points[-1]["clock"] != point["clock"]:
+                self.points.append(point)
+
+    def _close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 _LOCK = threading.Lock()
 #: Of this process: uid of an estimator and its checkpoint's place to the numbers of the fits that have a folder, each
 #: with whether it runs.
@@ -79,14 +165,14 @@ _TAKEN: dict[tuple[str, str], dict[int, bool]] = {}
 
 @contextmanager
 def folder_of_fit(uid: str, checkpoint: Any, resume: bool) -> Iterator[Checkpoint | None]:
-    """Where one fit is saved, for as long as it runs.
+    """Yield where one fit is saved, for as long as it runs.
 
     The first fit has the estimator's place; later ones of the same estimator, and its copies, have one next to it:
     ``folder-2`` and so on. A fit that failed leaves its folder to the next one, which resumes it or fails.
 
     Args:
-        uid: of the estimator.
-        checkpoint, resume: of `Trainer.train`.
+        uid: uid of the estimator.
+        checkpoint, resume: see `Trainer.train`.
 
     Raises:
         ConfigurationError: they cannot work, or a fit is to be resumed while another one has the folder.
@@ -213,20 +299,17 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         ConfigurationError: a keyword that there is not, or a value that cannot work.
     """
 
+    left_out = ("model", "custom_objects")
+
     @short_errors
     def __init__(self, model: keras.Model | None = None, rule: Any = None, **keywords: Any) -> None:
         super().__init__()
-        defaults = {name: keyword.default for name, keyword in trainer_keywords().items()}
-        self._setDefault(
-            **{
-                SPARK_NAMES.get(name, name): default
-                for name, default in defaults.items()
-                if default is not inspect.Parameter.empty and name not in ("features_col", "label_col")
-            }
-        )
+        for name, keyword in trainer_keywords().items():
+            if keyword.default is not inspect.Parameter.empty and name not in ("features_col", "label_col"):
+                self._setDefault(**{SPARK_NAMES.get(name, name): keyword.default})
         self._setDefault(rule="agn", validation_split=0.0, validation_rows=10_000, callbacks=[], resume=False)
-        given = {"model": model, "rule": rule, **keywords}
-        self.setParams(**{name: value for name, value in given.items() if value is not None})
+        keywords |= {"model": model, "rule": rule}
+        self.setParams(**{name: value for name, value in keywords.items() if value is not None})
 
     @on_dataframe
     def _fit(self, dataset: DataFrame) -> KerasModel:
@@ -242,7 +325,7 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
             trainer = Trainer(**keywords | {"features_col": inputs})
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
         training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
-        given = training
+        unchecked = training
         if self.value("handle_invalid") != "error":
             training = trainer.valid_rows(training)
             held_out = None if held_out is None else trainer.valid_rows(held_out)
@@ -255,31 +338,18 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         with _BUILDING:
             fitted = KerasModel(trained, custom_objects=self.value("custom_objects"))
         points = [point for curve in curves for point in curve.points]
-        summary = TrainingSummary(trainer, points, callbacks, given)
+        summary = TrainingSummary(trainer, points, callbacks, unchecked)
         fitted = self._copyValues(fitted.fitted_by(self, summary))
         if curves and curves[0].sampled and held_out is not None:
             _evaluate_on_executors(fitted, held_out.drop(ASSEMBLED), points[-1])
         return fitted
 
-    def write(self) -> KerasMLWriter:
-        """Writes parameters and model."""
-        return KerasMLWriter(self, left_out=("model", "custom_objects"))
-
-    @classmethod
-    def read(cls) -> KerasMLReader[KerasEstimator]:
-        """Reads what `write` has written."""
-        return KerasMLReader(cls)
-
     def archive_to_save(self) -> bytes | None:
-        """The model, as it is now."""
+        """Return the archive of the model, as it is now."""
         model = self.value("model")
         return None if model is None else archive_with_optimizer(model)
 
-    def extra_to_save(self) -> dict[str, Any]:
-        """Return nothing in addition to parameters and model."""
-        return {}
-
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
-        """Takes back what was saved."""
+        """Take back the model."""
         if data is not None:
             self._set(model=archive.from_bytes(data, compiled=True))

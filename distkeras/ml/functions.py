@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +12,7 @@ from distkeras.data.binding import listed, names_of
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_choice, require_text
-from distkeras.transformers.predictor import ModelFunction, arrow_udf, field_of_output, struct_of
-from distkeras.transformers.serving import PredictionPlan
+from distkeras.transformers.predictor import ModelFunction, arrow_udf, struct_of
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +30,7 @@ _RETURNS = {
 def register_function(
     spark: SparkSession, name: str, model: KerasModel | keras.Model, returns: str = "prediction"
 ) -> None:
-    """Registers a model as a function of Spark SQL: ``SELECT name(features) FROM rows``.
+    """Register a model as a function of Spark SQL: ``SELECT name(features) FROM rows``.
 
     It takes a column for each input of the model: numbers, arrays or vectors; or, where there is one input, several
     columns of one number each. Where the inputs are named, make it of a `KerasModel` whose ``features_col`` is a
@@ -46,8 +44,8 @@ def register_function(
     ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` off in the session.
 
     Args:
-        spark: the session that is to know it.
-        name: of the function.
+        spark: the session in which queries can call it.
+        name: name of the function.
         model: trained; its compilation says what its outputs mean.
         returns: "prediction", or of a classifier "probability" or "raw".
 
@@ -64,52 +62,31 @@ def register_function(
     if not columns:
         raise ConfigurationError(f"`model` must be a classifier to return {returns!r}. Received: one that is none")
     parts = packed.input_parts
-    given = names_of(fitted.value("features_col"), "features_col")
-    if parts.named or isinstance(given, Mapping):
-        inputs = parts.bound(given, "features_col")
-        order = [listed(given).index(name) for name in inputs]
+    features = names_of(fitted.value("features_col"), "features_col")
+    count = len(packed.inputs)
+    order = list(range(count))  # for each input, which argument of the function it is
+    if parts.named or isinstance(features, Mapping):
+        inputs = parts.bound(features, "features_col")
+        order = [listed(features).index(name) for name in inputs]
     else:
-        count = len(packed.inputs)
-        inputs = listed(given) if len(given) == count else tuple(f"input {number}" for number in range(count))
-        order = list(range(count))
-    plan = packed.plan(spark, inputs, columns, fitted.limits, fitted.feature_decoders())
-    plan = replace(plan, tolerant=fitted.value("handle_invalid") != "error")
-    kinds = [field_of_output(packed, column).dataType for column in columns]
-    names = [fitted.output_names[column.output] for column in columns]
+        inputs = listed(features) if len(features) == count else tuple(f"input {number}" for number in order)
+
+    def inputs_of(arguments: Sequence[pa.Array]) -> list[pa.Array]:
+        if count == 1 and len(arguments) > 1:  # the numbers of the only input, one by one
+            numbers = np.stack([argument.to_numpy(zero_copy_only=False) for argument in arguments], axis=1)
+            return [pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), len(arguments))]
+        if len(arguments) != count:
+            raise ConfigurationError(
+                f"the function must be given {count} columns, one for each input of the model. "
+                f"Received: {len(arguments)}"
+            )
+        return [arguments[place] for place in order]
+
+    plan = packed.plan(spark, inputs, columns, fitted.prediction_options(), {})
+    types = {fitted.output_names[column.output]: column.spark_type for column in columns}
     single = len(packed.outputs) == 1
-    function = SqlFunction(plan, None if single else names, order)
-    kind = kinds[0] if single else struct_of(dict(zip(names, kinds, strict=True)))
+    function = ModelFunction(plan, None if single else list(types), inputs_of)
+    kind = columns[0].spark_type if single else struct_of(types)
     if spark.conf.isModifiable(_COLUMNAR_INPUT):  # known, that is
         spark.conf.set(_COLUMNAR_INPUT, "false")
     spark.udf.register(name, arrow_udf(function.results, kind))
-
-
-class SqlFunction(ModelFunction):
-    """A model as a function whose caller may also give its input's numbers one by one.
-
-    Args:
-        plan, names: see `ModelFunction`.
-        order: for each input of the model, which argument of the function it is.
-    """
-
-    def __init__(self, plan: PredictionPlan, names: Sequence[str] | None, order: Sequence[int]) -> None:
-        super().__init__(plan, names)
-        self._order = tuple(order)
-
-    def columns(self, given: pa.Array | tuple[pa.Array, ...]) -> list[pa.Array]:
-        """One column for each input of the model.
-
-        Raises:
-            ConfigurationError: another number of columns.
-        """
-        columns = super().columns(given)
-        wanted = len(self.plan.inputs)
-        if wanted == 1 and len(columns) > 1:
-            numbers = np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
-            return [pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), len(columns))]
-        if len(columns) != wanted:
-            raise ConfigurationError(
-                f"the function must be given {wanted} columns, one for each input of the model. "
-                f"Received: {len(columns)}"
-            )
-        return [columns[place] for place in self._order]

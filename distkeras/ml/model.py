@@ -14,33 +14,35 @@ import pyarrow as pa
 from pyspark.ml import Model
 
 from distkeras.data.batches import Batch
-from distkeras.data.binding import GivenColumns, Parts, listed, names_of, outputs_of
+from distkeras.data.binding import GivenColumns, listed, names_of
 from distkeras.data.schema import (
     PARTS,
-    arrow_ready,
     data_spec,
     decoders,
     example,
+    is_scalar,
     loss_name,
     losses_of,
     map_in_arrow,
     quoted,
+    ready_columns,
 )
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive
 from distkeras.keras_model.compiled_steps import model_inputs
-from distkeras.keras_model.recipe import Recipe, compiled_recipe
+from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ml.params import PredictionParams, with_accessors
-from distkeras.ml.persistence import KerasMLReader, KerasMLWriter, Saveable, archive_with_optimizer
+from distkeras.ml.persistence import Saveable, archive_with_optimizer
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, ShapeError
+from distkeras.results.job_results import JobResults
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.outputs import OutputColumn, class_logits, class_probabilities, classes
 from distkeras.transformers.params import on_dataframe
-from distkeras.transformers.predictor import PackedModel, column_type, predicted
-from distkeras.transformers.serving import Archive, InvalidRows
+from distkeras.transformers.predictor import PackedModel, predicted
+from distkeras.transformers.serving import PredictionOptions, outputs_of_call
 
 if TYPE_CHECKING:
     import keras
@@ -65,23 +67,22 @@ def assembled(df: DataFrame, features: GivenColumns, inputs: int) -> tuple[DataF
     Raises:
         ConfigurationError: one of several columns for one input is no number.
     """
-    given = names_of(features, "features_col")
-    if inputs != 1 or len(given) == 1 or isinstance(given, Mapping):
-        return df, given
+    names = names_of(features, "features_col")
+    if inputs != 1 or len(names) == 1 or isinstance(names, Mapping):
+        return df, names
     from pyspark.sql import functions as F
-    from pyspark.sql.types import BooleanType, NumericType
 
     kinds = {field.name: field.dataType for field in df.schema.fields}
-    for name in given:
-        if name in kinds and not isinstance(kinds[name], NumericType | BooleanType):
+    for name in names:
+        if name in kinds and not is_scalar(kinds[name]):
             raise ConfigurationError(
                 "several columns for one input of the model must hold one number each. "
                 f"Received: {kinds[name].simpleString()}",
                 column=name,
             )
-    kind = _common({kinds[name].typeName() for name in given if name in kinds})
-    numbers = [F.col(quoted(name)).cast(kind) for name in given]
-    together = F.array(*numbers).alias(ASSEMBLED, metadata={PARTS: list(given)})
+    kind = _common({kinds[name].typeName() for name in names if name in kinds})
+    numbers = [F.col(quoted(name)).cast(kind) for name in names]
+    together = F.array(*numbers).alias(ASSEMBLED, metadata={PARTS: list(names)})
     return df.select("*", together), (ASSEMBLED,)
 
 
@@ -108,12 +109,12 @@ _BINARY = {"binary_crossentropy", "binary_focal_crossentropy"}
 
 @dataclass(frozen=True)
 class Head:
-    """One output of a model.
+    """What one output of a model means.
 
     Args:
         classes: it scores classes: one number each, or a single one for the second of two.
         logits: the scores have not been through softmax or sigmoid.
-        size: numbers of one row.
+        size: how many numbers a row has, -1 where that is open.
     """
 
     classes: bool
@@ -122,7 +123,7 @@ class Head:
 
 
 def heads_of(model: keras.Model) -> list[Head]:
-    """One for each output of a model; without a loss, an output is numbers."""
+    """Return one head for each output of a model; without a loss, an output is numbers."""
     losses = losses_of(model) if model.compiled else [None] * len(model.outputs)
     heads = []
     for output, loss in zip(model.outputs, losses, strict=True):
@@ -131,70 +132,26 @@ def heads_of(model: keras.Model) -> list[Head]:
         name = "" if loss is None else re.sub(r"(?<!^)(?=[A-Z])", "_", loss_name(loss)).lower()
         # Several binary outputs in one are labels that may hold at once, none of which is the class.
         classes = name in _CLASSES and len(shape) <= 1 and not (name in _BINARY and size != 1)
-        heads.append(Head(classes, _from_logits(loss), size))
+        logits = bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
+        heads.append(Head(classes, logits, size))
     return heads
 
 
-def _from_logits(loss: Any) -> bool:
-    return bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
-
-
-#: What a partition sends: the states of all metrics, one after the other.
-_SCHEMA = "states array<double>"
-
-
-@dataclass(frozen=True)
-class EvaluationTask:
-    """What an executor needs.
-
-    Args:
-        archive: where the model is.
-        recipe: how it is compiled.
-        spec: columns and batch size.
-    """
-
-    archive: Archive
-    recipe: Recipe
-    spec: DataSpec
-
-    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``: the states of one partition's metrics, or nothing for no rows."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        model: keras.Model | None = None
-        states = np.zeros(())
-        with BatchSource(records, self.spec, worker=context.partitionId() if context else 0) as source:
-            for batch in source:
-                if model is None:
-                    model = self.recipe.build(self.archive.read())
-                states = states + metric_states(model, batch)
-        if model is not None:
-            yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
-
-
 def metric_states(model: keras.Model, batch: Batch) -> np.ndarray:
-    """The states of a compiled model's loss and metrics over one mini-batch in inference mode, float64, flat."""
+    """Return the states of a compiled model's loss and metrics over one mini-batch, float64, flat."""
     x, y, weight = model_inputs(model, batch.x, batch.y, batch.weight)
     model.reset_metrics()
     model.test_on_batch(x, y, sample_weight=weight)
-    return np.concatenate([np.ravel(variable) for variable in metric_variables(model)]).astype(np.float64)
+    return np.concatenate([np.ravel(variable) for variable in _metric_variables(model)]).astype(np.float64)
 
 
-def metric_variables(model: keras.Model) -> list[Any]:
-    """The states of loss and metrics, in an order that is the same for each copy of the model."""
+def _metric_variables(model: keras.Model) -> list[Any]:
+    """Return the states of loss and metrics, in an order that is the same for each copy of the model."""
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
-def require_additive(model: keras.Model) -> None:
-    """Checks that the states of all metrics add up: those of Keras' own do, being sums and counts.
-
-    Args:
-        model: compiled, and called on data once, before which Keras does not make the metrics.
-
-    Raises:
-        ConfigurationError: a metric of the user's own class, whose update cannot be derived.
-    """
+def _require_additive(model: keras.Model) -> None:
+    """Raise unless the states of all metrics add up: those of Keras' own do, being sums and counts."""
     for metric in _single_metrics(model.metrics):
         if type(metric).__module__.split(".")[0] != "keras":
             raise ConfigurationError(
@@ -211,33 +168,34 @@ def _single_metrics(metrics: Any) -> Iterator[Any]:
             yield metric
 
 
-def evaluate(df: DataFrame, task: EvaluationTask, model: keras.Model) -> dict[str, float]:
-    """Loss and metrics over ``df``, by name.
+def _summed_states(df: DataFrame, spec: DataSpec, recipe: Recipe, read_archive: Callable[[], bytes]) -> np.ndarray:
+    """Return the states of loss and metrics over all rows, from one pass on executors."""
 
-    Args:
-        df: the data, with the columns of ``task.spec``.
-        task: for the executors.
-        model: compiled by the task's recipe, its metrics made and reset.
+    def states_of(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the states of all metrics of one partition, one after the other; nothing for no rows."""
+        from pyspark import TaskContext
 
-    Raises:
-        EmptyDataError: no rows.
-        BadValueError, ShapeError: a row that cannot be evaluated.
-    """
-    ready = arrow_ready(df, (column.name for column in task.spec.columns), task.spec.encoded, task.spec.whole)
+        context = TaskContext.get()
+        model: keras.Model | None = None
+        states = np.zeros(())
+        with BatchSource(records, spec, worker=context.partitionId() if context else 0) as source:
+            for batch in source:
+                if model is None:
+                    model = recipe.build(read_archive())
+                states = states + metric_states(model, batch)
+        if model is not None:
+            yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
+
+    ready = df.select(*ready_columns(df.schema.fields, spec))
     with expressions.typed_errors():
-        rows = map_in_arrow(ready, task.run, _SCHEMA).collect()
+        rows = map_in_arrow(ready, states_of, "states array<double>").collect()
     if not rows:
         raise EmptyDataError("`dataset` must have rows to evaluate on. Received: none")
-    total = np.sum([row["states"] for row in rows], axis=0)
-    for variable in metric_variables(model):
-        size = int(np.prod(variable.shape))
-        variable.assign(total[:size].reshape(variable.shape))
-        total = total[size:]
-    return {name: float(value) for name, value in model.get_metrics_result().items()}
+    return np.asarray(np.sum([row["states"] for row in rows], axis=0))
 
 
 def one_row(value: Any, shape: tuple[int | None, ...], dtype: str, name: str) -> np.ndarray:
-    """A batch of one row, ``(1, …)``, from a vector, list, array or number.
+    """Return a batch of one row, ``(1, …)``, of a vector, list, array or number.
 
     Raises:
         ShapeError: its numbers do not fill the shape.
@@ -251,15 +209,13 @@ def one_row(value: Any, shape: tuple[int | None, ...], dtype: str, name: str) ->
     return np.ascontiguousarray(numbers[np.newaxis])
 
 
-class TrainingSummary:
-    """The records of training: DataFrames of `Trainer`, by the same names.
+class TrainingSummary(JobResults):
+    """The records of training: those of `Trainer`, by the same names.
 
     Attributes:
         validation: a dictionary for each evaluation of the center on the rows left out: epoch (the mean of what the
             partitions have passed), clock (commits), seconds since the beginning, rows, loss and metrics.
-        callbacks: the fit's own copies of them, with what they have seen.
-        timings: seconds of the parts of the job.
-        stopped: why a callback ended it early, or None.
+        callbacks: the fit's own copies of them, with what they have recorded.
     """
 
     def __init__(
@@ -267,41 +223,21 @@ class TrainingSummary:
         trainer: Trainer,
         validation: Sequence[dict[str, float]],
         callbacks: Sequence[Callback],
-        given: DataFrame,
+        unchecked: DataFrame,
     ) -> None:
-        self._trainer, self._given = trainer, given
+        super().__init__()
+        self.outcome = trainer.outcome
+        self._trainer, self._unchecked = trainer, unchecked
         self.validation = validation
         self.callbacks = list(callbacks)
-        self.timings = trainer.timings
-        self.stopped = trainer.stopped
 
     @property
     def invalid_rows(self) -> DataFrame:
-        """The rows that cannot be trained on, with the reason in the column ``reason``.
+        """Return the rows that cannot be trained on, with the reason in the column ``reason``.
 
         Each reading finds them again. Under ``handle_invalid="error"`` there are none, or the fit would have failed.
         """
-        return self._trainer.invalid_rows(self._given)
-
-    @property
-    def history(self) -> DataFrame:
-        """One row a mini-batch; see `Trainer`."""
-        return self._trainer.history
-
-    @property
-    def commits(self) -> DataFrame:
-        """One row an applied commit; see `Trainer`."""
-        return self._trainer.commits
-
-    @property
-    def ledger(self) -> DataFrame:
-        """One row a commit: which mini-batches it stands for; see `Trainer`."""
-        return self._trainer.ledger
-
-    @property
-    def events(self) -> DataFrame:
-        """One row for everything out of the ordinary; see `Trainer`."""
-        return self._trainer.events
+        return self._trainer.invalid_rows(self._unchecked)
 
 
 @with_accessors
@@ -326,6 +262,8 @@ class KerasModel(Model, PredictionParams, Saveable):
         ConfigurationError: a model that cannot be saved, or columns that do not fit it.
     """
 
+    left_out = ("custom_objects",)
+
     @short_errors
     def __init__(self, keras_model: keras.Model | None = None, **keywords: Any) -> None:
         super().__init__()
@@ -337,19 +275,15 @@ class KerasModel(Model, PredictionParams, Saveable):
         self._heads: list[Head] = []
         self._data: bytes | None = None
         self._packed: PackedModel | None = None
-        self._output_names: list[str] = []
-        self._outputs_named = False
         if keras_model is not None:
             self._data = archive_with_optimizer(keras_model, "keras_model")
             self._packed = PackedModel(self._data, self.value("custom_objects"))
             self._heads = heads_of(keras_model)
-            parts = outputs_of(keras_model)
-            self._output_names, self._outputs_named = list(parts.names), parts.named
 
     @property
     def keras_model(self) -> keras.Model:
-        """A new copy of the model, compiled as it was trained, with the state of its optimizer."""
-        return archive.from_bytes(self._saved_bytes(), self.value("custom_objects"), compiled=True)
+        """Return a new copy of the model, compiled as it was trained, with the state of its optimizer."""
+        return archive.from_bytes(self.archive_to_save(), self.value("custom_objects"), compiled=True)
 
     @property
     def hasSummary(self) -> bool:
@@ -358,7 +292,7 @@ class KerasModel(Model, PredictionParams, Saveable):
 
     @property
     def summary(self) -> TrainingSummary:
-        """The records of training.
+        """Return the records of training.
 
         Raises:
             ConfigurationError: the model was loaded, or made by hand.
@@ -368,7 +302,7 @@ class KerasModel(Model, PredictionParams, Saveable):
         return self._summary
 
     def fitted_by(self, estimator: Any, summary: TrainingSummary) -> KerasModel:
-        """The same model, with its estimator, whose id it takes over, as Spark's own models do, and a summary."""
+        """Set estimator and summary, and take over the estimator's id as Spark's own models do; return the model."""
         self._resetUid(estimator.uid)
         self.parent, self._summary = estimator, summary
         return self
@@ -396,10 +330,9 @@ class KerasModel(Model, PredictionParams, Saveable):
         return max(2, self._only_classifier("numClasses").size)
 
     def _only_classifier(self, name: str) -> Head:
-        self.packed_model  # noqa: B018 - raises if there is no model
-        if len(self._heads) != 1 or not self._heads[0].classes:
+        if len(self.output_names) != 1 or not self._heads[0].classes:
             raise ConfigurationError(
-                f"`{name}` needs a classifier of one output. Received: a model with outputs {self._output_names}, "
+                f"`{name}` needs a classifier of one output. Received: a model with outputs {self.output_names}, "
                 f"of which {[head.classes for head in self._heads]} are classes"
             )
         return self._heads[0]
@@ -418,16 +351,16 @@ class KerasModel(Model, PredictionParams, Saveable):
         Raises:
             ShapeError: another number of values.
         """
-        outputs, found = self._outputs_of(value), []
+        outputs, predictions = self._outputs_of(value), []
         for column in self.output_columns():
             output = outputs[column.output]
             if column.form == "class":
-                found.append(float(classes(output, column)[0]))
+                predictions.append(float(classes(output, column)[0]))
             elif column.form == "number":
-                found.append(float(np.ravel(output)[0]))
+                predictions.append(float(np.ravel(output)[0]))
             elif not column.derived:
-                found.append(output[0])
-        return found[0] if len(found) == 1 else found
+                predictions.append(output[0])
+        return predictions[0] if len(predictions) == 1 else predictions
 
     @short_errors
     def predictProbability(self, value: Any) -> np.ndarray:
@@ -452,44 +385,34 @@ class KerasModel(Model, PredictionParams, Saveable):
         return np.ravel(make(self._outputs_of(value)[0], OutputColumn("", 0, logits=head.logits)))
 
     def _outputs_of(self, value: Any) -> list[np.ndarray]:
-        """The model's outputs for one row, each ``(1, …)``."""
-        import keras
-
+        """Return the model's outputs for one row, each ``(1, …)``."""
         packed = self.packed_model
         parts = packed.input_parts
         if isinstance(value, Mapping):
-            given = [value[name] for name in parts.bound({name: name for name in value}, "value")]
+            values = [value[name] for name in parts.bound({name: name for name in value}, "value")]
         else:
-            given = [value] if len(packed.inputs) == 1 else list(value)
-        if len(given) != len(packed.inputs):
-            raise ShapeError(f"`value` must have {len(packed.inputs)} inputs. Received: {len(given)}")
+            values = [value] if len(packed.inputs) == 1 else list(value)
+        if len(values) != len(packed.inputs):
+            raise ShapeError(f"`value` must have {len(packed.inputs)} inputs. Received: {len(values)}")
         if self._local is None:
             self._local = archive.from_bytes(packed.data, packed.objects)
         arrays = [
-            one_row(one, shape, dtype, name)
-            for one, (shape, dtype), name in zip(given, packed.inputs, parts.names, strict=True)
+            one_row(number, shape, dtype, name)
+            for number, (shape, dtype), name in zip(values, packed.inputs, parts.names, strict=True)
         ]
-        structure = getattr(self._local, "_inputs_struct", None)
-        x = arrays[0] if structure is None else keras.tree.pack_sequence_as(structure, arrays)
-        return [np.asarray(output) for output in keras.tree.flatten(self._local.predict_on_batch(x))]
-
-    def _saved_bytes(self) -> bytes:
-        if self._data is None:
-            raise ConfigurationError("`keras_model` must be set. Received: KerasModel without keras_model")
-        return self._data
+        return outputs_of_call(self._local, arrays)
 
     @on_dataframe
     def _transform(self, dataset: DataFrame) -> DataFrame:
         packed = self.packed_model
-        ready, given = assembled(dataset, self.value("features_col"), len(packed.inputs))
-        inputs = packed.input_parts.bound(given, "features_col")
-        invalid = InvalidRows(self.value("handle_invalid"), self.value("invalid_col"))
-        out = predicted(ready, packed, inputs, self.output_columns(), self.limits, self.feature_decoders(), invalid)
+        ready, features = assembled(dataset, self.value("features_col"), len(packed.inputs))
+        inputs = packed.input_parts.bound(features, "features_col")
+        out = predicted(ready, packed, inputs, self.output_columns(), self.prediction_options())
         return out.drop(ASSEMBLED) if inputs == (ASSEMBLED,) else out
 
     @on_dataframe
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """Loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` gives them: in one pass, on executors.
+        """Return loss and metrics over a DataFrame, by name, as `keras.Model.evaluate` does: in one pass, on executors.
 
         The columns are ``label_col`` and ``sample_weight_col``, if that is set; the batches have
         ``prediction_batch_size`` rows.
@@ -503,67 +426,70 @@ class KerasModel(Model, PredictionParams, Saveable):
             MissingColumnError, ShapeError, BadValueError, EmptyDataError: of the data.
         """
         packed = self.packed_model
-        recipe = compiled_recipe(self.keras_model, packed.data, self.value("custom_objects"))
+        recipe = recipe_of(self.keras_model, packed.data, objects=self.value("custom_objects"))
         model = recipe.build(packed.data)
         ready, inputs = assembled(dataset, self.value("features_col"), len(packed.inputs))
         spec = data_spec(
             model,
-            ready,
+            ready.schema,
             features=inputs,
             labels=self.value("label_col"),
             weight=self.value("sample_weight_col"),
             batch_size=self.value("prediction_batch_size"),
-            epochs=1,
-            seed=0,
             shuffle=False,
-            spool_bytes=0,
             decode=decoders(self.value("decode"), listed(names_of(inputs, "features_col"))),
         )
         if self.value("handle_invalid") != "error":
             ready = valid_rows(ready, spec)
         metric_states(model, example(spec))  # makes the metrics
-        require_additive(model)
-        return evaluate(ready, EvaluationTask(packed.archive(dataset.sparkSession), recipe, spec), model)
+        _require_additive(model)
+        states = _summed_states(ready, spec, recipe, packed.archive_reader(dataset.sparkSession))
+        for variable in _metric_variables(model):
+            size = int(np.prod(variable.shape))
+            variable.assign(states[:size].reshape(variable.shape))
+            states = states[size:]
+        return {name: float(value) for name, value in model.get_metrics_result().items()}
 
     @property
     def packed_model(self) -> PackedModel:
-        """The model as bytes, ready to travel."""
+        """Return the model as bytes, ready to travel."""
         if self._packed is None:
-            self._packed = PackedModel(self._saved_bytes(), self.value("custom_objects"))
+            self._packed = PackedModel(self.archive_to_save(), self.value("custom_objects"))
         return self._packed
 
     @property
     def output_names(self) -> list[str]:
-        """The names of the model's outputs."""
-        return list(self._output_names)
+        """Return the names of the model's outputs."""
+        return list(self.packed_model.output_parts.names)
 
-    def feature_decoders(self) -> dict[str, Callable[[Any], Any]]:
-        """What executors decode columns of features with, by column."""
+    def prediction_options(self) -> PredictionOptions:
+        """Return how rows are predicted from."""
         features = listed(names_of(self.value("features_col"), "features_col"))
-        return {name: one for name, one in decoders(self.value("decode"), features).items() if name in features}
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Rows and bytes of a call of the model, to predict."""
-        return self.value("prediction_batch_size"), self.value("prediction_batch_bytes")
+        functions = decoders(self.value("decode"), features)
+        return PredictionOptions(
+            self.value("prediction_batch_size"),
+            self.value("prediction_batch_bytes"),
+            {name: function for name, function in functions.items() if name in features},
+            self.value("handle_invalid"),
+            self.value("invalid_col"),
+        )
 
     def output_columns(self) -> list[OutputColumn]:
-        """The new columns: predictions, and of a classifier its scores and probabilities."""
+        """Return the new columns: predictions, and of a classifier its scores and probabilities."""
         packed, columns = self.packed_model, []
         vectors = self.value("output_type") == "vector"
-        for number, (name, head) in enumerate(zip(self._prediction_names(), self._heads, strict=True)):
-            flat = len(packed.outputs[number][0]) == 1
-            form = (
-                "class" if head.classes else "number" if head.size == 1 else "vector" if vectors and flat else "values"
-            )
-            dtype = column_type(packed.outputs[number][1])[0]
-            thresholds = self._thresholds(head) if form == "class" else ()
-            columns.append(OutputColumn(name, number, form, dtype, head.logits, thresholds))
+        for output, (name, head) in enumerate(zip(self._prediction_names(), self._heads, strict=True)):
+            flat = len(packed.outputs[output][0]) == 1
+            form = "vector" if vectors and flat else "values"
+            if head.classes or head.size == 1:
+                form = "class" if head.classes else "number"
+            thresholds = self._thresholds(head) if head.classes else ()
+            columns.append(packed.column(name, output, form, logits=head.logits, thresholds=thresholds))
         for keyword, form in (("raw_prediction_col", "logits"), ("probability_col", "probability")):
             names = self._with_output_names(self.value(keyword)) if self.value(keyword) else []
-            for number, name in enumerate(names):
-                if self._heads[number].classes:
-                    columns.append(OutputColumn(name, number, form, logits=self._heads[number].logits))
+            for output, (name, head) in enumerate(zip(names, self._heads, strict=False)):
+                if head.classes:
+                    columns.append(packed.column(name, output, form, logits=head.logits))
         return columns
 
     def _thresholds(self, head: Head) -> tuple[float, ...]:
@@ -575,40 +501,31 @@ class KerasModel(Model, PredictionParams, Saveable):
         return thresholds
 
     def _with_output_names(self, name: str) -> list[str]:
-        """The name of a column, or one for each output."""
-        outputs = self._output_names
+        """Return the name of a column, or one for each output."""
+        outputs = self.output_names
         return [name] if len(outputs) == 1 else [f"{name}_{output}" for output in outputs]
 
     def _prediction_names(self) -> list[str]:
-        names, outputs = self.value("prediction_col"), self._output_names
+        names = self.value("prediction_col")
         if isinstance(names, str):
             return self._with_output_names(names)
-        return list(Parts("outputs", tuple(outputs), self._outputs_named).bound(names, "prediction_col"))
+        return list(self.packed_model.output_parts.bound(names, "prediction_col"))
 
-    def write(self) -> KerasMLWriter:
-        """Writes parameters and model."""
-        return KerasMLWriter(self, left_out=("custom_objects",))
-
-    @classmethod
-    def read(cls) -> KerasMLReader[KerasModel]:
-        """Reads what `write` has written."""
-        return KerasMLReader(cls)
-
-    def archive_to_save(self) -> bytes | None:
-        """The model with its optimizer, as it was fitted.
+    def archive_to_save(self) -> bytes:
+        """Return the archive of the model with its optimizer, as it was fitted.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: there is no model.
         """
-        return self._saved_bytes()
+        if self._data is None:
+            raise ConfigurationError("`keras_model` must be set. Received: KerasModel without keras_model")
+        return self._data
 
     def extra_to_save(self) -> dict[str, Any]:
-        """What the outputs are."""
-        heads = [dataclasses.asdict(head) for head in self._heads]
-        return {"outputs": self._output_names, "named": self._outputs_named, "heads": heads}
+        """Return what the outputs mean."""
+        return {"heads": [dataclasses.asdict(head) for head in self._heads]}
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
-        """Takes back what was saved."""
-        self._data, self._output_names = data, list(saved["outputs"])
-        self._outputs_named = bool(saved["named"])
+        """Take back the model, and what its outputs mean."""
+        self._data = data
         self._heads = [Head(**head) for head in saved["heads"]]

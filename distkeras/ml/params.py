@@ -29,6 +29,11 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import GROUPS, TrainSettings, flattened
 from distkeras.trainer import Trainer
 from distkeras.transformers.params import (
+    BOOLEAN,
+    COLUMN,
+    COLUMN_OR_NONE,
+    INVALID,
+    POSITIVE_INTEGER,
     HasDecode,
     HasOutputType,
     column_name,
@@ -36,13 +41,9 @@ from distkeras.transformers.params import (
     columns_by_name,
     finite_float,
     integer_from,
-    one_of,
     param,
-    text_or_empty,
-    true_or_false,
 )
 from distkeras.transformers.predictor import BATCH_BYTES
-from distkeras.transformers.serving import HANDLE_INVALID as HANDLE_INVALID
 
 _P = TypeVar("_P", bound="type[Params]")
 
@@ -76,12 +77,12 @@ _CALLED_ELSEWHERE = {
 
 
 def trainer_keywords() -> Mapping[str, inspect.Parameter]:
-    """The keywords of `Trainer` and their defaults, in its order."""
+    """Return the keywords of `Trainer` and their defaults, in its order."""
     return inspect.signature(Trainer).parameters
 
 
 def with_trainer_params(kind: _P) -> _P:
-    """Gives a class of parameters one for each keyword of `Trainer` that Spark has no mixin for."""
+    """Give a class of parameters one for each keyword of `Trainer` that Spark has no mixin for."""
     texts = texts_of_arguments(Trainer)
     for keyword in trainer_keywords():
         name = SPARK_NAMES.get(keyword, keyword)
@@ -89,15 +90,10 @@ def with_trainer_params(kind: _P) -> _P:
             setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
     for name in _names_of_params(kind):
         setattr(kind, name, keeping(getattr(kind, name)))
-    own = [KEYWORDS.get(name, name) for name in _names_of_params(kind)]
-    keywords = [
-        *(parameter.replace(annotation=Any) for parameter in trainer_keywords().values()),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-            for name in own
-            if name not in trainer_keywords()
-        ),
-    ]
+    keywords = [parameter.replace(annotation=Any) for parameter in trainer_keywords().values()]
+    for name in (KEYWORDS.get(name, name) for name in _names_of_params(kind)):
+        if name not in trainer_keywords():
+            keywords.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
     setattr(kind, "__signature__", inspect.Signature(keywords))  # noqa: B010 - what `inspect` and `help` show, unknown to type checkers
     return with_accessors(kind)
 
@@ -133,7 +129,7 @@ def _add_accessors(kind: type[Params], name: str) -> None:
 
 
 def _checked(keyword: str) -> Callable[[Any], Any]:
-    """What a trainer's settings can say of one value alone is said where it is set; the rest is said by `fit`."""
+    # What a trainer's settings refuse in one value alone is refused where it is set; `fit` refuses the rest.
     if keyword == "model":
         return _model
     known = {field.name for field in dataclasses.fields(TrainSettings)}
@@ -154,14 +150,14 @@ def _model(value: Any) -> Any:
 
 
 def one_or_several(value: Any) -> str | list[str] | dict[str, str]:
-    """Return the name of one column, a list of them, or a mapping from names of a model's inputs or outputs."""
+    """Return the name of one column, several of them, or a mapping from names of a model's inputs or outputs."""
     if isinstance(value, Mapping):
         return columns_by_name(value)
     return column_name(value) if isinstance(value, str) else column_names(value)
 
 
 def fraction(value: Any) -> float:
-    """A number in [0, 1); ValueError for another one."""
+    """Return a number in [0, 1); ValueError for another one."""
     if not 0 <= finite_float(value) < 1:
         raise ValueError
     return float(value)
@@ -176,7 +172,7 @@ def positive_float(value: Any) -> float:
 
 def class_thresholds(value: Any) -> list[float]:
     """Return thresholds of classes as floats; ValueError where they cannot work."""
-    thresholds = [finite_float(one) for one in value]
+    thresholds = [finite_float(threshold) for threshold in value]
     if len(thresholds) < 2 or min(thresholds) < 0 or thresholds.count(0.0) > 1:
         raise ValueError
     return thresholds
@@ -187,10 +183,10 @@ def _plain(name: str) -> str:
 
 
 class KeywordParams(Params):
-    """Parameters that are set, and asked for, by the keywords of the constructor too."""
+    """Parameters that are set and read by the keywords of the constructor too."""
 
     def getParam(self, paramName: str) -> Param[Any]:
-        """A parameter by Spark's name or by the constructor's keyword: ``featuresCol`` is ``features_col``."""
+        """Return a parameter by Spark's name or by the constructor's keyword: ``featuresCol`` is ``features_col``."""
         return super().getParam(SPARK_NAMES.get(paramName, paramName))
 
     def hasParam(self, paramName: str) -> bool:
@@ -198,7 +194,7 @@ class KeywordParams(Params):
         return super().hasParam(SPARK_NAMES.get(paramName, paramName))
 
     def setParams(self, **keywords: Any) -> Any:
-        """Sets parameters by the constructor's keywords; None sets one back to its default.
+        """Set parameters by the constructor's keywords; None sets one back to its default.
 
         Raises:
             ConfigurationError: no such keyword, or a value that cannot work.
@@ -244,9 +240,17 @@ class KeywordParams(Params):
         return {param: live(value) for param, value in super().extractParamMap(extra).items()}
 
     def value(self, keyword: str) -> Any:
-        """What is set for a keyword, or its default; None where there is neither."""
+        """Return what is set for a keyword, or its default; None where there is neither."""
         param = self.getParam(keyword)
         return self.getOrDefault(param) if self.isDefined(param) else None
+
+
+_SEVERAL = one_or_several, "a column name or several"
+_POSITIVE = positive_float, "a positive number"
+
+
+def _spark_param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> Param[Any]:
+    return param(name, doc, convert, expected, keyword=KEYWORDS[name])
 
 
 class PredictionParams(
@@ -262,50 +266,35 @@ class PredictionParams(
     HasDecode,
     KeywordParams,
 ):
-    """What estimator and model share: the columns to read, and the new ones."""
+    """The parameters that estimator and model share: the columns to read, and the new ones."""
 
-    featuresCol = param(
-        "featuresCol", "columns to predict from", one_or_several, "a column name or several", keyword="features_col"
-    )
-    labelCol = param(
-        "labelCol", "column or columns of labels", one_or_several, "a column name or several", keyword="label_col"
-    )
-    weightCol = param(
-        "weightCol", "column of weights", column_name, "the name of a column", keyword="sample_weight_col"
-    )
-    predictionCol = param(
+    featuresCol = _spark_param("featuresCol", "columns to predict from", *_SEVERAL)
+    labelCol = _spark_param("labelCol", "column or columns of labels", *_SEVERAL)
+    weightCol = _spark_param("weightCol", "column of weights", *COLUMN)
+    predictionCol = _spark_param(
         "predictionCol",
         "new column of predictions, or one for each output: the class of a classifier, else what the model returns",
-        one_or_several,
-        "a column name or several",
-        keyword="prediction_col",
+        *_SEVERAL,
     )
-    probabilityCol = param(
+    probabilityCol = _spark_param(
         "probabilityCol",
         'new column of class probabilities, or one for each output that is a classifier; "" for none',
-        text_or_empty,
-        "a column name",
-        keyword="probability_col",
+        *COLUMN_OR_NONE,
     )
-    rawPredictionCol = param(
+    rawPredictionCol = _spark_param(
         "rawPredictionCol",
         'new column of the logits of a classifier, or one for each output that is one; "" for none',
-        text_or_empty,
-        "a column name",
-        keyword="raw_prediction_col",
+        *COLUMN_OR_NONE,
     )
-    handleInvalid = param(
+    handleInvalid = _spark_param(
         "handleInvalid",
         "what becomes of a row with a null, NaN or the like: error, skip or keep, without a prediction",
-        one_of(*HANDLE_INVALID),
-        "one of 'error', 'skip' and 'keep'",
-        keyword="handle_invalid",
+        *INVALID,
     )
     invalid_col = param(
         "invalid_col",
         'new column with the reason why a row that is kept has no prediction; "" for none',
-        text_or_empty,
-        "a column name",
+        *COLUMN_OR_NONE,
     )
     thresholds = param(
         "thresholds",
@@ -314,13 +303,10 @@ class PredictionParams(
         "numbers of at least 0, of which at most one is 0",
     )
     prediction_batch_size = param(
-        "prediction_batch_size", "rows a call of the model, to predict, at most", integer_from(1), "a positive integer"
+        "prediction_batch_size", "rows a call of the model, to predict, at most", *POSITIVE_INTEGER
     )
     prediction_batch_bytes = param(
-        "prediction_batch_bytes",
-        "bytes of the inputs and outputs of such a call, at most",
-        integer_from(1),
-        "a positive integer",
+        "prediction_batch_bytes", "bytes of the inputs and outputs of such a call, at most", *POSITIVE_INTEGER
     )
     custom_objects = param(
         "custom_objects",
@@ -335,33 +321,9 @@ class PredictionParams(
         self._setDefault(probabilityCol="probability", rawPredictionCol="rawPrediction")
         self._setDefault(handleInvalid="error", invalid_col="")
 
-    def setFeaturesCol(self, value: str | list[str]) -> Any:
-        """Sets ``featuresCol``."""
-        return self._set(featuresCol=value)
-
-    def setLabelCol(self, value: str | list[str]) -> Any:
-        """Sets ``labelCol``."""
-        return self._set(labelCol=value)
-
-    def setWeightCol(self, value: str) -> Any:
-        """Sets ``weightCol``."""
-        return self._set(weightCol=value)
-
-    def setPredictionCol(self, value: str | list[str]) -> Any:
-        """Sets ``predictionCol``."""
-        return self._set(predictionCol=value)
-
-    def setProbabilityCol(self, value: str) -> Any:
-        """Sets ``probabilityCol``."""
-        return self._set(probabilityCol=value)
-
-    def setRawPredictionCol(self, value: str) -> Any:
-        """Sets ``rawPredictionCol``."""
-        return self._set(rawPredictionCol=value)
-
 
 class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
-    """What the estimator has in addition to the keywords of `Trainer`."""
+    """The parameters of the estimator in addition to the keywords of `Trainer`."""
 
     # Spark's mixin has a default of its own, which may be negative, until the trainer's takes its place.
     seed = param("seed", "of the row order", integer_from(-(1 << 63)), "an integer")
@@ -372,34 +334,14 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
         "a number in [0, 1)",
     )
     validation_rows = param(
-        "validation_rows",
-        "rows to validate on while training, at most; the driver holds them",
-        integer_from(1),
-        "a positive integer",
+        "validation_rows", "rows to validate on while training, at most; the driver holds them", *POSITIVE_INTEGER
     )
-    validation_every_epochs = param(
-        "validation_every_epochs", "epochs between two validations", positive_float, "a positive number"
-    )
-    validation_every_seconds = param(
-        "validation_every_seconds", "seconds between two validations", positive_float, "a positive number"
-    )
-    validation_every_commits = param(
-        "validation_every_commits", "commits between two validations", integer_from(1), "a positive integer"
-    )
+    validation_every_epochs = param("validation_every_epochs", "epochs between two validations", *_POSITIVE)
+    validation_every_seconds = param("validation_every_seconds", "seconds between two validations", *_POSITIVE)
+    validation_every_commits = param("validation_every_commits", "commits between two validations", *POSITIVE_INTEGER)
     worker_learning_rate = param(
-        "worker_learning_rate",
-        "learning rate of the workers' optimizer, in place of the optimizer's own",
-        positive_float,
-        "a positive number",
+        "worker_learning_rate", "learning rate of the workers' optimizer, in place of the optimizer's own", *_POSITIVE
     )
     callbacks = param("callbacks", "of `Trainer.train`", list, "a list of callbacks")
     checkpoint: Param[Any] = Param(Params._dummy(), "checkpoint", "of `Trainer.train`")  # noqa: SLF001 - as Spark ML's own mixins
-    resume = param("resume", "of `Trainer.train`", true_or_false, "True or False")
-
-    def setSeed(self, value: int) -> Any:
-        """Sets ``seed``."""
-        return self._set(seed=value)
-
-    def setValidationIndicatorCol(self, value: str) -> Any:
-        """Sets ``validationIndicatorCol``."""
-        return self._set(validationIndicatorCol=value)
+    resume = param("resume", "of `Trainer.train`", *BOOLEAN)

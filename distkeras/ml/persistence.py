@@ -14,7 +14,6 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable
 
 from distkeras.keras_model import archive
-from distkeras.keras_model.registered import config_of, object_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
@@ -22,22 +21,22 @@ from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import GROUPS
 from distkeras.spark.failures import short_errors
-from distkeras.transformers.files import StageWriter, load_archive, save_archive
+from distkeras.transformers.files import StageWriter, config_of, load_archive, object_of, save_archive
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-#: The key that marks a JSON object as a value of another kind.
+#: The key whose presence makes a JSON object the description of another value; its own value is that value's kind.
 _KIND = "distkeras"
-#: Settings of plain fields, by that value.
+#: Settings of plain fields, by kind.
 _SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint, **GROUPS}
 #: Fields that only this Spark session knows, and that are not saved.
 _OF_THIS_SESSION = {"resources"}
 
 
 def to_json(value: Any, name: str) -> Any:
-    """A parameter's value as JSON.
+    """Return a parameter's value as JSON.
 
     Raises:
         ConfigurationError: it has no description that could be read back: a function or class that is not registered
@@ -65,7 +64,7 @@ def to_json(value: Any, name: str) -> Any:
 
 
 def from_json(value: Any, name: str) -> Any:
-    """What `to_json` was given; a tuple comes back as a list.
+    """Return what `to_json` was given; a tuple comes back as a list.
 
     Raises:
         ConfigurationError: a class or function that Keras does not know in this process.
@@ -75,7 +74,8 @@ def from_json(value: Any, name: str) -> Any:
     if not isinstance(value, dict):
         return value
     if value[_KIND] == "rule":
-        return make(value["name"], **_as_tuples(from_json(value["fields"], name)))
+        fields = from_json(value["fields"], name)
+        return make(value["name"], **{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
     if value[_KIND] == "schedule":
         return schedule_of(value["config"])
     if value[_KIND] in _SETTINGS:
@@ -85,24 +85,35 @@ def from_json(value: Any, name: str) -> Any:
     return object_of(value["config"], name)
 
 
-def _as_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-
-
 class Saveable(Params, MLReadable[Any], MLWritable, ABC):
-    """A stage that is parameters, a Keras model or none, and a few words of its own."""
+    """A stage of parameters, a Keras model or none, and few other data.
+
+    Attributes:
+        left_out: parameters that are not written, such as one whose value is the archive.
+    """
+
+    left_out: tuple[str, ...] = ()
+
+    def write(self) -> KerasMLWriter:
+        """Return a writer of parameters and model."""
+        return KerasMLWriter(self)
+
+    @classmethod
+    def read(cls) -> KerasMLReader[Any]:
+        """Return a reader of what `write` has written."""
+        return KerasMLReader(cls)
 
     @abstractmethod
     def archive_to_save(self) -> bytes | None:
-        """The model as a ``.keras`` archive, with its optimizer."""
+        """Return the model as a ``.keras`` archive, with its optimizer; None where there is none."""
 
-    @abstractmethod
     def extra_to_save(self) -> dict[str, Any]:
-        """What else must be written, JSON-ready."""
+        """Return what must be written in addition to parameters and model, JSON-ready."""
+        return {}
 
     @abstractmethod
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
-        """Takes back the archive, and what `extra_to_save` gave."""
+        """Take back the archive, and what `extra_to_save` returned."""
 
 
 _S = TypeVar("_S", bound=Saveable)
@@ -117,7 +128,7 @@ class KeptValue(Transformer, Saveable):
 
     Args:
         value: the value.
-        name: of the parameter.
+        name: name of the parameter.
     """
 
     def __init__(self, value: Any = None, name: str = "") -> None:
@@ -130,29 +141,12 @@ class KeptValue(Transformer, Saveable):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         raise ConfigurationError(f"a stage must transform rows. Received: the value of the parameter {self.name!r}")
 
-    def write(self) -> KerasMLWriter:
-        """Return a writer of the value."""
-        return KerasMLWriter(self)
-
-    @classmethod
-    def read(cls) -> KerasMLReader[KeptValue]:
-        """Return a reader of what `write` has written."""
-        return KerasMLReader(cls)
-
     def archive_to_save(self) -> bytes | None:
-        """Return the archive of a model; None for other values.
-
-        Raises:
-            ConfigurationError: the model cannot be saved.
-        """
+        """Return the archive of a model; None for other values."""
         return archive_with_optimizer(self.value) if self._is_model() else None
 
     def extra_to_save(self) -> dict[str, Any]:
-        """Return the description of a value that is no model.
-
-        Raises:
-            ConfigurationError: it has none.
-        """
+        """Return the description of a value that is no model."""
         return {"name": self.name, "value": None if self._is_model() else to_json(self.value, self.name)}
 
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
@@ -195,24 +189,19 @@ def _is_json(value: Any) -> bool:
 
 
 class KerasMLWriter(StageWriter):
-    """Writes metadata, parameters as JSON, and the archive as rows of Parquet next to them.
+    """Writes metadata, parameters as JSON, and the archive as rows of Parquet next to them."""
 
-    Args:
-        instance: estimator or model.
-        left_out: parameters that are not written: those whose value is the archive.
-    """
-
-    def __init__(self, instance: Saveable, left_out: tuple[str, ...] = ()) -> None:
+    def __init__(self, instance: Saveable) -> None:
         super().__init__()
-        self.instance, self.left_out = instance, left_out
+        self.instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Writes."""
+        """Write below ``path``."""
         spark = self.sparkSession
         params = {
             param.name: to_json(live(value), param.name)
             for param, value in self.instance._paramMap.items()  # noqa: SLF001 - as Spark ML's own writers do
-            if param.name not in self.left_out
+            if param.name not in self.instance.left_out
         }
         bare = self.instance.copy()
         bare._paramMap, bare._defaultParamMap = {}, {}  # noqa: SLF001 - Spark ML's writer would encode the values
@@ -224,11 +213,7 @@ class KerasMLWriter(StageWriter):
 
 
 class KerasMLReader(MLReader[_S]):
-    """Reads what `KerasMLWriter` has written.
-
-    Args:
-        kind: estimator or model; made by ``kind()``; then its parameters are set, and by `restore` the rest.
-    """
+    """Reads what `KerasMLWriter` has written: sets the parameters of ``kind()``, and restores the rest."""
 
     def __init__(self, kind: type[_S]) -> None:
         super().__init__()
@@ -236,7 +221,7 @@ class KerasMLReader(MLReader[_S]):
 
     @short_errors
     def load(self, path: str) -> _S:
-        """Reads.
+        """Return what was saved below ``path``.
 
         Raises:
             ConfigurationError: a class or function that Keras does not know in this process, or of another kind.
@@ -255,7 +240,7 @@ class KerasMLReader(MLReader[_S]):
 
 
 def archive_with_optimizer(model: keras.Model, name: str = "model") -> bytes:
-    """A model as a ``.keras`` archive, from which a compiled one can be loaded as it is.
+    """Return a model as a ``.keras`` archive, from which it can be loaded as it is compiled.
 
     An optimizer that has taken no step yet is built first: Keras cannot load the archive of one that is not.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ X = Column("x")
 
 
 def spec(*labels: Column, classes: int | None = None) -> DataSpec:
-    return DataSpec((X,), labels, classes=(classes,) * len(labels))
+    return DataSpec((X,), tuple(replace(label, classes=classes) for label in labels))
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,17 @@ from pyspark.sql import types as T
 
 from distkeras.data.columns import Column, to_numpy
 from distkeras.data.ordering import ROW_HASH, partitioned
-from distkeras.data.schema import arrow_ready, quoted
+from distkeras.data.schema import quoted, ready_columns
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
-SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64"),), batch_size=16, classes=10)
+SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64", classes=10),), batch_size=16)
+
+
+def arrow_ready(df: DataFrame, names: list[str]) -> DataFrame:
+    """Return columns as training reads them."""
+    return df.select(*ready_columns(df.schema.fields, DataSpec(features=tuple(map(Column, names)))))
 
 
 @pytest.fixture(scope="module")

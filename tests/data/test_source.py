@@ -258,7 +258,7 @@ VECTORS = [[0.0, 1.0]] * 20
 def test_bad_rows_raise_one_typed_error_that_says_where(
     changed: dict[str, Any], error: type[DistkerasError], name: str, text: str, start: tuple[int, int]
 ) -> None:
-    spec = replace(SPEC, classes=10, epochs=2, batch_size=5)
+    spec = replace(SPEC, labels=(replace(Y, classes=10),), epochs=2, batch_size=5)
     with pytest.raises(error, match=text) as caught:
         read(records(20, **{"y": pa.array([9] * 20), **changed}), spec, worker=3, start=start)
     assert type(caught.value) is error
@@ -268,14 +268,14 @@ def test_bad_rows_raise_one_typed_error_that_says_where(
 
 
 def test_labels_of_floating_dtype_must_be_whole_to_be_classes() -> None:
-    spec = replace(SPEC, labels=(Column("y"),), classes=20)
+    spec = replace(SPEC, labels=(Column("y", classes=20),))
     assert len(read(records(20), spec)) == 5
     with pytest.raises(BadValueError, match=r"Received: 0\.5 in row 7"):
         read(records(20, y=column([1.0] * 20, 7, 0.5)), spec)
 
 
 def test_each_label_has_its_own_classes() -> None:
-    spec = replace(SPEC, labels=(Y, W), classes=(10, None))
+    spec = replace(SPEC, labels=(replace(Y, classes=10), W))
     assert len(read(records(10), spec)) == 3
     with pytest.raises(BadValueError, match="Received: 10 in row 10"):
         read(records(11), spec)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +23,6 @@ X, Y, Z = Column("x", (2,)), Column("y", (), "int64"), Column("z", (), "int64")
         ({"seed": -1}, "seed"),
         ({"spool_bytes": -1}, "spool_bytes"),
         ({"sample_weight": Column("w", (2,))}, "sample_weight"),
-        ({"classes": 0}, "classes"),
-        ({"classes": (10, 10)}, "classes"),
-        ({"classes": ()}, "classes"),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused_by_name(arguments: dict[str, Any], argument: str) -> None:
@@ -36,8 +34,12 @@ def test_a_column_used_twice_is_read_once() -> None:
     assert DataSpec(features=(X, Z), labels=(X, Y), sample_weight=Z).columns == (X, Z, Y)
 
 
-@pytest.mark.parametrize(("classes", "limits"), [(None, (None, None)), (3, (3, 3)), ((3, None), (3, None))])
-def test_classes_are_for_all_labels_or_for_each(
-    classes: int | tuple[int, None] | None, limits: tuple[int | None, int | None]
-) -> None:
-    assert DataSpec(features=(X,), labels=(Y, Z), classes=classes).class_limits == limits
+def test_a_column_that_is_feature_and_label_is_checked_as_a_label() -> None:
+    label = replace(Z, classes=3, loss="sparse_categorical_crossentropy")
+    (column,) = DataSpec(features=(Z,), labels=(label,)).columns
+    assert (column.classes, column.loss) == (3, "sparse_categorical_crossentropy")
+
+
+def test_no_classes_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^`classes` must be a positive integer.*Received: classes=0"):
+        replace(Y, classes=0)

@@ -201,7 +201,6 @@ def test_a_backend_that_does_not_train_is_refused_before_a_job(monkeypatch: pyte
 
 
 def test_unpickling_custom_objects_settles_the_backend_first() -> None:
-    settling = archive.CustomObjects().__reduce__()[1][0]
-    settling.name = "theano"
+    settling = type(archive.CustomObjects().__reduce__()[1][0])("theano")
     with pytest.raises(ConfigurationError, match="`name` must be one of"):
         pickle.loads(pickle.dumps(settling))

@@ -14,7 +14,7 @@ from distkeras import Trainer
 from distkeras.keras_model import archive
 from distkeras.keras_model.carried import lost
 from distkeras.keras_model.optimizers import require_independent
-from distkeras.keras_model.recipe import compiled_recipe
+from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError
 
 
@@ -233,7 +233,7 @@ def test_flags_of_compile_reach_the_workers() -> None:
     for flags in ({"run_eagerly": True}, {"jit_compile": True}):
         model.compile("sgd", "mse", **flags)
         file = archive.to_bytes(model)
-        built = compiled_recipe(model, file).build(file)
+        built = recipe_of(model, file).build(file)
         assert {name: getattr(built, name) for name in flags} == flags
 
 
@@ -245,7 +245,7 @@ def test_an_unscaled_loss_stays_so() -> None:
         for scaled in (True, False):
             model.compile("sgd", "mse", auto_scale_loss=scaled)
             file = archive.to_bytes(model)
-            built = compiled_recipe(model, file).build(file)
+            built = recipe_of(model, file).build(file)
             assert isinstance(built.optimizer, keras.optimizers.LossScaleOptimizer) is scaled
     finally:
         keras.config.set_dtype_policy(before)

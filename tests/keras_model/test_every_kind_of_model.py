@@ -255,7 +255,7 @@ def trained(model: keras.Model, batches: list[Batch]) -> Trained:
     file = archive.to_bytes(model)
     given = dict.fromkeys(("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "objects"))
     recipe = recipe_of(model, file, **given)
-    replica = KerasReplica(recipe.build_to_train(file))
+    replica = KerasReplica(recipe.build(file, to_train=True))
     assert lost_from_model(model, replica.model) is None
     replica.prepare(batches[0])
     start, statistics = replica.layout.empty(), replica.moving_statistics.empty()

@@ -16,7 +16,7 @@ from support.training.small_classifier import batches, weights
 
 from distkeras.keras_model import archive
 from distkeras.keras_model.optimizer_state import has_state
-from distkeras.keras_model.recipe import Recipe, compiled_recipe
+from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.ps.protocol.messages import OptimizerState
@@ -140,7 +140,7 @@ def test_a_state_that_is_not_finite_is_not_read() -> None:
 
 def packed(model: keras.Model) -> tuple[Recipe, bytes]:
     file = archive.to_bytes(model)
-    return compiled_recipe(model, file), file
+    return recipe_of(model, file), file
 
 
 @pytest.mark.parametrize("features", [6, None], ids=["the traced loop", "data of another kind"])

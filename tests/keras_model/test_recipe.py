@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from distkeras.keras_model import archive
 from distkeras.keras_model.gradient_collector import inner_optimizer
-from distkeras.keras_model.recipe import compiled_recipe, recipe_of
+from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError
 
 
@@ -26,7 +26,7 @@ def rebuild(model: keras.Model, *, train: bool = False, **arguments: Any) -> ker
     file = archive.to_bytes(model)
     recipe = recipe_of(model, file, **given)
     arrived = pickle.loads(cloudpickle.dumps(recipe))
-    return arrived.build_to_train(file) if train else arrived.build(file)
+    return arrived.build(file, to_train=train)
 
 
 class TestOptimizer:
@@ -208,7 +208,7 @@ def test_workers_compute_with_the_drivers_settings_of_keras() -> None:
     keras.config.set_epsilon(1e-3)
     try:
         file = archive.to_bytes(model)
-        recipe = compiled_recipe(model, file)
+        recipe = recipe_of(model, file)
         keras.config.set_epsilon(before)
         recipe.build(file)
         assert keras.config.epsilon() == 1e-3

@@ -16,7 +16,7 @@ from support.training.small_classifier import batches, mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive
-from distkeras.keras_model.recipe import Recipe, compiled_recipe
+from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache, fingerprint
 
@@ -40,7 +40,7 @@ def network(optimizer: Any = "sgd", *, loss: Any = "sparse_categorical_crossentr
 
 def packed(model: keras.Model) -> tuple[Recipe, bytes]:
     file = archive.to_bytes(model)
-    return compiled_recipe(model, file), file
+    return recipe_of(model, file), file
 
 
 def load_first(replica: KerasReplica, start: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from keras import layers
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive
-from distkeras.keras_model.recipe import Recipe, compiled_recipe
+from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 
@@ -213,7 +213,7 @@ def result(replica: KerasReplica, job: Mapping[str, Any]) -> list[np.ndarray]:
 def packed(job: Job) -> tuple[Recipe, bytes]:
     model = model_of(dict(job))
     file = archive.to_bytes(model)
-    return compiled_recipe(model, file), file
+    return recipe_of(model, file), file
 
 
 def run(cache: ReplicaCache, job: Job) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import pytest
 from keras import layers
 
 from distkeras.keras_model import archive
-from distkeras.keras_model.recipe import compiled_recipe
+from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.weights_file import ELSEWHERE, with_all_weights, without_weights_of
 from distkeras.ps.errors import ConfigurationError, NodeError, sorted_error
@@ -85,7 +85,7 @@ def test_a_worker_has_them_and_knows_another_file(tmp_path: Path) -> None:
         frozen.layers[0].kernel.assign(frozen.layers[0].kernel + shift)
         frozen.save_weights(path)
         data = archive.to_bytes(model)
-        with cache.lent(compiled_recipe(model, data), without_weights_of(data, str(path))) as replica:
+        with cache.lent(recipe_of(model, data), without_weights_of(data, str(path))) as replica:
             np.testing.assert_array_equal(replica.model.layers[0].layers[0].kernel, frozen.layers[0].kernel)
             kept.append(replica)
     assert kept[0] is kept[1] is kept[2]

@@ -76,7 +76,7 @@ class TestParams:
                 assert made.value(keyword) == parameter.default, keyword
 
     def test_sparks_own_setters_and_the_keywords_mean_the_same(self) -> None:
-        made = estimator(features_col=["a", "b"], sample_weight_col="weight")
+        made: Any = estimator(features_col=["a", "b"], sample_weight_col="weight")
         assert (made.value("features_col"), made.getWeightCol()) == (["a", "b"], "weight")
         made.setFeaturesCol("features").setSeed(7).setParams(batch_size=64)
         assert (made.value("features_col"), made.value("seed"), made.value("batch_size")) == ("features", 7, 64)

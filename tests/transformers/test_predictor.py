@@ -323,7 +323,7 @@ def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeyp
     stage = ModelPredictor(model)
     for _ in range(2):
         np.testing.assert_allclose(values(stage.transform(rows)), model.predict_on_batch(X), rtol=1e-5, atol=1e-6)
-    archives = [stage.packed_model.archive(rows.sparkSession) for _ in range(2)]
+    archives = [stage.packed_model.archive_reader(rows.sparkSession) for _ in range(2)]
     assert archives[0] is archives[1]
 
 

@@ -89,14 +89,13 @@ def test_outputs_become_nested_lists(shape: tuple[int, ...]) -> None:
 def plan(model: keras.Model, batch_size: int) -> serving.PredictionPlan:
     data = archive.to_bytes(model)
     return serving.PredictionPlan(
-        archive=serving.InlineArchive(data),
+        read_archive=lambda: data,
         key=repr(hash(data)),
         objects=archive.CustomObjects(),
         inputs=(serving.ModelInput("x", (2,), "float32"),),
         columns=(OutputColumn("y", 0),),
-        batch_size=batch_size,
-        batch_bytes=1 << 20,
         row_bytes=12,
+        options=serving.PredictionOptions(batch_size, 1 << 20),
     )
 
 
@@ -157,14 +156,13 @@ def test_calls_are_bounded_by_rows_and_by_bytes(batch_bytes: int, rows: int, sha
     model = keras.Sequential([keras.layers.Input(shape), Counted()])
     data = archive.to_bytes(model)
     given = serving.PredictionPlan(
-        archive=serving.InlineArchive(data),
+        read_archive=lambda: data,
         key=f"{batch_bytes}{shape}",
         objects=archive.CustomObjects({"serving>Counted": Counted}),
         inputs=(serving.ModelInput("x", shape, "float32"),),
         columns=(OutputColumn("y", 0),),
-        batch_size=8,
-        batch_bytes=batch_bytes,
         row_bytes=16 if shape[0] else 1,
+        options=serving.PredictionOptions(8, batch_bytes),
     )
     table = pa.RecordBatch.from_pydict({"x": pa.array([[0.0] * (2 if shape[0] else 4)] * 16, pa.list_(pa.float32()))})
     out = pa.Table.from_batches(serving.predict(given, [table], 0))
