@@ -64,6 +64,10 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
     return hashed.repartition(workers, ROW_HASH).sortWithinPartitions(ROW_HASH, *values)
 
 
+#: What to do where Spark computes other rows each time.
+SAVE_ROWS = "Save the rows before training if they come from rand(), from limit without an order, or from changing data"
+
+
 def require_rows(df: DataFrame, expected: int) -> None:
     """Check, in one pass in Spark, that the rows of ``df`` (with the column `ROW_HASH`) are those of an earlier job.
 
@@ -81,7 +85,7 @@ def require_rows(df: DataFrame, expected: int) -> None:
     if row["sum"] is not None and (checksum := row["sum"] % (1 << SUM_BITS)) != expected:
         raise LedgerError(
             f"the input has not yielded the same rows again: checksum {checksum:#010x} of all rows, "
-            f"and {expected:#010x} when the job began"
+            f"and {expected:#010x} when the job began. {SAVE_ROWS}"
         )
 
 

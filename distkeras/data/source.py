@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from distkeras.data.batches import Batch, in_blocks
 from distkeras.data.columns import ColumnArrays, to_numpy
-from distkeras.data.ordering import RowChecksum, partitioned
+from distkeras.data.ordering import SAVE_ROWS, RowChecksum, partitioned
 from distkeras.data.shuffling import BatchRows, EpochOrder
 from distkeras.data.spec import DataSpec
 from distkeras.data.spool import Spool, local_directory
@@ -251,7 +251,7 @@ class BatchSource:
             self._depth,
             name=f"distkeras-batches-{self._worker}",
             timeout=self._timeout,
-            what="the next rows from Spark",
+            what="the next rows from Spark, which may still compute them; `Deadlines.rows` sets the limit",
             worker=self._worker,
         )
 
@@ -385,7 +385,7 @@ class BatchSource:
         if start > count:
             raise LedgerError(
                 f"the input has not yielded the same rows again: {count} mini-batches in epoch {epoch}, of which "
-                f"{start} were trained before",
+                f"{start} were trained before. {SAVE_ROWS}",
                 worker=self._worker,
                 step=start,
             )
@@ -394,7 +394,7 @@ class BatchSource:
         if expected is not None and found != expected:
             raise LedgerError(
                 f"the input has not yielded the same rows again: checksum {found:#018x} before mini-batch {index} of "
-                f"epoch {epoch}, where it was {expected:#018x}",
+                f"epoch {epoch}, where it was {expected:#018x}. {SAVE_ROWS}",
                 worker=self._worker,
                 step=index,
             )

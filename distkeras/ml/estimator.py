@@ -148,7 +148,10 @@ class ValidationCurve(Callback):
             try:
                 point = self._waiting.pop(0).result(_EVALUATION_SECONDS)
             except TimeoutError:
-                raise DeadlineError(f"waited {_EVALUATION_SECONDS:g} s for an evaluation on the driver") from None
+                raise DeadlineError(
+                    f"waited {_EVALUATION_SECONDS:g} s for an evaluation on the driver. "
+                    "Fewer `validation_rows` take less time"
+                ) from None
             if not self.points or self.points[-1]["clock"] != point["clock"]:
                 self.points.append(point)
 

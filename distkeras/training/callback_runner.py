@@ -139,7 +139,10 @@ class CallbackRunner:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                raise DeadlineError(f"waited {timeout:g} s for {type(thread.callback).__name__} to return")
+                raise DeadlineError(
+                    f"waited {timeout:g} s for the callback {type(thread.callback).__name__} "
+                    "to return from its last call"
+                )
 
     def end(self, center: CenterWeights) -> CenterWeights:
         """Calls `Callback.on_end` of each; returns the center that the model is to have."""

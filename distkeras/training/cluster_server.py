@@ -116,7 +116,9 @@ class ClusterServer:
         try:
             if not self._either_ends(search_action):
                 raise DeadlineError(
-                    f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, and a task that finds it"
+                    f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, "
+                    "and a task that finds it: "
+                    "each needs a free slot"
                 )
             if self._server.ended():
                 return self._require_served(self._take_in(self._server))
@@ -172,7 +174,8 @@ class ClusterServer:
         try:
             if not result.ended(self._deadlines.rows):
                 raise DeadlineError(
-                    f"waited {self._deadlines.rows:g} s for Spark to run tasks that look for the server"
+                    f"waited {self._deadlines.rows:g} s for Spark to run tasks that look for the server: "
+                    "they need free slots"
                 )
             for row in result.rows():
                 if row["error"]:
@@ -363,7 +366,8 @@ class ClusterServer:
         """
         if self._restarting and not self._limit.failed():
             raise ServerLostError(
-                f"the parameter server stood still, and has not come back after it was started again: {error}"
+                f"the parameter server stopped responding, and did not come back after a restart: {error}. See the log "
+                "of its Spark task"
             )
         self._events.report(log, "standstill", "the parameter server stands still, and is started again: %s", error)
         self._server.cancel(_CANCEL)

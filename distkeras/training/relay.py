@@ -213,7 +213,11 @@ class RelayClient(DriverClient):
             deadline = time.monotonic() + patience
             while not action.ended(_LOOK):
                 if time.monotonic() > deadline:
-                    raise DeadlineError(f"waited {patience:g} s for a slot for a task that asks the server")
+                    raise DeadlineError(
+                        f"waited {patience:g} s for a free slot for a task that asks the parameter server. "
+                        "Leave one slot "
+                        "more than the workers and the server need"
+                    )
                 self._meanwhile()
             rows = action.rows()
         except DistkerasError:
@@ -225,7 +229,9 @@ class RelayClient(DriverClient):
             self._action = None
             action.cancel(_CANCEL_SECONDS)
         if not rows:
-            raise ServerLostError("the Spark task that asks the parameter server has brought no answer")
+            raise ServerLostError(
+                "the Spark task that asks the parameter server has returned no answer. See the log of its executor"
+            )
         return rows
 
     def close(self) -> None:

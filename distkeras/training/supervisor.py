@@ -165,7 +165,12 @@ class Supervisor:
             silence = self._world.monotonic() - self._heard_at
             if silence < self._patience or self._answers():
                 return
-            self._end_silent(ServerLostError(f"the parameter server has not answered for {silence:.0f} s"))
+            self._end_silent(
+                ServerLostError(
+                    f"the parameter server has not answered for {silence:.0f} s: its machine may be "
+                    "overloaded, or its process suspended"
+                )
+            )
         self.restart()
 
     def _answers(self) -> bool:

@@ -18,7 +18,7 @@ from functools import partial
 import pyarrow as pa
 
 from distkeras.data.batches import Batch
-from distkeras.data.ordering import RowChecksum
+from distkeras.data.ordering import SAVE_ROWS, RowChecksum
 from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
@@ -194,7 +194,7 @@ class _TaskAttempt:
         if whole and welcome.checksum not in (-1, checksum_now):
             raise LedgerError(
                 f"the input has not yielded the same rows again: checksum {checksum_now:#018x} of {rows} rows of a "
-                f"partition that has ended with {welcome.checksum:#018x}",
+                f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
                 worker=self._client.worker,
             )
         return rows

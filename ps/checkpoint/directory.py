@@ -325,7 +325,8 @@ class SnapshotDirectory:
             return name, header, arrays
         if damage is not None:
             raise SnapshotError(
-                f"none of {len(snapshots)} snapshots can be read; the latest: {damage.message}"
+                f"none of {len(snapshots)} snapshots can be read; the latest: {damage.message}. "
+                "Train again in an empty directory"
             ) from damage
         return None
 

@@ -201,7 +201,7 @@ class Ownership:
             self.lost_to_own_job = highest.token == self._token
             raise OwnershipLostError(
                 f"the server with claim {own} has lost {self._store.uri!r} to claim {highest} of "
-                f"{self._owner_text(highest)}"
+                f"{self._owner_text(highest)}, which goes on with the job"
             )
 
     def _header(self, claim: Claim) -> Mapping[str, Any]:

@@ -56,7 +56,9 @@ class Store:
         try:
             self._files = world.files(uri)
         except OSError as error:
-            raise SnapshotError(f"the directory {uri!r} cannot be opened: {error}") from error
+            raise SnapshotError(
+                f"the checkpoint's directory {uri!r} cannot be opened: {error}. Check the URI and its permissions"
+            ) from error
 
     def names(self) -> list[str]:
         """Return the names of the files, in alphabetical order, without those that are half-written."""
@@ -70,7 +72,7 @@ class Store:
         try:
             all_names = self._files.names()
         except OSError as error:
-            raise SnapshotError(f"the directory {self.uri!r} cannot be read: {error}") from error
+            raise SnapshotError(f"the checkpoint's directory {self.uri!r} cannot be read: {error}") from error
         self._record_activity()
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 

@@ -198,7 +198,10 @@ class ServerProcess:
             ConfigurationError, SnapshotError, DeadlineError: see `start`.
         """
         if self.settings.checkpoint is None:
-            raise ServerLostError("the parameter server has died, and the job has no `checkpoint` to restart it from")
+            raise ServerLostError(
+                "the parameter server has died, and the job has no `checkpoint` to restart it from. Its log above may "
+                "say why it died. Train again, with a `checkpoint` if that must not end a job"
+            )
         self.close()
         backoff = Backoff(first=_AGAIN, longest=_AGAIN, timeout=_START, world=self._world)
         while True:
@@ -303,7 +306,10 @@ def _ask(child: Child, request: StartRequest) -> StartReport:
         try:
             line = child.line(_START)
         except TimeoutError:
-            raise DeadlineError(f"waited {_START:g} s for the parameter server to start") from None
+            raise DeadlineError(
+                f"waited {_START:g} s for the parameter server to start. "
+                "See its log above; this machine may be overloaded"
+            ) from None
         if not line.endswith(b"\n"):
             child.wait(_END)
             raise ServerLostError(

@@ -395,7 +395,10 @@ class WorkerClient(Client):
         assert self._sender is not None, "a commit must be posted before its reply is collected"
         began, timeout = self.world.monotonic(), self._commit_timeout
         if not self._sender.wait(timeout):
-            raise DeadlineError(f"waited {timeout:g} s for a commit to be answered", worker=self.worker)
+            raise DeadlineError(
+                f"waited {timeout:g} s for the parameter server to answer a commit. It may be overloaded or suspended",
+                worker=self.worker,
+            )
         self._payloads.in_use, self._waited = None, self.world.monotonic() - began
         return self._sender.outcome()
 
