@@ -65,15 +65,13 @@ class AccuracyEvaluator(StageEvaluator, HasActivationThreshold):
 class LossEvaluator(StageEvaluator):
     """Mean loss over the rows, as Keras' loss of that name with default arguments gives it.
 
-    ========================================  =============================  ===============================
-    ``loss``                                  predictions                    labels
-    ========================================  =============================  ===============================
-    ``categorical_crossentropy``,             probabilities of each class,   class numbers or one-hot, both
-    ``sparse_categorical_crossentropy``       summing to 1                   under either name
-    ``binary_crossentropy``                   probabilities, any number      0 or 1, as many
-    ``mean_squared_error``, ``mse``           numbers, any number of them    numbers, as many
-    ``mean_absolute_error``, ``mae``          numbers, any number of them    numbers, as many
-    ========================================  =============================  ===============================
+    | ``loss`` | predictions | labels |
+    |---|---|---|
+    | ``categorical_crossentropy`` | probabilities of each class, summing to 1 | class numbers, or one-hot |
+    | ``sparse_categorical_crossentropy`` | probabilities of each class, summing to 1 | class numbers, or one-hot |
+    | ``binary_crossentropy`` | probabilities, any number of them | 0 or 1, as many |
+    | ``mean_squared_error``, ``mse`` | numbers, any number of them | numbers, as many |
+    | ``mean_absolute_error``, ``mae`` | numbers, any number of them | numbers, as many |
 
     Args:
         loss: a name above; default ``"categorical_crossentropy"``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,12 +11,14 @@ from pathlib import Path
 from bench.measure import Row
 from bench.report import describe, load, table
 from matrix import command as matrix_command
+from tuning import cases as tuning
 
 from docsite.pictures import PICTURES
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "docs" / "bench.json"
 MATRIX = ROOT / "docs" / "matrix.json"
+TUNING = ROOT / "docs" / "tuning" / "results.json"
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
 #: The README's five rules, and when to use each.
@@ -29,8 +33,8 @@ RULES = {
 #: The README's six figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
 #: "naive"), and the description.
 FIGURES = (
-    ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark, compared with "
-     "two processes that train without any exchange"),
+    ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark with 4.8 million "
+     "parameters, compared with two processes that train without any exchange"),
     ("ps", "19.2 MB, 8 clients, downpour", "limit", "exchanges of 19.2 MB with 8 clients, compared with a "
      "bare server that only receives, checks, adds and sends"),
     ("ps", "0.473 MB, 64 clients, downpour", "limit", "exchanges of 0.5 MB with 64 clients, compared with the "
@@ -83,23 +87,77 @@ def figures(chosen: Iterable[tuple[str, str, str, str]] = FIGURES) -> str:
     """Return a short table of the benchmark's ``chosen`` figures; a ratio below its target is in bold."""
     _, rows = load(BENCH)
     by_case = {(row.section, row.case): row for row in rows}
-    lines = ["| measurement | ratio | target | processor |", "|---|---|---|---|"]
+    lines = ["| measurement | ratio | measured; compared with | target | processor |", "|---|---|---|---|---|"]
     lines += [_figure(by_case[section, case], against, what) for section, case, against, what in chosen]
     return "\n".join(lines)
 
 
 def _figure(row: Row, against: str, what: str) -> str:
-    ratio, spread, target = (
-        (row.ratio_to_limit, row.spread_to_limit, row.target_limit)
+    ratio, spread, target, other = (
+        (row.ratio_to_limit, row.spread_to_limit, row.target_limit, row.limit)
         if against == "limit"
-        else (row.ratio_to_naive, row.spread_to_naive, row.target_naive)
+        else (row.ratio_to_naive, row.spread_to_naive, row.target_naive, row.naive)
     )
-    if ratio is None or spread is None:
+    if ratio is None or spread is None or row.ours is None or other is None:
         raise ValueError(f"a figure of the README must be measured. Received: none for {row.section}: {row.case}")
     short = target is not None and ratio < target
-    text = f"{ratio:.{2 if ratio < 10 else 1}f}\u00a0±\u00a0{spread / 2:.0%}"
+    text = _ratio(ratio, spread)
     marked = f"**{text}**" if short else text
-    return f"| {what} | {marked} | {'–' if target is None else f'≥ {target:g}'} | {row.processor} |"
+    wanted = "–" if target is None else f"≥\u00a0{target:g}"
+    return f"| {what} | {marked} | {_measured(row.ours, other, row.unit)} | {wanted} | {row.processor} |"
+
+
+def _ratio(ratio: float, spread: float | None) -> str:
+    return f"{ratio:.{2 if ratio < 10 else 1}f}\u00a0±\u00a0{(spread or 0) / 2:.0%}"
+
+
+def _measured(ours: float, other: float, unit: str) -> str:
+    """What this project has measured, and what it is compared with; jobs an hour as the time of one."""
+    if unit == "jobs/h":
+        return f"{_seconds(ours)}; {_seconds(other)}"
+    return f"{_rate(ours)}; {_rate(other)}\u00a0{unit}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _seconds(jobs_an_hour: float) -> str:
+    return f"{3600 / jobs_an_hour:.1f}\u00a0s"
+
+
+def whole_jobs() -> str:
+    """Return the table of whole jobs compared with plain Keras, with the times of both."""
+    lines = [
+        "| job | here | plain Keras | plain Keras is faster by | whole program, in times of plain Keras' | "
+        "accuracy here; plain Keras | processor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in load(BENCH)[1]:
+        found = _BESIDE_KERAS.search(row.note)
+        ratio, ours, keras = row.ratio_to_limit, row.ours, row.limit
+        if row.section == "start" and found is not None and ours is not None and keras is not None:
+            times = "refused: the rounds disagree" if ratio is None else f"{1 / ratio:.1f}"
+            lines.append(
+                f"| {row.case} | {_seconds(ours)} | {_seconds(keras)} | {times} | {found['times']} | "
+                f"{found['ours']}; {found['keras']} | {row.processor} |"
+            )
+    return "\n".join(lines)
+
+
+def epochs() -> str:
+    """Return the table of later epochs compared with `fit`, with the times of an epoch of 60,000 rows."""
+    lines = ["| job | ratio | here | `fit` | an epoch here; `fit` | processor |", "|---|---|---|---|---|---|"]
+    for row in load(BENCH)[1]:
+        if row.section == "train" and "naive: fit on both cores" in row.note:
+            ratio, ours, fit = row.ratio_to_naive, row.ours, row.naive
+            if ratio is None or ours is None or fit is None:
+                raise ValueError(f"an epoch must be measured. Received: none for {row.case}")
+            lines.append(
+                f"| {row.case} | {_ratio(ratio, row.spread_to_naive)} | {_rate(ours)} rows/s | "
+                f"{_rate(fit)} rows/s | {_ROWS / ours:.1f}\u00a0s; {_ROWS / fit:.1f}\u00a0s | {row.processor} |"
+            )
+    return "\n".join(lines)
 
 
 def summary() -> str:
@@ -122,12 +180,43 @@ def matrix() -> str:
     return matrix_command.table(matrix_command.load(MATRIX))
 
 
+#: Rows of the data set of whole jobs.
+_ROWS = 60_000
+#: The accuracies and the time of the whole program, in the note of a job that is compared with plain Keras.
+_BESIDE_KERAS = re.compile(
+    r"limit: plain Keras;.*accuracies \(ours, limit, naive\) (?P<ours>[\d.]+), (?P<keras>[\d.]+), .*"
+    r"in times of plain Keras' (?P<times>[\d.]+),"
+)
+
+
+def workers() -> str:
+    """Return the table of the times until the target by number of workers."""
+    results = json.loads(TUNING.read_text())
+    lines = [
+        "| workers | time, if an exchange takes no time | times as fast | time, if an exchange takes the server the "
+        "time of a step | times as fast |",
+        "|---|---|---|---|---|",
+    ]
+    first: list[float] = []
+    for n in tuning.WORKERS:
+        times = [tuning.best_time(results, n, tuning.WINDOW, 0.0, service)[0] for service in tuning.SERVICES]
+        first = first or times
+        cells = [
+            f"{time:,.0f} steps | {one / time:.1f}" if math.isfinite(time) else "never | –"
+            for one, time in zip(first, times, strict=True)
+        ]
+        lines.append(f"| {n} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 #: File to the parts between its marks ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"rules": rules, "figures": figures},
     "docs/performance.md": {"summary": summary},
     "docs/benchmark.md": {"bench": benchmark},
     "docs/guide/versions.md": {"matrix": matrix},
+    "docs/guide/tuning.md": {"workers": workers},
+    "docs/guide/one-machine.md": {"whole-jobs": whole_jobs, "epochs": epochs},
 }
 
 

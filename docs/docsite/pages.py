@@ -25,6 +25,13 @@ _TITLE = re.compile(r"# ([^{\n]+[^{\n ])")
 #: What fits in a block of code without scrolling.
 _CODE_WIDTH = 76
 
+#: The pages of classes, in their order: title, and what the module of a class must have in its name.
+_PAGES = {
+    "trainer": ("Estimator, model and trainers", r"\.ml\.|\.trainer"),
+    "callbacks": ("Callbacks", "callbacks|mlflow|prometheus"),
+    "more": ("Settings, gradients, simulation", ""),
+}
+
 
 def generated() -> Iterator[tuple[str, str]]:
     """Path within the docs, and Markdown, of each page."""
@@ -105,10 +112,9 @@ def reference() -> dict[str, str]:
         if isinstance(value, ModuleType):
             continue
         full = home(name, value)
-        page = "trainer" if ".trainer" in full else "callbacks" if re.search("callbacks|mlflow", full) else "more"
+        page = next(page for page, (_, homes) in _PAGES.items() if re.search(homes, full))
         pages.setdefault(page, []).append(full)
-    titles = {"trainer": "Trainers", "callbacks": "Callbacks", "more": "Settings, gradients, simulation"}
-    found = {f"reference/{page}.md": _reference(titles[page], names) for page, names in pages.items()}
+    found = {f"reference/{page}.md": _reference(title, pages[page]) for page, (title, _) in _PAGES.items()}
     for name, value in public().items():
         if isinstance(value, ModuleType):
             found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value)

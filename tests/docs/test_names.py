@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import re
@@ -10,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import keras
+import pyspark.ml.classification
 import pyspark.ml.feature
 import pyspark.ml.tuning
 import pytest
 from docsite.pictures import PICTURES
 
 import distkeras
+from distkeras.ml.model import TrainingSummary
+from distkeras.settings import GROUPS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -74,7 +78,15 @@ def test_classes_exist() -> None:
     names = {span for path in DOCUMENTS for span in spans(path) if re.fullmatch(r"([A-Z][a-z]+){2,}", span)}
     drawn = {name for name in re.findall(r">([A-Z]\w+)<", PICTURES["commit.svg"]().svg()) if name != "Worker"}
     assert names
-    others = (pyspark.ml, pyspark.ml.feature, pyspark.ml.tuning, keras.callbacks, keras.layers)
+    others = (
+        builtins,
+        pyspark.ml,
+        pyspark.ml.classification,
+        pyspark.ml.feature,
+        pyspark.ml.tuning,
+        keras.callbacks,
+        keras.layers,
+    )
     theirs = {name for name in names if any(hasattr(module, name) for module in others)}
     assert (names | drawn) - {"Session"} - theirs <= known
 
@@ -84,3 +96,17 @@ def test_modules_in_the_pictures_exist() -> None:
     assert names
     for name in names:
         assert resolves(f"distkeras.{name}"), name
+
+
+def test_the_conventions_name_what_is_there() -> None:
+    """The last column of each table names parameters, attributes, or classes of Keras and of this package."""
+    homes = (distkeras.KerasEstimator, distkeras.KerasModel, TrainingSummary, distkeras, keras.layers, keras.utils)
+    rows = re.findall(r"^\| .* \| ([^|]*) \|$", (ROOT / "docs/guide/conventions.md").read_text(), re.MULTILINE)
+    spans = [span for row in rows for span in re.findall(r"`([^`]+)`", row)]
+    words = {word for span in spans for word in re.findall(r"[A-Za-z]\w+(?=[=(]|$)", span)}
+    assert {"class_weight", "handle_invalid", "KerasEstimator", "EarlyStopping"} <= words
+    called = (distkeras.KerasEstimator, distkeras.EarlyStopping, keras.layers.Dense, *GROUPS.values())
+    keywords = {name for function in called for name in inspect.signature(function).parameters}
+    unknown = {word for word in words if not any(hasattr(home, word) for home in homes)}
+    set_there = set(re.findall(r"self\.(\w+)", inspect.getsource(TrainingSummary)))
+    assert unknown <= keywords | set_there, unknown - keywords - set_there

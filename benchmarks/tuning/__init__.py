@@ -1,0 +1,1 @@
+"""The figures of the page "Tuning": workers, windows and learning rates, in the simulator."""

@@ -1,0 +1,47 @@
+"""The errors that the page "Questions and troubleshooting" quotes are ones that the code raises."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from distkeras.ps import errors
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "guide" / "faq.md"
+QUOTED = re.findall(r"^```text\n(\w+Error): (.*?)\n```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+#: Letters that a message must have of its own, apart from what is filled in.
+LETTERS = 20
+
+
+@functools.cache
+def messages() -> list[re.Pattern[str]]:
+    """Every message of the sources, as a pattern in which any text may be filled in."""
+    found = set()
+    for folder in ("distkeras", "ps", "transformers"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+                texts = [piece.value if isinstance(piece, ast.Constant) else None for piece in pieces]
+                known = [text for text in texts if isinstance(text, str)]
+                if " " in "".join(known).strip() and sum(map(len, known)) >= LETTERS:
+                    found.add("".join(re.escape(text) if isinstance(text, str) else ".*" for text in texts))
+    return [re.compile(pattern) for pattern in found]
+
+
+def test_errors_are_quoted() -> None:
+    assert len(QUOTED) > 10
+
+
+@pytest.mark.parametrize(("kind", "text"), QUOTED, ids=[kind for kind, _ in QUOTED])
+def test_a_quoted_error_is_raised_somewhere(kind: str, text: str) -> None:
+    assert kind in {error.__name__ for error in errors.ERRORS}
+    assert any(message.search(text) for message in messages()), text
+
+
+def test_another_text_is_not_taken_for_one_of_them() -> None:
+    assert not any(message.search("the executors must start another Python") for message in messages())
