@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.out / RESULTS
     if not options.redraw:
         chosen = [*cases.of_workers(), *cases.of_windows()]
-        save(measure(dict.fromkeys(chosen), options.processes, options.out), path)
+        save(measure(list(dict.fromkeys(chosen)), options.processes, options.out), path)
     for draw in figures.FIGURES:
         print(draw(json.loads(path.read_text()), options.out))
     return 0

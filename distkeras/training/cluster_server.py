@@ -117,8 +117,7 @@ class ClusterServer:
             if not self._either_ends(search_action):
                 raise DeadlineError(
                     f"waited {self._deadlines.rows:g} s for Spark to run the parameter server, "
-                    "and a task that finds it: "
-                    "each needs a free slot"
+                    "and a task that finds it: each needs a free slot"
                 )
             if self._server.ended():
                 return self._require_served(self._take_in(self._server))

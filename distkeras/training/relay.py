@@ -215,8 +215,7 @@ class RelayClient(DriverClient):
                 if time.monotonic() > deadline:
                     raise DeadlineError(
                         f"waited {patience:g} s for a free slot for a task that asks the parameter server. "
-                        "Leave one slot "
-                        "more than the workers and the server need"
+                        "Leave one slot more than the workers and the server need"
                     )
                 self._meanwhile()
             rows = action.rows()

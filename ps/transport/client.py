@@ -192,7 +192,10 @@ def dial(
         try:
             stream = world.connect(address, deadlines.connect)
         except OSError as error:
-            raise ServerLostError(f"no parameter server listens at {where}: {error}") from None
+            raise ServerLostError(
+                f"no parameter server listens at {where}: {error}. "
+                "It has ended, or this machine cannot reach that address"
+            ) from None
         connection = Connection(server=False, key=key, allocate=allocate, token=world.token)
         channel = Channel(stream, connection, frame=deadlines.frame, context=context, world=world)
         try:
