@@ -62,9 +62,10 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _html(text: str) -> str:
-    """A table, on one line, which Markdown takes for one block."""
+    """A table in a box that scrolls, on one line, which Markdown takes for one block."""
     table = _TABLE.search(text)
-    return "".join(line.strip() for line in (table[0] if table else text).splitlines()).replace(' border="1"', "")
+    line = "".join(line.strip() for line in (table[0] if table else text).splitlines()).replace(' border="1"', "")
+    return f'<div class="wide">{line}</div>'
 
 
 def _text(lines: str | list[str]) -> str:

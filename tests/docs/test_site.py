@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from docsite.command import build
 from docsite.pages import home, public
+from support.browser import PHONE, chromium
 
 import distkeras
 from distkeras.ps.rules import all_rules
@@ -109,3 +110,16 @@ def test_the_public_names_are_in_the_reference(site: Path, pages: dict[Path, Pag
     assert distkeras.__all__
     missing = {name for name, value in public().items() if home(name, value) not in anchors}
     assert not missing
+
+
+@pytest.mark.slow
+def test_no_page_scrolls_sideways_on_a_phone(site: Path, pages: dict[Path, Page]) -> None:
+    with chromium() as browser:
+        page = browser.new_page(viewport=PHONE)
+        wide = {}
+        for path in pages:
+            page.goto(path.as_uri(), wait_until="domcontentloaded")
+            width = page.evaluate("document.documentElement.scrollWidth")
+            if width > PHONE["width"]:
+                wide[str(path.relative_to(site))] = width
+    assert not wide
