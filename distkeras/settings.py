@@ -220,7 +220,8 @@ class TrainSettings:
 
     @property
     def row_settings(self) -> dict[str, Any]:
-        """What decides which rows a mini-batch has, JSON-ready: a job that is resumed must have them the same."""
+        """What decides which rows a mini-batch has, JSON-ready; it must be the same for a job that is resumed."""
+        decoded = {name: _qualified_name(function) for name, function in (self.decode or {}).items()}
         return {
             "features": _json_columns(self.features_col),
             "labels": _json_columns(self.label_col),
@@ -230,8 +231,12 @@ class TrainSettings:
             "sample_weight": self.sample_weight_col,
             "class_weight": self.class_weight and {str(key): weight for key, weight in self.class_weight.items()},
             "partitioned_already": self.partitioned_already,
-            **({} if self.decode is None else {"decode": {name: _name(one) for name, one in self.decode.items()}}),
+            **({"decode": decoded} if decoded else {}),
         }
+
+
+def _qualified_name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _json_columns(columns: tuple[str, ...] | dict[str, str]) -> list[str] | dict[str, str]:
@@ -275,7 +280,6 @@ class JobFacts:
 
 
 def _require_place(server: str, host: str | None) -> None:
-    """Check that the parameter server can run there."""
     require_choice("server", server, ("driver", "cluster"))
     if host is not None:
         require_text("host", host, "a host name or address, or None")
@@ -284,18 +288,12 @@ def _require_place(server: str, host: str | None) -> None:
 
 
 def _require_profile(value: Any) -> None:
-    """Check that it is a profile of PySpark."""
     if value is None:
         return
     from pyspark.resource import ResourceProfile
 
     if not isinstance(value, ResourceProfile):
         raise invalid("resources", value, "a `pyspark.resource.ResourceProfile`, or None")
-
-
-def _name(function: Any) -> str:
-    """What a function is known by."""
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def rule_of(rule: Rule | str) -> Rule:
@@ -311,10 +309,10 @@ def rule_of(rule: Rule | str) -> Rule:
 
 
 def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
-    """From the keywords of `Trainer`.
+    """Return the settings of data and driver from the keywords of `Trainer`.
 
     Raises:
-        ConfigurationError: one of them cannot work; ``tls`` without the package cryptography.
+        ConfigurationError: one of the keywords cannot work; ``tls`` without the package cryptography.
     """
     settings = TrainSettings(**_fields(TrainSettings, arguments))
     if settings.tls:
@@ -322,28 +320,17 @@ def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
     return settings
 
 
-def server_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> ServerSettings:
-    """From the keywords of `Trainer`; number of workers and host are settled when there is a DataFrame.
+def component_settings(kind: type[_S], rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> _S:
+    """Return `ServerSettings` or `WorkerSettings` from the keywords of `Trainer`.
+
+    The number of workers and the host are settled when there is a DataFrame.
 
     Raises:
-        ConfigurationError: one of them cannot work.
+        ConfigurationError: one of the keywords cannot work.
     """
-    given = _fields(ServerSettings, arguments) | {
-        "rule": rule,
-        "workers": training.num_workers or 1,
-    }
-    given.pop("host")
-    return ServerSettings(**given)
-
-
-def worker_settings(rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> WorkerSettings:
-    """From the keywords of `Trainer`; the number of workers is settled when there is a DataFrame.
-
-    Raises:
-        ConfigurationError: one of them cannot work.
-    """
-    given = _fields(WorkerSettings, arguments) | {"rule": rule, "workers": training.num_workers or 1}
-    return WorkerSettings(**given)
+    fields = _fields(kind, arguments) | {"rule": rule, "workers": training.num_workers or 1}
+    fields.pop("host", None)
+    return kind(**fields)
 
 
 def reported_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,7 +352,7 @@ def reported_options(*settings: Any, compilation: Mapping[str, Any]) -> dict[str
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:
-    """A value by dotted names, an object of Keras by its class and settings; nothing for other objects."""
+    """Return a value by dotted names, an object of Keras by its class and settings, and nothing of other objects."""
     if isinstance(value, Rule):
         return {name: value.name} | _flat(name, value.config())
     if isinstance(value, Schedule):
@@ -381,6 +368,6 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
 
 
 def _fields(kind: type[_S], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are fields of ``kind``."""
+    """Return the arguments that are fields of ``kind``."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     return {name: value for name, value in arguments.items() if name in names}

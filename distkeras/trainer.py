@@ -19,6 +19,7 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.schema import (
     CLASS_WEIGHT,
     data_spec,
+    example,
     require_class_numbers,
     require_classes,
     require_dataframe,
@@ -41,6 +42,7 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.errors import headline
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.schedules import Schedule
+from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.validate import require_boolean, require_integer
 from distkeras.results.job_results import JobOutcome, JobResults
@@ -50,28 +52,25 @@ from distkeras.settings import (
     Monitoring,
     Network,
     TrainSettings,
+    component_settings,
     flattened,
     reported_options,
     rule_of,
-    server_settings,
     train_settings,
-    worker_settings,
 )
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
 from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, require_callbacks
-from distkeras.training.run import (
+from distkeras.training.plan import (
     JobPlan,
     arrangement_of,
-    finish_job,
     require_finite,
     require_fit,
     require_optimizer,
     require_shared,
     require_slots,
-    run_job,
-    server_ahead,
 )
+from distkeras.training.run import run_job, server_ahead
 
 if TYPE_CHECKING:
     import keras
@@ -175,7 +174,7 @@ class Trainer(JobResults):
         super().__init__()
         self.rule = rule_of(rule)
         self.settings = train_settings(arguments)
-        self.worker_settings = worker_settings(self.rule, self.settings, arguments)
+        self.worker_settings = component_settings(WorkerSettings, self.rule, self.settings, arguments)
         self.model_file = archive.to_bytes(model)
         self.recipe = recipe_of(
             model,
@@ -193,7 +192,7 @@ class Trainer(JobResults):
         require_finite(replica)
         if learning_rate is None and self.rule.traits.gradient:
             arguments["learning_rate"] = replica.learning_rate
-        self.server_settings = server_settings(self.rule, self.settings, arguments)
+        self.server_settings = component_settings(ServerSettings, self.rule, self.settings, arguments)
         #: Callbacks of every job of this trainer, in addition to those of `train`.
         self.observers: list[Callback] = []
 
@@ -229,7 +228,7 @@ class Trainer(JobResults):
         checkpoint: str | PathLike[str] | Checkpoint | None = None,
         resume: bool = False,
     ) -> keras.Model:
-        """Trains on ``df`` and returns a new model with the center's weights, compiled like the workers'.
+        """Train on ``df``, and return a new model with the center's weights, compiled like the workers'.
 
         With a checkpoint, training outlives the death of the parameter server, which is started again from its latest
         snapshot, and that of the driver, after which ``resume=True`` goes on in a new one.
@@ -259,12 +258,10 @@ class Trainer(JobResults):
             KeyboardInterrupt: the same; `model` has the center's last weights.
         """
         began = time.monotonic()
-        with server_ahead(self.settings) as server:
+        with server_ahead(self.settings) as ahead:
             plan = self._prepare(df, callbacks, checkpoint_of(checkpoint, resume), resume)
             try:
-                ended = run_job(plan, self.outcome, server)
-                finish_job(plan, ended, self.outcome)
-                self.outcome.timings = ended.timings(began, time.monotonic())
+                run_job(plan, self.outcome, ahead, began)
                 for callback in plan.callbacks:
                     callback.on_success(self)
             except BaseException as error:
@@ -316,7 +313,6 @@ class Trainer(JobResults):
             LedgerError: the rows of a group were others when its task ran again.
             DistkerasError: what ended the tasks.
         """
-        require_dataframe("df", df, stream=False)
         replica = self._build_replica(to_train=True)
         rows, spec = self._weighted_rows(df, replica)
         plan = GroupPlan(
@@ -365,13 +361,12 @@ class Trainer(JobResults):
 
     def _checked_spec(self, df: DataFrame) -> DataSpec:
         require_dataframe("df", df)
-        return self._spec(self._build_replica().model, df)
+        return data_spec(self._build_replica().model, df.schema, **self.settings.data_arguments)
 
     def _prepare(
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
-        """Settles everything that can be settled without a server; what cannot work fails here."""
-        require_dataframe("df", df, stream=False)
+        """Settle everything that can be settled without a server; what cannot work fails here."""
         callbacks = [*require_callbacks(callbacks), *self.observers]
         settings, replica = self.settings, self._build_replica()
         rows, spec = self._weighted_rows(df, replica)
@@ -387,10 +382,11 @@ class Trainer(JobResults):
         require_slots(server, facts, slots, settings.resources, apart=in_cluster)
         worker = replace(self.worker_settings, workers=workers)
         options = reported_options(server, worker, settings, compilation=self.recipe.identity(replica.model))
+        arrangement = arrangement_of(df, spec, settings, workers)
         self.outcome = outcome = JobOutcome(df, facts=JobFacts.of(settings, server, options))
         plan = JobPlan(
             df=partitioned(rows, spec, workers, partitioned_already=settings.partitioned_already),
-            arrangement=arrangement_of(df, spec, settings, workers),
+            arrangement=arrangement,
             spec=spec,
             training=settings,
             model_file=self.model_file,
@@ -400,6 +396,7 @@ class Trainer(JobResults):
             worker=worker,
             callbacks=callbacks,
             resume=resume,
+            facts=facts,
         )
         setup = TrainingSetup(
             replica.metric_names,
@@ -414,15 +411,16 @@ class Trainer(JobResults):
         return plan
 
     def _weighted_rows(self, df: DataFrame, replica: KerasReplica) -> tuple[DataFrame, DataSpec]:
-        """The rows with their weights by class, and the columns that are read of them."""
-        settings, spec = self.settings, self._spec(replica.model, df)
+        """Return the rows with their weights by class, and the columns that are read of them."""
+        require_dataframe("df", df, stream=False)
+        settings, spec = self.settings, data_spec(replica.model, df.schema, **self.settings.data_arguments)
         require_class_numbers(df, spec)
         rows = df
         if settings.class_weight is not None:
             require_classes(settings.class_weight, spec)
             rows = weighted(df, listed(settings.label_col)[0], settings.class_weight, settings.sample_weight_col)
             spec = replace(spec, sample_weight=Column(CLASS_WEIGHT))
-        require_fit(replica, spec)
+        require_fit(replica, example(spec), spec.features + spec.labels)
         return rows, spec
 
     def _train_large_group(self, df: DataFrame) -> TrainedGroup:
@@ -437,20 +435,14 @@ class Trainer(JobResults):
     def _read_rows(self, model: keras.Model, df: DataFrame, count_max: int) -> Batch | None:
         """Return rows of a validation DataFrame, with the trainer's columns, for ``model``."""
         require_dataframe("df", df, stream=False)
-        return collect(df, replace(self._spec(model, df), epochs=1, shuffle=False), count_max)
+        spec = data_spec(model, df.schema, **self.settings.data_arguments)
+        return collect(df, replace(spec, epochs=1, shuffle=False), count_max)
 
     def _build_replica(self, *, to_train: bool = False) -> KerasReplica:
-        """A copy of the model, compiled like the workers', on the driver; ``to_train``: with its optimizer's state.
-
-        Raises:
-            ConfigurationError: the rule cannot work with the worker optimizer.
-        """
+        """Return a copy of the model, compiled like the workers'; ``to_train``: with its optimizer's state."""
         replica = KerasReplica(self.recipe.build(self.model_file, to_train=to_train))
         require_optimizer(self.rule, replica.model.optimizer)
         return replica
-
-    def _spec(self, model: keras.Model, df: DataFrame) -> DataSpec:
-        return data_spec(model, df.schema, **self.settings.data_arguments)
 
     def __repr__(self) -> str:
         workers, batch_size = self.settings.num_workers, self.settings.batch_size

@@ -14,9 +14,10 @@ from distkeras.data.source import collect
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError, EmptyDataError, ShapeError
+from distkeras.ps.errors import BadValueError, ConfigurationError, EmptyDataError, ShapeError
 from distkeras.ps.validate import require_boolean, require_integer
 from distkeras.spark.failures import short_errors
+from distkeras.training.plan import require_fit
 
 if TYPE_CHECKING:
     import keras
@@ -107,15 +108,7 @@ class KerasGradient:
         self._batches_taken = [0] * workers
         self.restart()
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
-        try:
-            self._replica.prepare(self.batch(0, 0))
-        except DistkerasError:
-            raise
-        except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
-            raise ConfigurationError(
-                "`model` must have inputs, loss and metrics that fit the data. "
-                f"Received: {[a.shape for a in (*self.x, *self.y)]}: {type(error).__name__}: {error}"
-            ) from error
+        require_fit(self._replica, self.batch(0, 0), [array.shape for array in (*self.x, *self.y)])
 
     @classmethod
     @short_errors
@@ -134,7 +127,7 @@ class KerasGradient:
         custom_objects: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> KerasGradient:
-        """The same on columns of a Spark DataFrame, read, checked and ordered as the trainer does it.
+        """Make one of columns of a Spark DataFrame, read, checked and ordered as the trainer does it.
 
         All rows come to the driver, in an order that depends on their values and ``seed`` alone.
 
@@ -193,7 +186,7 @@ class KerasGradient:
         return self._batches_of(0)
 
     def __call__(self, theta: np.ndarray, worker: int) -> np.ndarray:
-        """The gradient of ``worker``'s next mini-batch: the mean over its rows, as the loss is compiled.
+        """Return the gradient of ``worker``'s next mini-batch: the mean over its rows, as the loss is compiled.
 
         Args:
             theta: float32 or float64 of shape ``(size,)``; neither changed nor kept.
@@ -210,7 +203,7 @@ class KerasGradient:
         return self._gradient.astype(theta.dtype)
 
     def batch(self, worker: int, number: int) -> Batch:
-        """Mini-batch ``number`` of ``worker``, both from 0: a pure function of these and the seed."""
+        """Return mini-batch ``number`` of ``worker``, both from 0: a pure function of these and the seed."""
         count = self._batches_of(worker)
         epoch, index = divmod(number, count)
         if self._orders.get(worker, (-1,))[0] != epoch:
@@ -229,13 +222,13 @@ class KerasGradient:
         )
 
     def restart(self) -> None:
-        """Back to every worker's first mini-batch, and to the random states and moving statistics of the start."""
+        """Go back to every worker's first mini-batch, and to the random states and moving statistics of the start."""
         self._batches_taken = [0] * self.workers
         for variable, value in zip(self._replica.model.non_trainable_variables, self._initial_states, strict=True):
             variable.assign(value)
 
     def model_with(self, theta: np.ndarray) -> keras.Model:
-        """A new compiled model with these weights, and the moving statistics as they are now."""
+        """Return a new compiled model with these weights, and the moving statistics as they are now."""
         self._load(theta)
         replica = KerasReplica(self._recipe.build(self._file))
         replica.load(self._vector)
@@ -245,7 +238,7 @@ class KerasGradient:
         return replica.model
 
     def loss(self, theta: np.ndarray) -> float:
-        """The loss at ``theta`` in inference mode, mean over all rows (regularization included)."""
+        """Return the loss at ``theta`` in inference mode, mean over all rows (regularization included)."""
         return self.evaluate(theta)["loss"]
 
     def evaluate(
@@ -255,7 +248,7 @@ class KerasGradient:
         y: ModelArrays | None = None,
         sample_weight: np.ndarray | None = None,
     ) -> dict[str, float]:
-        """Loss and metrics at ``theta`` in inference mode, by name.
+        """Return loss and metrics at ``theta`` in inference mode, by name.
 
         Args:
             theta: float32 or float64 of shape ``(size,)``.
@@ -309,7 +302,7 @@ def _recipe(model: keras.Model, model_file: bytes, loss: Any, metrics: Any, obje
 
 
 def _as_float32(arrays: ModelArrays) -> tuple[np.ndarray, ...]:
-    """As a tuple; doubles as float32, in which models compute."""
+    """Return a tuple, with doubles as float32, in which models compute."""
     several = (arrays,) if isinstance(arrays, np.ndarray) else tuple(map(np.asarray, arrays))
     return tuple(array.astype(np.float32) if array.dtype == np.float64 else array for array in several)
 

@@ -20,7 +20,7 @@ from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
-from distkeras.spark.cluster import drivers_python, is_stopped, tasks_python
+from distkeras.spark.cluster import drivers_python, is_stopped
 from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def require_class_numbers(df: DataFrame, spec: DataSpec) -> None:
         try:
             row = df.select(flattened(numbers_of(column.name, kind), kind).alias("values")).first()
         except PySparkException as error:
-            raise typed_error(error, tasks_python(df.sparkSession)) from None
+            raise typed_error(error, df.sparkSession) from None
         if row is not None and row["values"] is not None and len(row["values"]) != column.size:
             raise _unfit(column, f"{len(row['values'])} values in the first row")
 

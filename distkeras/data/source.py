@@ -38,7 +38,6 @@ from distkeras.ps.errors import (
     MissingColumnError,
 )
 from distkeras.ps.validate import require_integer
-from distkeras.spark.cluster import tasks_python
 from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
@@ -443,6 +442,6 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
     try:
         table = ready.toArrow()
     except PySparkException as error:
-        raise typed_error(error, tasks_python(df.sparkSession)) from None
+        raise typed_error(error, df.sparkSession) from None
     with BatchSource(iter(table.to_batches()), replace(spec, batch_size=most), worker=0) as source:
         return next(source, None)

@@ -39,7 +39,7 @@ from distkeras.ps.checkpoint.directory import require_same_job
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, Origin
 from distkeras.settings import TrainSettings
 from distkeras.spark.actions import SparkAction
-from distkeras.spark.cluster import SparkFacts, tasks_python
+from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import typed_error
 from distkeras.spark.record_stream import in_sized_batches
 
@@ -199,7 +199,7 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
             pass  # Spark bounds how often a task may fail; the loop lets Ctrl-C through
         return action.rows()
     except PySparkException as error:
-        raise typed_error(error, tasks_python(session)) from None
+        raise typed_error(error, session) from None
     except BaseException:
         action.cancel(_CANCEL_SECONDS)
         raise

@@ -24,8 +24,9 @@ from distkeras.options import Option, defaults_of, options_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
+from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.deadlines import Deadlines
-from distkeras.settings import flattened, grouped, server_settings, train_settings, worker_settings
+from distkeras.settings import component_settings, flattened, grouped, train_settings
 from distkeras.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -236,8 +237,8 @@ class JobDescription(Description):
             if arguments["learning_rate"] is None and rule.traits.gradient:
                 arguments["learning_rate"] = 0.01  # the optimizer has one, which is not known here
             training = train_settings(arguments)
-            worker_settings(rule, training, arguments)
-            server_settings(rule, training, arguments)
+            for kind in (ServerSettings, WorkerSettings):
+                component_settings(kind, rule, training, arguments)
         except ConfigurationError as error:
             raise _of_field(error, "options", self.options.model_fields_set, "options") from error
         return self

@@ -20,22 +20,29 @@ _AGAIN_SECONDS = 1.0
 
 
 class SparkAction:
-    """What ``collect`` does, in a thread of its own that begins at once.
+    """A Spark action in a thread of its own, which begins at once.
 
     Args:
-        session: the one that it does it with.
-        collect: a Spark action.
+        session: the action's.
+        collect: the action.
         name: of the thread.
+        on_end: called in the thread once the action has ended, well or not.
     """
 
-    def __init__(self, session: SparkSession, collect: Callable[[], list[Row]], name: str) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        collect: Callable[[], list[Row]],
+        name: str,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
         self._session = session
-        self._collect = collect
+        self._collect, self._on_end = collect, on_end
         self._tag = f"{name}-{uuid.uuid4().hex}"
         self._rows: list[Row] = []
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=in_callers_scope(session, self._run), name=name, daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        threading.Thread(target=in_callers_scope(session, self._run), name=name, daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -43,14 +50,16 @@ class SparkAction:
                 self._rows = self._collect()
         except Exception as error:  # noqa: BLE001 - raised again by `rows`
             self._error = error
+        finally:
+            self._ended.set()
+            self._on_end()
 
     def ended(self, timeout: float = 0.0) -> bool:
-        """Return whether it has ended, or does so within ``timeout`` seconds."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        """Return whether the action has ended, or does so within ``timeout`` seconds."""
+        return self._ended.wait(timeout)
 
     def rows(self) -> list[Row]:
-        """What it gave, once it has ended.
+        """Return the rows of an action that has ended.
 
         Raises:
             DeadlineError: it has not.
@@ -63,7 +72,7 @@ class SparkAction:
         return self._rows
 
     def cancel(self, seconds: float) -> None:
-        """Ends it, and waits for that, for so many seconds at most."""
+        """Cancel the action, and wait until it has ended, for so many seconds at most."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # a session that has ended raises
@@ -88,7 +97,7 @@ def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Cal
 
 @contextlib.contextmanager
 def tagged(session: SparkSession, tag: str) -> Iterator[None]:
-    """Gives the jobs of this thread a tag."""
+    """Give the jobs of this thread a tag."""
     context = context_of(session)
     (context.addJobTag if context else session.addTag)(tag)
     try:
@@ -98,6 +107,6 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 
 
 def cancel_tagged(session: SparkSession, tag: str) -> None:
-    """Cancels the jobs that have a tag, from any thread."""
+    """Cancel the jobs that have a tag, from any thread."""
     context = context_of(session)
     (context.cancelJobsWithTag if context else session.interruptTag)(tag)

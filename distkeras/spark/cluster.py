@@ -28,7 +28,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 #: The settings of Spark that are asked for.
 _SETTINGS = (
     "spark.master", "spark.driver.host", "spark.driver.port", "spark.task.cpus", "spark.executor.instances",
-    "spark.executor.cores", "spark.dynamicAllocation.enabled",
+    "spark.executor.cores", "spark.dynamicAllocation.enabled", "spark.ui.showConsoleProgress",
 )  # fmt: skip
 #: Guards `SparkContext.pythonExec` while it is another one.
 _python_lock = threading.Lock()
@@ -40,7 +40,7 @@ def is_local(master: str) -> bool:
 
 
 def context_of(session: SparkSession) -> SparkContext | None:
-    """The session's Spark context; None under Spark Connect, which has none."""
+    """Return the session's Spark context; None under Spark Connect, which has none."""
     from pyspark.errors import PySparkException
 
     try:
@@ -123,6 +123,11 @@ class SparkFacts:
         return self.settings.get("spark.driver.host", "127.0.0.1")
 
     @property
+    def console_bar(self) -> bool:
+        """Return whether Spark shows its own progress on the console, as it does in shells."""
+        return self.settings.get("spark.ui.showConsoleProgress") == "true"
+
+    @property
     def driver_address(self) -> tuple[str, int] | None:
         """Where Spark's driver listens, which every executor reaches; None where that is not known."""
         host, port = self.settings.get("spark.driver.host"), self.settings.get("spark.driver.port", "")
@@ -165,11 +170,6 @@ class SparkFacts:
         return self.parallelism if self.cores_known and self.parallelism is not None else 0
 
 
-def has_console_bar(session: SparkSession) -> bool:
-    """Return whether Spark shows its own progress on the console, as it does in shells."""
-    return str(session.conf.get("spark.ui.showConsoleProgress", "false")) == "true"
-
-
 @contextmanager
 def drivers_python(df: DataFrame) -> Iterator[None]:
     """Let tasks run on this interpreter, where they run on this machine and no other one was chosen.
@@ -191,7 +191,7 @@ def drivers_python(df: DataFrame) -> Iterator[None]:
 
 
 def tasks_python(session: SparkSession) -> str:
-    """The interpreter that PySpark names to executors, in words; Spark Connect does not tell."""
+    """Return the interpreter that PySpark names to executors, in words; Spark Connect hides it."""
     context = context_of(session)
     if context is None:
         return "the Python of the Spark Connect server"

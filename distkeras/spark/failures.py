@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from py4j.protocol import Py4JError
 
@@ -29,6 +29,10 @@ from distkeras.ps.errors import (
     is_library,
     shown_in_full,
 )
+from distkeras.spark.cluster import tasks_python
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,7 +50,7 @@ _PYTHON = re.compile(
 
 
 def named_error(failure: BaseException) -> DistkerasError | None:
-    """The error of ours whose name and text are in what Spark has raised; None if there is none.
+    """Return the error of ours whose name and text are in what Spark has raised; None if there is none.
 
     A task's error comes through Spark so, and so does one that a JVM expression raises.
     """
@@ -59,13 +63,8 @@ def named_error(failure: BaseException) -> DistkerasError | None:
     return kind(named[2], worker=worker, column=named[4], step=step, remote_traceback=text)
 
 
-def typed_error(failure: BaseException, python: str) -> DistkerasError:
-    """What Spark has raised, as one of our errors.
-
-    Args:
-        failure: Spark's.
-        python: the executors' interpreter, in words.
-    """
+def typed_error(failure: BaseException, session: SparkSession) -> DistkerasError:
+    """Return what Spark has raised in ``session`` as one of our errors."""
     named = named_error(failure)
     if named is not None:
         if isinstance(named, NodeError):  # no reason to end the job before that
@@ -77,7 +76,7 @@ def typed_error(failure: BaseException, python: str) -> DistkerasError:
         return ConfigurationError(
             "the executors' Python must start, and have distkeras, Keras and what the model's own code imports: set "
             "PYSPARK_PYTHON before the session starts, or ship an environment with --archives. "
-            f"Received: {lacking[0]}, with {python}",
+            f"Received: {lacking[0]}, with {tasks_python(session)}",
             remote_traceback=text,
         )
     return WorkerError(f"Spark ended the job's tasks: {innermost(failure)}", remote_traceback=text)
@@ -98,7 +97,7 @@ def innermost(failure: BaseException) -> str:
 
 @contextmanager
 def message_first() -> Iterator[None]:
-    """Within a task's Python: what Spark says of an error of ours that leaves this begins with the error's message.
+    """Let Spark's text of an error of ours, which a task raises within, begin with the error's message.
 
     Spark would show the worker's traceback first. The worker ends with the error, and its environment with it.
     """
@@ -111,7 +110,7 @@ def message_first() -> Iterator[None]:
 
 
 def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes the traceback of an error of ours that ``function`` raises short; for what callers call."""
+    """Shorten the traceback of an error of ours that ``function`` raises; for functions that users call."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -126,7 +125,7 @@ def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def shortened(error: DistkerasError) -> DistkerasError:
-    """``error`` without traceback, and with its cause only where that shows code of the caller's own."""
+    """Return ``error`` without traceback, and with its cause only where that shows code of the caller's own."""
     if error.full_traceback is None:
         error.full_traceback = "".join(traceback.format_exception(error))
     cause = error.__cause__
@@ -138,7 +137,7 @@ def shortened(error: DistkerasError) -> DistkerasError:
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of libraries."""
+    """Return a traceback without the frames of libraries."""
     if frames is None:
         return None
     rest = _users_frames(frames.tb_next)

@@ -41,11 +41,11 @@ _R = TypeVar("_R")
 
 
 def require_callbacks(callbacks: Any) -> Sequence[Callback]:
-    """The callbacks, if they are some; those of Keras as one `KerasCallbacks`.
+    """Return the callbacks, with those of Keras as one `KerasCallbacks`.
 
     Raises:
-        ConfigurationError: something that is no callback, or one of Keras' that cannot work on the driver; the text
-            names what there is for it, or one that is called so often as cannot be.
+        ConfigurationError: an object is no callback, is called at intervals that cannot work, or is of Keras and
+            cannot work on the driver; the text names what to use instead.
     """
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
@@ -59,7 +59,7 @@ def require_callbacks(callbacks: Any) -> Sequence[Callback]:
 
 
 def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None:
-    """Calls `Callback.on_begin` of each; before any work starts.
+    """Call `Callback.on_begin` of each; before any work starts.
 
     Raises:
         Exception: what a callback raised; those that had begun know of it.
@@ -73,7 +73,7 @@ def begin_callbacks(callbacks: Sequence[Callback], setup: TrainingSetup) -> None
 
 
 def fail_callbacks(callbacks: Sequence[Callback], error: BaseException) -> None:
-    """Calls `Callback.on_failure` of each; what one raises is logged, since the job's own error is the one to tell."""
+    """Call `Callback.on_failure` of each, and log what one raises, since the job's own error is the one to raise."""
     for callback in callbacks:
         try:
             callback.on_failure(error)
@@ -85,11 +85,10 @@ class CallbackRunner:
     """Runs the callbacks of one job.
 
     Args:
-        callbacks: any number of them, begun.
+        callbacks: whose `Callback.on_begin` has been called.
         build_replica: makes a copy of the model for a callback that wants one.
         connect: makes a connection to the server.
-        on_stop: takes the reason why a callback ends the job early; from any thread.
-        on_error: takes what a callback raised; from any thread.
+        on_stop, on_error: take the reason why a callback ends the job early, and what one raised; from any thread.
         scope: wraps what a thread runs; called in the thread that makes this object.
     """
 
@@ -111,25 +110,25 @@ class CallbackRunner:
             thread.run = scope(thread.run)  # type: ignore[method-assign]  # what the thread begins with
 
     def start(self) -> None:
-        """Calls them from now on."""
+        """Begin to call the callbacks."""
         self._job.began = time.monotonic()
         for thread in self._threads:
             thread.start()
 
     def update(self, status: Status) -> None:
-        """Takes in what the server tells."""
+        """Take in a new status of the server."""
         with self._job.changed:
             self._job.status = status
             self._job.changed.notify_all()
 
     def stop_calling(self) -> None:
-        """Begins no more calls."""
+        """Begin no more calls."""
         with self._job.changed:
             self._job.over.set()
             self._job.changed.notify_all()
 
-    def close(self, timeout: float = ABANDON_SECONDS) -> None:
-        """Begins no more calls, and waits for those under way.
+    def wait_for_calls(self, timeout: float = ABANDON_SECONDS) -> None:
+        """Begin no more calls, and wait for those under way.
 
         Raises:
             DeadlineError: one has not returned in time.
@@ -145,7 +144,7 @@ class CallbackRunner:
                 )
 
     def end(self, center: CenterWeights) -> CenterWeights:
-        """Calls `Callback.on_end` of each; returns the center that the model is to have."""
+        """Call `Callback.on_end` of each, and return the center that the model is to have."""
         chosen = center
         for thread in self._threads:
             context = CallbackContext(
@@ -174,7 +173,7 @@ class _JobView:
 
     @property
     def seconds(self) -> float:
-        """Since the job began."""
+        """Seconds since the job began."""
         return time.monotonic() - self.began
 
 
@@ -201,13 +200,13 @@ class _CallbackThread(threading.Thread):
         self.link = JobLink(self._ask, job.evaluations, type(callback).__name__)
 
     def replica(self) -> KerasReplica:
-        """The callback's own copy of the model, made when first asked for."""
+        """Return the callback's own copy of the model, which the first call makes."""
         if self._replica is None:
             self._replica = self._build_replica()
         return self._replica
 
     def run(self) -> None:
-        """Calls the callback whenever it is due, until the job is over."""
+        """Call the callback whenever it is due, until the job is over."""
         try:
             while (context := self._next_context()) is not None:
                 self.callback.on_center(context)
@@ -219,7 +218,7 @@ class _CallbackThread(threading.Thread):
             self._client.close()
 
     def _next_context(self) -> CallbackContext | None:
-        """Waits until a call is due; None when the job is over."""
+        """Wait until a call is due; None when the job is over."""
         job, commits, seconds = self._job, self.callback.every_commits, self.callback.every_seconds
         epochs = self.callback.every_epochs
         with job.changed:

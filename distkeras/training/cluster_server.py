@@ -22,7 +22,7 @@ from distkeras.spark.cluster import is_stopped
 from distkeras.spark.failures import named_error
 from distkeras.training.relay import RelayClient, Search, search
 from distkeras.training.server_task import LOGGED, OUTPUT, REPORT, ServerTask
-from distkeras.training.supervisor import RestartLimit
+from distkeras.training.supervisor import RestartLimit, Supervisor
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,10 +66,10 @@ class ClusterServer:
         self._insists = False
         self._driver = RelayClient(self._session, self.address, self._deadlines, self._look_while_asking)
         self._end_reason: str | None = None
-        self._told_end = 0.0
+        self._end_sent_at = 0.0
         self._action: SparkAction | None = None
         #: When the server was last known to live, and when it was last started.
-        self._heard_at = self._started_at = time.monotonic()
+        self._active_at = self._started_at = time.monotonic()
         #: A task that looks whether the server answers, when it was sent, and whether a new server is to be found.
         self._search: SparkAction | None = None
         self._searched_at, self._restarting = 0.0, False
@@ -104,11 +104,7 @@ class ClusterServer:
             self._cancel()
 
     def _start(self) -> StartReport:
-        """Has the server run; what it reports.
-
-        Raises:
-            DistkerasError: it does not come up: its own error, or that it is not found in time.
-        """
+        """Run the server, and return its report once a task has found it."""
         self._run_task()
         # One task alone: several could take the very slot that the server needs, and wait for it.
         patience = self._patience_at_start
@@ -134,7 +130,7 @@ class ClusterServer:
     def _run_task(self) -> None:
         one, task = self._session.range(0, 1, 1, 1), self._task
         self._action = SparkAction(self._session, map_in_arrow(one, task.run, OUTPUT).collect, "distkeras-server")
-        self._heard_at = self._started_at = time.monotonic()
+        self._active_at = self._started_at = time.monotonic()
 
     @property
     def _patience_at_start(self) -> float:
@@ -146,11 +142,7 @@ class ClusterServer:
 
     @staticmethod
     def _require_served(report: StartReport | None) -> StartReport:
-        """Return what a server's task has put out that ended while it was to start.
-
-        Raises:
-            ServerLostError: it says that there is nothing to serve, or says nothing.
-        """
+        """Return the output of a task that ended while it was to start, if it has not served to the end."""
         if report is None or report.ended:
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         return report
@@ -163,11 +155,7 @@ class ClusterServer:
         return False
 
     def _require_reached(self) -> None:
-        """Check with as many tasks as there are workers that executors reach the server.
-
-        Raises:
-            ConfigurationError: one does not.
-        """
+        """Check that executors reach the server, with as many tasks as there are workers."""
         asked = min(self._task.request.settings.workers, _ASKED_MAX)
         result = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
         try:
@@ -186,12 +174,7 @@ class ClusterServer:
             result.cancel(_CANCEL)
 
     def _take_in(self, action: SparkAction) -> StartReport | None:
-        """What the server's task has put out: its report, where it has not served, or not itself; else None.
-
-        Raises:
-            DistkerasError: why it did not come up.
-            ServerLostError: Spark has given up.
-        """
+        """Log what the server's task has logged, and return its report, which it has put out if it did not serve."""
         rows = self._rows_of(action)
         for row in rows:
             record = record_from_json(row["text"]) if row["kind"] == LOGGED else None
@@ -208,11 +191,6 @@ class ClusterServer:
 
     @staticmethod
     def _rows_of(action: SparkAction) -> list[Any]:
-        """Return the output of a Spark job that has ended.
-
-        Raises:
-            DistkerasError: Spark has given it up.
-        """
         try:
             return list(action.rows())
         except Exception as error:
@@ -227,22 +205,22 @@ class ClusterServer:
         return self._action
 
     def connect(self) -> RelayClient:
-        """Another connection of the driver's."""
+        """Return another connection of the driver's."""
         return RelayClient(self._session, self.address, self._deadlines)
 
     def alive(self) -> bool:
-        """Return whether its task runs, or is to be run again."""
+        """Return whether the server's task runs, or is to be run again."""
         return not self._server.ended()
 
     def record_activity(self) -> None:
-        """The server has answered; from any thread."""
-        self._heard_at = time.monotonic()
+        """Note that the server has answered, over any connection of the driver; from any thread."""
+        self._active_at = time.monotonic()
 
     def watch(self) -> None:
         """Start a server again that stands still, or that Spark has given up; to be called now and then.
 
         Raises:
-            DistkerasError: why it has ended, or has died or stood still again and again without getting on.
+            DistkerasError: the server has ended, or dies or stands still again and again without progress.
         """
         if not self.alive():
             try:
@@ -253,14 +231,14 @@ class ClusterServer:
             self._require_served(self._take_in(self._server))
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         self._look_after()
-        if self._end_reason is not None and time.monotonic() - self._told_end >= self.news_seconds:
-            self._tell_end(self._end_reason)  # it may be another one
+        if self._end_reason is not None and time.monotonic() - self._end_sent_at >= self.news_seconds:
+            self._send_end(self._end_reason)  # it may be another one
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call``, again where the server is not there: Spark may be bringing it back.
+        """Return ``call`` of the driver's connection; it is called again while Spark may be bringing the server back.
 
         Raises:
-            DistkerasError: what the server answered; or that it is not back in time, or not to come back.
+            DistkerasError: what the server answered; or the server is not back in time, or cannot come back.
         """
         began = time.monotonic()
         while True:
@@ -281,11 +259,11 @@ class ClusterServer:
                 self._insists = False
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call``, once."""
+        """Return ``call`` of the driver's connection."""
         return call(self._driver)
 
     def abandon(self, error: DistkerasError) -> None:
-        """Cancels a server that gave no answer but ``error``."""
+        """Cancel a server that gave no answer but ``error``."""
         if self._driver.lost(error):
             self._cancel()
 
@@ -293,10 +271,10 @@ class ClusterServer:
         """Let the workers leave; a server that comes back is asked again."""
         self._end_reason = reason
         self.ask(lambda driver: driver.finish(reason))
-        self._told_end = time.monotonic()
+        self._end_sent_at = time.monotonic()
 
-    def _tell_end(self, reason: str) -> None:
-        self._told_end = time.monotonic()
+    def _send_end(self, reason: str) -> None:
+        self._end_sent_at = time.monotonic()
         try:
             self._driver.finish(reason)
         except DistkerasError as error:
@@ -304,29 +282,20 @@ class ClusterServer:
                 raise
 
     def _look_while_asking(self) -> None:
-        """Look after the server while a request is under way; end the request where its slot may be needed for that.
-
-        Raises:
-            ServerLostError: see `_look_after`; or the server has been silent for too long.
-        """
+        """Look after the server while a request is under way; end the request if its slot may be needed for that."""
         if not self._insists:
             return
         under_way = self._search is not None
         self._look_after()
         if self._search is not None and not under_way:
-            silence = time.monotonic() - self._heard_at
+            silence = time.monotonic() - self._active_at
             raise ServerLostError(f"the parameter server has not answered for {silence:.0f} s")
 
     def _look_after(self) -> None:
-        """Send a task to a server that has been silent for too long, and start the server again if it does not answer.
-
-        Nothing here waits: without a free slot for that task nothing is known of the server, and nothing is done.
-
-        Raises:
-            ServerLostError: too many servers in a row have stood still without getting on.
-        """
+        """Send a task to a server that has been silent for too long, and start it again if it does not answer."""
+        # Nothing here waits: without a free slot for that task nothing is known of the server, and nothing is done.
         now = time.monotonic()
-        silence = now - self._heard_at
+        silence = now - self._active_at
         if self._search is None:
             # After a restart in short tasks: a long one could take the very slot that the server needs.
             due = now - self._searched_at >= _AGAIN if self._restarting else silence >= self._deadlines.standstill
@@ -352,17 +321,12 @@ class ClusterServer:
         patience = self._deadlines.standstill
         if self._restarting or place is None:  # it is on its way, as far as is known
             patience = self._patience_at_start
-        answered = self._heard_at > self._searched_at  # over another connection, meanwhile
+        answered = self._active_at > self._searched_at  # over another connection, meanwhile
         if not answered and silence >= patience:
             self._replace(row["incarnation"], row["error"])
 
     def _replace(self, incarnation: int, error: str) -> None:
-        """Start the server again, from its checkpoint; what has stood still finds a higher claim when it wakes.
-
-        Args:
-            incarnation: servers up to this one are given up.
-            error: why.
-        """
+        """Start the server again, without those up to ``incarnation``, which find a higher claim if they wake."""
         if self._restarting and not self._limit.failed():
             raise ServerLostError(
                 f"the parameter server stopped responding, and did not come back after a restart: {error}. See the log "
@@ -373,11 +337,7 @@ class ClusterServer:
         self._run_next(max(self._task.given_up, incarnation))
 
     def _start_again(self, error: DistkerasError) -> None:
-        """Start a server again, from its checkpoint, that Spark has given up.
-
-        Raises:
-            DistkerasError: the error, where the session has ended, or where the last ones made no progress.
-        """
+        """Start a server again that Spark has given up; raise ``error`` if that cannot help."""
         if not self._may_run() or (self._restarting and not self._limit.failed()):
             raise error
         text = "Spark does not retry the parameter server's task any more; the driver starts it again: %s"
@@ -405,3 +365,7 @@ class ClusterServer:
             self._search.cancel(_CANCEL)
         if self._action is not None:
             self._action.cancel(_CANCEL)
+
+
+#: The driver's side of a server that may die, wherever the server runs.
+ServerHandle = Supervisor | ClusterServer

@@ -35,7 +35,7 @@ class StallDetector:
         self._reported: dict[int, tuple[int, int]] = {}
 
     def check(self, workers: np.ndarray) -> None:
-        """Takes in a `messages.WorkerTable`: float64 rows of worker, attempt, last commit, and seconds since."""
+        """Report the stalls of a `messages.WorkerTable`: float64 rows of worker, attempt, last commit, its age."""
         for worker, attempt, sequence in workers[workers[:, 3] >= self.after, :3].astype(int).tolist():
             silence = (attempt, sequence)
             if self._reported.get(worker) == silence:
@@ -104,7 +104,7 @@ class Progress:
         self._bar.close()
 
     def update(self, status: Status) -> None:
-        """Takes in what the server tells."""
+        """Show a new status of the server."""
         self._status = status
         if self._began is None and status.batches:
             self._began = self._clock(), status
@@ -115,7 +115,7 @@ class Progress:
         self.tick()
 
     def tick(self) -> None:
-        """Logs a line if one is due; to be called about every second, whether there is news or not."""
+        """Log a line if one is due; to be called about every second, whether there is news or not."""
         if self._every is not None and self._began is not None and self._clock() >= self._line_due:
             self._line_due = self._clock() + self._every
             self._log()

@@ -33,6 +33,7 @@ from distkeras.ps.server.start import StartReport
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
+from distkeras.ps.world.world import REAL, World
 from distkeras.spark.actions import SparkAction
 
 if TYPE_CHECKING:
@@ -46,15 +47,15 @@ _LONGEST_PAUSE = 2.0
 _LOOK = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
-_PIECES = "lost boolean, part int, data binary"
+_PIECES = "lost boolean, part long, data binary"
 _FOUND = "host string, incarnation long, place string, error string"
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _R = TypeVar("_R")
 
 
-def _patiently(call: Callable[[], _R], timeout: float) -> _R:
-    """``call()``, again where the server is not to be reached; raises as that for the last time."""
-    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout)
+def _patiently(call: Callable[[], _R], timeout: float, world: World) -> _R:
+    """Return ``call()``, which is called again while the server cannot be reached."""
+    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=world)
     while True:
         try:
             return call()
@@ -68,8 +69,7 @@ class RemoteRequest:
     """A request that a task takes to the server, and brings the answer back.
 
     Args:
-        address: the server's.
-        deadlines: of every wait.
+        address, deadlines: of the server, and of every wait.
         request: its frame.
         timeout: seconds for the answer; to reach the server it has as many, and `Deadlines.reconnect` at most: it
             keeps a slot while it tries.
@@ -81,25 +81,23 @@ class RemoteRequest:
     timeout: float
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``: the answer's frame in pieces."""
+        """Yield the answer's frame in pieces; the function for ``mapInArrow``."""
         _read_to_end(records)
-        lost, answer = self._fetch()
+        lost, answer = self.fetch()
         frame = b"".join(encode(answer))
         for part, start in enumerate(range(0, len(frame), _PIECE)):
-            columns = ([lost], [part], [frame[start : start + _PIECE]])
-            kinds = (pa.bool_(), pa.int32(), pa.binary())
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, ["lost", "part", "data"])
+            yield pa.RecordBatch.from_pylist([{"lost": lost, "part": part, "data": frame[start : start + _PIECE]}])
 
-    def _fetch(self) -> tuple[bool, Message]:
-        client, message = Client(self.address, self.deadlines), decode(self.request)
+    def fetch(self, world: World = REAL) -> tuple[bool, Message]:
+        """Return whether the server could not be reached, and its answer or that failure."""
+        client, message = Client(self.address, self.deadlines, world), decode(self.request)
 
         def once() -> Message:
             client.close()
             return client.exchange(message, self.timeout)
 
         try:
-            return False, _patiently(once, min(self.timeout, self.deadlines.reconnect))
+            return False, _patiently(once, min(self.timeout, self.deadlines.reconnect), world)
         except _UNREACHED as error:
             return True, fault_of(error)
         finally:
@@ -108,42 +106,37 @@ class RemoteRequest:
 
 @dataclass(frozen=True)
 class Search:
-    """Looks for the server from an executor, and says which one it has found, also where that one does not answer.
-
-    Args:
-        address: the server's.
-        deadlines: of every wait.
-        timeout: seconds that it may take until the server is there.
-    """
+    """Looks for the server from an executor, for ``timeout`` seconds, and reports also one that does not answer."""
 
     address: AnnouncedAddress
     deadlines: Deadlines
     timeout: float
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``: what it has announced, or why it is not found, and on which host that is.
+        """Yield one row of what `look` returns, with the host; the function for ``mapInArrow``."""
+        _read_to_end(records)
+        yield pa.RecordBatch.from_pylist([{"host": socket.gethostname(), **self.look()}])
+
+    def look(self, world: World = REAL) -> dict[str, Any]:
+        """Return what the server has announced (``place``, JSON), or the ``error`` why it is not found.
 
         ``incarnation`` is at least that of the server that owns the checkpoint, 0 where that is not known.
         """
-        _read_to_end(records)
         incarnation, place, error = 0, "", ""
         try:
-            incarnation, reply = _patiently(self._once, self.timeout)
-            place = json.dumps(reply)
+            incarnation, announced = _patiently(lambda: self._find(world), self.timeout, world)
+            place = json.dumps(announced)
         except _UNREACHED as failure:
             error = failure.message
             with contextlib.suppress(SnapshotError):
-                owner = owner_of(self.address.uri)
+                owner = owner_of(self.address.uri, world)
                 incarnation = 0 if owner is None else owner.claim.incarnation
                 place = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
-        values = ([socket.gethostname()], [incarnation], [place], [error])
-        kinds = (pa.string(), pa.int64(), pa.string(), pa.string())
-        arrays = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, ["host", "incarnation", "place", "error"])
+        return {"incarnation": incarnation, "place": place, "error": error}
 
-    def _once(self) -> tuple[int, dict[str, Any]]:
-        place = find(self.address.uri)
-        client = DriverClient(self.address, self.deadlines)
+    def _find(self, world: World) -> tuple[int, dict[str, Any]]:
+        place = find(self.address.uri, world)
+        client = DriverClient(self.address, self.deadlines, world)
         try:
             client.ping()
         except DistkerasError as error:
@@ -161,13 +154,13 @@ def _read_to_end(records: Iterator[pa.RecordBatch]) -> None:
 
 
 def search(session: SparkSession, task: Search, tasks: int) -> SparkAction:
-    """A job of so many tasks, each of which looks for the server."""
+    """Start a Spark job of so many tasks, each of which looks for the server."""
     rows = session.range(0, tasks, 1, tasks)
     return SparkAction(session, lambda: map_in_arrow(rows, task.run, _FOUND).collect(), "distkeras-search")
 
 
 class RelayClient(DriverClient):
-    """The driver's connection, of Spark jobs.
+    """The driver's connection, in which Spark jobs carry the requests.
 
     Args:
         session: where they run.
@@ -190,7 +183,7 @@ class RelayClient(DriverClient):
         self._action: SparkAction | None = None
 
     def exchange(self, message: Message, timeout: float) -> Message:
-        """Sends ``message`` and returns what comes back, a `Fault` too.
+        """Send ``message`` and return the answer, also a `Fault`.
 
         Raises:
             ServerLostError: the server is not there, or no task could be run to its end.
@@ -234,7 +227,7 @@ class RelayClient(DriverClient):
         return rows
 
     def close(self) -> None:
-        """Cancels what is under way, of another thread; a later request is another job."""
+        """Cancel the request of another thread that is under way; a later one is another job."""
         super().close()
         action = self._action
         if action is not None:

@@ -57,7 +57,7 @@ class ServerTask:
     driver: tuple[str, int] | None = None
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``."""
+        """Serve, and yield the log and the report; the function for ``mapInArrow``."""
         from pyspark import TaskContext
 
         for _ in records:
@@ -87,11 +87,7 @@ class ServerTask:
         )
 
     def _require_driver(self) -> None:
-        """Check that Spark's driver is not known to have died. Spark ends the tasks of a dead driver with some delay.
-
-        Raises:
-            ServerLostError: the driver's machine refuses the connection.
-        """
+        """Check that the driver's machine does not refuse a connection: Spark ends a dead driver's tasks with delay."""
         if self.driver is None:
             return
         try:
@@ -107,7 +103,7 @@ class ServerTask:
 
 @contextlib.contextmanager
 def _logged_lines() -> Iterator[deque[str]]:
-    """What this process logs meanwhile, as lines of JSON: warnings and all events."""
+    """Collect what this process logs, as lines of JSON: warnings and all events."""
     lines: deque[str] = deque(maxlen=_LINES_MAX)
 
     class Collector(logging.Handler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from distkeras.ps.errors import DistkerasError, ServerLostError
 from distkeras.ps.events import Events
@@ -16,47 +16,6 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
 
 _R = TypeVar("_R")
-
-
-class ServerHandle(Protocol):
-    """The driver's hold on a server that may die."""
-
-    @property
-    def address(self) -> Address:
-        """Where workers find the server."""
-
-    @property
-    def resumed(self) -> ResumePoint | None:
-        """Where the center stands that a snapshot was found of; None: a new one."""
-
-    @property
-    def news_seconds(self) -> float:
-        """From one question for news to the next, at least."""
-
-    def connect(self) -> DriverClient:
-        """Another connection of the driver's."""
-
-    def alive(self) -> bool:
-        """Return whether the server runs, or is brought back."""
-
-    def record_activity(self) -> None:
-        """Note that the server has answered, over any connection of the driver; from any thread."""
-
-    def watch(self) -> None:
-        """Looks after the server; to be called now and then. Raises a DistkerasError where it is lost for good."""
-
-    def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call`` with a connection, again until it is answered; raises as `watch`, and what the server answers."""
-
-    def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """`ask` for something that is not worth a long wait."""
-
-    def abandon(self, error: DistkerasError) -> None:
-        """A server that gave no answer but ``error`` is not waited for."""
-
-    def end_early(self, reason: str) -> None:
-        """Let the workers leave, even if the server dies."""
-
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +53,12 @@ class RestartLimit:
 
 
 class Supervisor:
-    """Asks the server for the driver, and starts it again when it is dead, where it has a checkpoint.
+    """The driver's connection to a server process, which it starts again when that is dead and has a checkpoint.
 
     Args:
         process: the server's.
-        publish: hands over the initial center and the model file; called again after each restart, for the model file
-            is in no snapshot.
+        publish: hands over the initial center and the model file; called again after each restart, since no snapshot
+            has the model file.
         events: takes the restarts.
         world: time and connections.
     """
@@ -107,7 +66,7 @@ class Supervisor:
     def __init__(
         self,
         process: ServerProcess,
-        publish: Callable[[DriverClient], None],
+        publish: Callable[[DriverClient], object],
         events: Events | None = None,
         world: World = REAL,
     ) -> None:
@@ -121,7 +80,7 @@ class Supervisor:
         self.news_seconds = 0.0
         #: Seconds that a server which lives may keep silent.
         self._patience = deadlines.reply if process.settings.checkpoint is None else deadlines.standstill
-        self._heard_at = world.monotonic()
+        self._active_at = world.monotonic()
         self._limit = RestartLimit()
         #: How often the server was started again.
         self.restarts = 0
@@ -140,11 +99,11 @@ class Supervisor:
 
     @property
     def resumed(self) -> ResumePoint | None:
-        """Where the center stands that a snapshot was found of; None: a new one."""
+        """The snapshot that the center continues from; None: the center is new."""
         return self._process.resumed
 
     def connect(self) -> DriverClient:
-        """Another connection of the driver's."""
+        """Return another connection of the driver's."""
         return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
 
     def alive(self) -> bool:
@@ -153,16 +112,16 @@ class Supervisor:
 
     def record_activity(self) -> None:
         """Note that the server has answered, over any connection of the driver; from any thread."""
-        self._heard_at = self._world.monotonic()
+        self._active_at = self._world.monotonic()
 
     def watch(self) -> None:
-        """Starts the server again if it is dead or stands still; to be called now and then.
+        """Start the server again if it is dead or stands still; to be called now and then.
 
         Raises:
-            ServerLostError: it has no checkpoint, or dies again and again without getting on.
+            ServerLostError: it has no checkpoint, or dies again and again without progress.
         """
         if self._process.alive():
-            silence = self._world.monotonic() - self._heard_at
+            silence = self._world.monotonic() - self._active_at
             if silence < self._patience or self._answers():
                 return
             self._end_silent(
@@ -174,7 +133,7 @@ class Supervisor:
         self.restart()
 
     def _answers(self) -> bool:
-        """Return whether it does now, over a new connection: it may be this process that stood still."""
+        """Ask over a new connection: it may be this process that stood still."""
         self._driver.close()
         try:
             self._driver.ping()
@@ -197,12 +156,12 @@ class Supervisor:
         self._process.kill()
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call`` with the driver's connection; again when that was opened again, and when the server was restarted.
+        """Return ``call`` of the driver's connection; it is called again over a new one, and after a restart.
 
         Raises:
-            ServerLostError: the server is dead, and cannot be.
-            DistkerasError: what the server answered; where it lives, cannot be reached and has no checkpoint: what
-                came of the call at first.
+            ServerLostError: the server is dead and cannot be restarted.
+            DistkerasError: what the server answered; or the first failure, where the server lives, cannot be reached
+                and has no checkpoint.
         """
         while True:
             try:
@@ -211,7 +170,7 @@ class Supervisor:
                 self.restart()
 
     def try_to_ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """`ask` for something that is not worth a wait or a restart: at most one new connection is made.
+        """Return ``call`` of the driver's connection, without waits and restarts: over two connections at most.
 
         Raises:
             DistkerasError: what the server answered, or that it cannot be reached.
@@ -224,17 +183,12 @@ class Supervisor:
         return call(self._driver)
 
     def abandon(self, error: DistkerasError) -> None:
-        """Kills a server that gave no answer but ``error``, where it has nothing to save: its end is not waited for."""
+        """Kill a server that gave no answer but ``error``, unless it has a snapshot to write."""
         if self._lost(error) and self._process.settings.checkpoint is None:
             self._process.kill()
 
     def _call_reconnecting(self, call: Callable[[DriverClient], _R]) -> _R:
-        """``call``, over new connections while the process lives.
-
-        Raises:
-            _ServerGone: it does not, or not any more: it stood still.
-            DistkerasError: see `ask`.
-        """
+        """Return ``call`` over new connections while the process lives; raise `_ServerGone` when it does not."""
         first: DistkerasError | None = None
         deadline = math.inf
         while True:
@@ -256,25 +210,17 @@ class Supervisor:
             deadline = min(deadline, self._world.monotonic() + self._patience)
 
     def end_early(self, reason: str) -> None:
-        """Has the workers leave, in this incarnation of the server and in those that may follow.
-
-        Raises:
-            ServerLostError: see `ask`.
-        """
+        """Let the workers leave, in this incarnation of the server and in those that may follow; see `ask`."""
         self._end_reason = reason
         self.ask(lambda driver: driver.finish(reason))
 
     def restart(self) -> None:
-        """Starts the dead server again from its latest snapshot.
-
-        Raises:
-            ServerLostError: it has no checkpoint, or dies again and again without getting on.
-        """
+        """Start the dead server again from its latest snapshot; for what this raises see `watch`."""
         while not self._try_restart():
             pass
 
     def _try_restart(self) -> bool:
-        """One restart; False if the server did not come up, or died again before it received what it needs."""
+        """Return False if the server did not come up, or died again before it received what it needs."""
         self._driver.close()
         code = self._process.exit_code
         try:
@@ -300,4 +246,4 @@ class Supervisor:
 
 
 class _ServerGone(Exception):
-    """The server's process has ended."""
+    """The server's process has ended, or stood still and was killed."""

@@ -77,7 +77,7 @@ class Task:
     metrics: tuple[str, ...]
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for ``mapInArrow``."""
+        """Train, and yield the summary; the function for ``mapInArrow``."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -99,20 +99,15 @@ class Task:
 
 
 class _TaskAttempt:
-    """One attempt at one partition: its rows, its connection, and the worker's loop from one to the other.
-
-    Args:
-        task: what to do.
-        worker: the partition's number.
-        attempt: Spark's task attempt id.
-        records: what Spark sends.
-    """
+    """One attempt at one partition: its rows, its connection, and the worker's loop from one to the other."""
 
     def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
         settings = task.settings
         self._task = task
         self._records = records
-        self._position = _Position()
+        #: The mini-batch that training has reached, for error texts, and epoch and number of the next one.
+        self._step: int | None = None
+        self._next = (0, 0)
         self._client = WorkerClient(
             task.address,
             worker=worker,
@@ -133,13 +128,7 @@ class _TaskAttempt:
         self._ready: float | None = None
 
     def run(self) -> pa.RecordBatch:
-        """Trains on the partition; returns the summary, one row.
-
-        Raises:
-            DistkerasError: reported to the server, too: the user's, which ends the job, or the machine's, which ends
-                this attempt; or what became of the job or the connection.
-            Exception: what reading from Spark raised.
-        """
+        """Train on the partition, and return the summary; an error of the user or the machine is reported first."""
         try:
             rows, batches = self._train()
         except Exception as error:
@@ -158,13 +147,13 @@ class _TaskAttempt:
         typed = sorted_error(error)
         if typed.origin in (Origin.USER, Origin.NODE):
             typed.worker = self._client.worker if typed.worker is None else typed.worker
-            typed.step = self._position.step if typed.step is None else typed.step
+            typed.step = self._step if typed.step is None else typed.step
             typed.remote_traceback = traceback.format_exc()
             self._client.report(typed)
         return typed
 
     def _train(self) -> tuple[int, int]:
-        """Returns the partition's rows, and its batches an epoch (-1 where the job ended early)."""
+        """Return the partition's rows, and its batches an epoch (-1 where the job ended early)."""
         client = self._client
         welcome = client.join()
         if welcome.finished and welcome.stopping:
@@ -181,11 +170,7 @@ class _TaskAttempt:
             return self._source.rows, self._source.batches_per_epoch
 
     def _require_same_rows(self, welcome: Welcome) -> int:
-        """Check that the rows of a finished partition are those that were trained on, and return their number.
-
-        Raises:
-            LedgerError: they are not.
-        """
+        """Check that the rows of a finished partition are those that were trained on, and return their number."""
         rows, checksum = 0, RowChecksum(block_rows=1 << 62)
         for record in self._records:
             rows += record.num_rows
@@ -200,10 +185,10 @@ class _TaskAttempt:
         return rows
 
     def _begin_loop(self, stack: ExitStack, welcome: Welcome) -> Loop:
-        """The worker's loop from where the partition stands: the first one, or one after a rewind."""
+        """Return the worker's loop from where the partition stands: the first one, or one after a rewind."""
         task, settings = self._task, self._task.settings
         source = self._source_from(stack, welcome)
-        self._position.next = (welcome.epoch, welcome.batch)
+        self._next = (welcome.epoch, welcome.batch)
         ensure_backend(task.recipe.backend)
         import_keras()
         # The optimizer's state belongs to steps that are forgotten: a new replica begins with the state that is kept.
@@ -225,8 +210,10 @@ class _TaskAttempt:
         )
 
     def _following(self, source: BatchSource) -> Iterator[Batch]:
-        """The mini-batches of ``source``, kept up with for error texts and for what commits tell."""
-        for batch in self._position.following(source):
+        """Yield the mini-batches of ``source``, and note them for errors, for rewinds and for commits."""
+        for batch in source:
+            self._step = batch.index
+            self._next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
             self._client.passed = source.passed(batch)
             yield batch
 
@@ -246,7 +233,7 @@ class _TaskAttempt:
                 timeout=self._task.settings.deadlines.rows,
             )
             self._source = stack.enter_context(source)
-        elif start != self._position.next:
+        elif start != self._next:
             if not self._task.spec.rewindable:
                 raise LeaseLostError("this attempt cannot go back: its rows are not kept", worker=self._client.worker)
             self._source.rewind(start, checksum)
@@ -269,23 +256,8 @@ class _TaskAttempt:
         return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
 
 
-class _Position:
-    """The mini-batch that training has reached, for error texts, and the one that comes next."""
-
-    def __init__(self) -> None:
-        self.step: int | None = None
-        self.next = (0, 0)
-
-    def following(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yields ``batches``, and keeps up with them."""
-        for batch in batches:
-            self.step = batch.index
-            self.next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
-            yield batch
-
-
 def prepare_process(threads: int, gpus: list[str] | None) -> None:
-    """Settings that libraries read once, on their first import; a user's own are left alone."""
+    """Set what libraries read once, on their first import; a user's own settings are left alone."""
     settings = {
         # A worker for each core: more threads than that would only fight each other.
         "TF_NUM_INTRAOP_THREADS": str(threads),

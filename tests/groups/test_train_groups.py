@@ -69,7 +69,7 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> No
     assert {shop: row["rows"] for shop, row in table.items()} == {f"s{n}": 10 + n for n in range(SHOPS)}
     for shop in sorted(table)[:10]:
         mine = trainer()
-        spec = mine._spec(mine._build_replica().model, df)  # noqa: SLF001 - the columns as the trainer reads them
+        spec = mine._checked_spec(df)  # noqa: SLF001 - the columns as the trainer reads them
         ready = partitioned(df.where(F.col("shop") == shop), spec, 1).toPandas()
         x, y = np.stack(ready["features"]).astype(np.float32), ready["label"].to_numpy()
         model = model_with_all_kinds_of_state()

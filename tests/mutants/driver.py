@@ -74,7 +74,7 @@ DRIVER = (
     ),
     Mutant(
         "a model comes with an infinity in its moving statistics",
-        "distkeras/training/run.py",
+        "distkeras/training/plan.py",
         "published = {*replica.layout.names, *replica.moving_statistics.names}",
         "published = {*replica.layout.names}",
         "workers are blamed for what the caller gave",

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
-from distkeras.ps.checkpoint.ownership import AnnouncedAddress, find, owner_of
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress
 from distkeras.ps.errors import (
-    AuthenticationError,
-    DeadlineError,
     DistkerasError,
     LedgerError,
-    RemoteProtocolError,
     ServerLostError,
-    SnapshotError,
 )
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Fault, Message, Publish, fault_of
+from distkeras.ps.protocol.messages import Fault, Message, Publish
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.start import StartReport, StartRequest
-from distkeras.ps.transport.client import Client
-from distkeras.ps.transport.deadlines import Backoff, Deadlines
+from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import Thread
 from distkeras.training import cluster_server
 from distkeras.training.cluster_server import ClusterServer
+from distkeras.training.relay import RemoteRequest, Search
 from distkeras.training.server_task import ATTEMPTS_OF_A_START, REPORT, ServerTask
 from simulation.scheduler import Process, Scheduler, Task
 from simulation.world import Surroundings, VirtualWorld
@@ -38,12 +32,8 @@ from simulation.world import Surroundings, VirtualWorld
 #: Attempts at a task that may fail; seconds that Spark takes to start another one, and executors to find out that their
 #: driver is gone.
 _MOST_FAILURES, _AGAIN, _ORPHANED = 4, 1.0, 20.0
-#: Seconds between two tries to reach the server, at most.
-_LONGEST_PAUSE = 2.0
 #: Seconds from one look at what else happens to the next, while a request is under way.
 _LOOK = 1.0
-_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
-_R = TypeVar("_R")
 
 
 class ServerAttempt:
@@ -224,17 +214,6 @@ class VirtualAction:
             self._scheduler.kill(self._process)
 
 
-def _patiently(call: Callable[[], _R], timeout: float, world: VirtualWorld) -> _R:
-    """As a task does: see `relay`."""
-    backoff = Backoff(longest=_LONGEST_PAUSE, timeout=timeout, world=world)
-    while True:
-        try:
-            return call()
-        except _UNREACHED:
-            if not backoff.pause():
-                raise
-
-
 class VirtualRelay(DriverClient):
     """The driver's connection, of tasks that carry one request each: `RelayClient`.
 
@@ -258,23 +237,10 @@ class VirtualRelay(DriverClient):
 
     def exchange(self, message: Message, timeout: float) -> Message:
         """See `RelayClient`."""
-
-        def errand(world: VirtualWorld) -> tuple[bool, Message]:
-            client = Client(self.address, self.deadlines, world)
-
-            def once() -> Message:
-                client.close()
-                return client.exchange(message, timeout)
-
-            try:
-                return False, _patiently(once, min(timeout, self.deadlines.reconnect), world)
-            except _UNREACHED as error:
-                return True, fault_of(error)
-            finally:
-                client.close()
-
         assert isinstance(self.world, VirtualWorld)
-        action = VirtualAction(self._surroundings, self.world.process, errand)
+        assert isinstance(self.address, AnnouncedAddress)
+        request = RemoteRequest(self.address, self.deadlines, b"".join(encode(message)), timeout)
+        action = VirtualAction(self._surroundings, self.world.process, request.fetch)
         try:
             while not action.ended(_LOOK):
                 self._look()
@@ -345,37 +311,13 @@ class VirtualClusterServer(ClusterServer):
         driver = self._world.process
         action: Any = ServerAction(self._surroundings, driver, serve)
         self._action = self._surroundings.actions[driver] = action
-        self._heard_at = self._started_at = self._surroundings.scheduler.now
+        self._active_at = self._started_at = self._surroundings.scheduler.now
 
     def _search_for(self, seconds: float) -> Any:
-        """As `relay.Search`."""
-
-        def look(world: VirtualWorld) -> dict[str, Any]:
-            def once() -> tuple[int, dict[str, Any]]:
-                place = find(self.address.uri, world)
-                client = DriverClient(self.address, self._deadlines, world)
-                try:
-                    client.ping()
-                except DistkerasError as error:
-                    if client.lost(error) or client.channel is None:
-                        raise
-                finally:
-                    client.close()
-                return int(json.loads(place["report"])["incarnation"]), place
-
-            incarnation, text, error = 0, "", ""
-            try:
-                incarnation, found = _patiently(once, seconds, world)
-                text = json.dumps(found)
-            except _UNREACHED as failure:
-                error = failure.message
-                with contextlib.suppress(SnapshotError):
-                    owner = owner_of(self.address.uri, world)
-                    incarnation = 0 if owner is None else owner.claim.incarnation
-                    text = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
-            return {"host": world.process.host, "incarnation": incarnation, "place": text, "error": error}
-
-        return VirtualAction(self._surroundings, self._world.process, look)
+        search = Search(self.address, self._deadlines, seconds)
+        return VirtualAction(
+            self._surroundings, self._world.process, lambda world: {"host": world.process.host, **search.look(world)}
+        )
 
     def _may_run(self) -> bool:
         """Its session lives as long as its driver."""

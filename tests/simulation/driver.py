@@ -19,7 +19,8 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.ps.transport.tls import make_certificate
-from distkeras.training.supervisor import ServerHandle, Supervisor
+from distkeras.training.cluster_server import ServerHandle
+from distkeras.training.supervisor import Supervisor
 from simulation.cluster import VirtualClusterServer
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task

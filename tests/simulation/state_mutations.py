@@ -302,7 +302,7 @@ def _the_end_is_told_once() -> list[Patch]:
     def end_early(self: Supervisor, reason: str) -> None:
         self.ask(lambda driver: driver.finish(reason))
 
-    return [(Supervisor, "end_early", end_early), (ClusterServer, "_tell_end", nothing)]
+    return [(Supervisor, "end_early", end_early), (ClusterServer, "_send_end", nothing)]
 
 
 @mutation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import pytest
@@ -35,7 +37,7 @@ TASK = (
         (
             TASK.format("ModuleNotFoundError: No module named 'distkeras'"),
             ConfigurationError,
-            "Received: ModuleNotFoundError: No module named 'distkeras', with 'python3'",
+            "Received: ModuleNotFoundError: No module named 'distkeras', with 'python7'",
         ),
         ("Error from python worker:\n  /bin/python3: No module named pyspark\n", ConfigurationError, "pyspark, with"),
         ('java.io.IOException: Cannot run program "pythn3": error=2', ConfigurationError, 'program "pythn3", with'),
@@ -48,7 +50,8 @@ TASK = (
     ],
 )
 def test_what_spark_raises(told: str, kind: type[DistkerasError], text: str) -> None:
-    error = typed_error(RuntimeError(told), "'python3'")
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="python7"))
+    error = typed_error(RuntimeError(told), session)
     assert type(error) is kind
     assert text in str(error)
     assert "\n" not in str(error)

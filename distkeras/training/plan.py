@@ -1,0 +1,287 @@
+"""A job that is settled before any of it starts, and the checks of what cannot work."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkeras.callbacks import Callback
+from distkeras.data.batches import Batch
+from distkeras.data.binding import listed
+from distkeras.data.schema import CLASS_WEIGHT
+from distkeras.data.spec import DataSpec
+from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
+from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.weights_file import without_weights_of
+from distkeras.ps.center.schedulers import scheduler_for
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.protocol.framing import KEY_BYTES, encode
+from distkeras.ps.protocol.messages import Ack, Publish
+from distkeras.ps.rules import Rule
+from distkeras.ps.server.start import StartRequest
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.transport.tls import make_certificate
+from distkeras.settings import TrainSettings
+from distkeras.spark.cluster import SparkFacts
+from distkeras.spark.kept_layout import Arrangement
+from distkeras.training.server_task import ServerTask
+from distkeras.training.task import Task
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame
+
+#: Bytes for the names of a model's arrays, in addition to the model.
+_FRAME_ROOM = 1 << 20
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job that has not begun.
+
+    Args:
+        df: one partition a worker.
+        arrangement: what ``df`` was computed from; None: its rows are not kept for a later job.
+        spec: columns, mini-batches, epochs.
+        training, server, worker: the settings of data and driver, of the server, of the workers.
+        model_file, recipe: the model, and how to compile it.
+        replica: the model, compiled like the workers'.
+        callbacks: those of the trainer and of the call.
+        resume: go on with the job that the server's checkpoint holds.
+        facts: of Spark's session.
+
+    Raises:
+        ConfigurationError: no server takes the model, or the file of its frozen weights cannot be read.
+    """
+
+    df: DataFrame
+    arrangement: Arrangement | None
+    spec: DataSpec
+    training: TrainSettings
+    model_file: bytes
+    recipe: Recipe
+    replica: KerasReplica
+    server: ServerSettings
+    worker: WorkerSettings
+    callbacks: Sequence[Callback]
+    resume: bool
+    facts: SparkFacts
+
+    def __post_init__(self) -> None:
+        require_size(self.server, self.replica, self.sent_file)
+
+    @cached_property
+    def sent_file(self) -> bytes:
+        """The model as workers are sent it: without weights that they read elsewhere."""
+        uri = self.training.frozen_weights
+        return self.model_file if uri is None else without_weights_of(self.model_file, uri)
+
+    def task(self, address: Address) -> Task:
+        """Return what Spark runs on each partition, with the server at ``address``."""
+        return Task(
+            address=address,
+            settings=self.worker,
+            spec=self.spec,
+            recipe=self.recipe,
+            size=self.replica.size,
+            moving_statistics=self.replica.moving_statistics.size,
+            metrics=self.replica.metric_names,
+        )
+
+    def build_replica(self) -> KerasReplica:
+        """Return another copy of the model, compiled like the workers'."""
+        return KerasReplica(self.recipe.build(self.model_file))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a job that resumes from this one's checkpoint must share, in addition to the rule; JSON-ready."""
+        replica, columns = self.replica, self.spec.features + self.spec.labels
+        return {
+            **self.training.row_settings,
+            "shapes": {column.name: list(column.shape) for column in columns},
+            "model": model_identity(self.model_file),
+            "layout": layout_identity(replica.layout),
+            "moving_statistics": layout_identity(replica.moving_statistics),
+            "compilation": self.recipe.identity(replica.model),
+        }
+
+    def publisher(self) -> Callable[[DriverClient], object]:
+        """Return what hands the model as it is now over to a server, any number of times."""
+        message = self._publication()
+        return lambda driver: driver.request(message, Ack)
+
+    def server_task(self) -> ServerTask:
+        """Return the server as a task in the cluster, with a fresh random key."""
+        request = StartRequest(
+            settings=self.server,
+            key=secrets.token_bytes(KEY_BYTES),
+            certificate=make_certificate() if self.training.tls else None,
+            mode=StartMode(fresh=not self.resume, same_attempts=False, epochs=self.training.num_epoch),
+            job=self.identity(),
+        )
+        return ServerTask(request, b"".join(encode(self._publication())), driver=self.facts.driver_address)
+
+    def _publication(self) -> Publish:
+        replica = self.replica
+        start, moving_statistics = replica.layout.empty(), replica.moving_statistics.empty()
+        replica.read(start)
+        replica.read_moving_statistics(moving_statistics)
+        layouts = (replica.layout, replica.moving_statistics)
+        return publication(start, moving_statistics, self.sent_file, layouts)
+
+
+def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object]) -> None:
+    """Try the model, its loss and its metrics on a mini-batch as the data have them.
+
+    Args:
+        replica: the model.
+        batch: any mini-batch.
+        received: what the error names as the data.
+
+    Raises:
+        ConfigurationError: they do not fit.
+    """
+    try:
+        replica.prepare(batch)
+    except DistkerasError:
+        raise
+    except Exception as error:  # a backend has errors of its own, and loss and metrics may be the user's
+        raise ConfigurationError(
+            "`model` must have inputs, loss and metrics that fit the data. "
+            f"Received: {list(received)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def require_size(server: ServerSettings, replica: KerasReplica, sent_file: bytes) -> None:
+    """Raise ConfigurationError unless a server, which is not started yet, accepts a model of this size."""
+    nbytes = len(sent_file) + 4 * (replica.size + replica.moving_statistics.size)
+    most = server.max_body - _FRAME_ROOM
+    if nbytes > most:
+        raise ConfigurationError(
+            f"`model` must have at most {most >> 20} MiB, what trains counted twice: executors can read "
+            f"weights that are frozen for themselves, by `frozen_weights`. Received: {-(-nbytes >> 20)} MiB"
+        )
+
+
+def require_finite(replica: KerasReplica) -> None:
+    """Raise ConfigurationError unless the model's weights are finite, so that no worker is blamed for them later."""
+    import keras
+
+    # An infinity in a weight that is not trained may be meant, such as a mask's.
+    published = {*replica.layout.names, *replica.moving_statistics.names}
+    for variable in replica.model.weights:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue
+        with np.errstate(over="ignore"):  # too large for float32 is as bad
+            value = np.asarray(keras.ops.convert_to_numpy(variable)).astype(np.float32).ravel()
+        bad = np.flatnonzero(~np.isfinite(value) if variable.path in published else np.isnan(value))
+        if bad.size:
+            raise ConfigurationError(
+                f"`model` must have finite weights. Received: {value[bad[0]]} in element {bad[0]} of "
+                f"{variable.path!r} ({bad.size} such)"
+            )
+
+
+def require_optimizer(rule: Rule, optimizer: Any) -> None:
+    """Raise ConfigurationError unless the rule works with the workers' optimizer."""
+    traits = rule.traits
+    if (traits.plain_sgd or traits.gradient) and not _is_plain_sgd(optimizer):
+        why = "takes its steps at the server" if traits.gradient else "needs the plain step"
+        raise ConfigurationError(
+            f"`worker_optimizer` must be SGD without momentum, weight decay or accumulation: rule {rule.name!r} {why}. "
+            f"Received: worker_optimizer={optimizer.name!r} with {optimizer.get_config()}"
+        )
+
+
+def require_shared(checkpoint: Checkpoint | None) -> None:
+    """Raise ConfigurationError if the path shows that a server in the cluster has no shared place for its address."""
+    needs = "must be a folder that every executor reaches, with server='cluster': the server says there where it is"
+    if checkpoint is None:
+        raise ConfigurationError(f"`checkpoint` {needs}. Received: None")
+    uri = checkpoint.uri
+    if "://" not in uri and not uri.startswith("file:") and not Path(uri).is_absolute():
+        raise ConfigurationError(f"`checkpoint` {needs}; a URI, or an absolute path. Received: {uri!r}")
+
+
+def arrangement_of(df: DataFrame, spec: DataSpec, settings: TrainSettings, workers: int) -> Arrangement | None:
+    """Return what decides how the rows of ``df`` are laid out; None where Spark does not move them."""
+    if settings.partitioned_already:
+        return None
+    weights = settings.class_weight or {}
+    names = [column.name for column in spec.columns if not (weights and column.name == CLASS_WEIGHT)]
+    if weights:
+        names += [listed(settings.label_col)[0], *filter(None, [settings.sample_weight_col])]
+    made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.sample_weight_col)
+    return Arrangement(df, tuple(dict.fromkeys(names)), made_by)
+
+
+def require_slots(
+    server: ServerSettings, facts: SparkFacts, known: int | None, resources: ResourceProfile | None, *, apart: bool
+) -> None:
+    """Check that Spark can run all workers at once where the rule or the bound needs it, as far as that is known.
+
+    Args:
+        server: its settings.
+        facts: of Spark's session.
+        known: how many tasks Spark runs at once; None where that is not known.
+        resources: the `ResourceProfile` of the workers' tasks, or None.
+        apart: the server takes a slot of its own.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if resources is not None:
+        _require_known(resources, facts)
+    if known is None or known >= server.workers + apart:
+        return
+    slots = known - apart
+    if slots < 1:
+        raise ConfigurationError(
+            "`server='cluster'` needs a slot for the server and one for a worker at least. "
+            f"Received: {known} at once (spark.master={facts.master})"
+        )
+    if scheduler_for(server.rule, server.workers, server.staleness_bound).gather:
+        needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
+        raise ConfigurationError(
+            f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once"
+            f"{' next to the server' if apart else ''} "
+            f"(spark.master={facts.master}): {needs} needs all workers at the same time. "
+            f"Received: num_workers={server.workers}"
+        )
+
+
+def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:
+    """Raise ConfigurationError unless Spark schedules by them. Under Connect, register them with the server."""
+    if facts.local:
+        raise ConfigurationError(
+            "`resources` must be None on a local master: Spark schedules stages by their resources on a standalone "
+            f"master, YARN and Kubernetes. Received: spark.master={facts.master}"
+        )
+    if not facts.connect:
+        return
+    try:
+        _ = resources.id  # it is the server that gives it
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "`resources` must be known to Spark Connect: ask for its `id` in the thread that made the session, before "
+            f"another one trains. Received: {error}"
+        ) from error
+
+
+def _is_plain_sgd(optimizer: Any) -> bool:
+    import keras
+
+    from distkeras.keras_model.gradient_collector import inner_optimizer
+
+    inner = inner_optimizer(optimizer)
+    if not isinstance(inner, keras.optimizers.SGD):
+        return False
+    return not (inner.momentum or inner.weight_decay or inner.gradient_accumulation_steps)
