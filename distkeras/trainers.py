@@ -12,23 +12,22 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+
+import distkeras.trainer
 from distkeras.compat import warn_porter
-from distkeras.compat.trainers import (
-    RULES,
-    DistributedAccessors,
-    Histories,
-    RefusedClass,
-    TrainerAccessors,
-    documented,
-    only_table,
-    refusal,
-)
+from distkeras.compat.trainers import RULES, Histories, RefusedClass, documented, only_table, refusal
 from distkeras.data.binding import listed
 from distkeras.data.schema import field_of, quoted, require_dataframe
+from distkeras.keras_model import archive
 from distkeras.keras_model.archive import require_model
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.validate import require_integer
@@ -87,7 +86,7 @@ def _by_name(signature: inspect.Signature, arguments: tuple[Any, ...], options: 
     }
 
 
-class Trainer(TrainerAccessors):
+class Trainer(Histories, distkeras.trainer.Trainer):
     """The base of dist-keras' trainers; it was abstract. `distkeras.Trainer` is another class, which it extends.
 
     Args:
@@ -100,6 +99,7 @@ class Trainer(TrainerAccessors):
     default_window: ClassVar[int | None] = None
     #: dist-keras' positional arguments after the model, with their defaults.
     positional: ClassVar[Mapping[str, Any]] = {}
+    _parallelism = 1
     __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -129,23 +129,182 @@ class Trainer(TrainerAccessors):
         port = given.pop("master_port", None)
         if port is not None:
             network = given.get("network") or Network()
-            given["network"] = dataclasses.replace(network, port=require_integer("master_port", port, 0, 0xFFFF))
+            given["network"] = replace(network, port=require_integer("master_port", port, 0, 0xFFFF))
         self._adapt(chosen, given)
         super().__init__(model, make(self.rule_name, **chosen), **given)
-        self._compilation = {name: given.get(name) for name in ("loss", "metrics", "loss_weights")} | {
-            "weighted_metrics": given.get("weighted_metrics"),
-            "optimizer": given.get("worker_optimizer"),
-            "objects": given.get("custom_objects"),
-        }
+        #: The arguments of ``compile``, for another model.
+        self._compilation = {name: given.get(name) for name in ("loss", "metrics", "loss_weights", "weighted_metrics")}
+        self._compilation |= {"optimizer": given.get("worker_optimizer"), "objects": given.get("custom_objects")}
 
     def _adapt(self, hyper_parameters: dict[str, Any], arguments: dict[str, Any]) -> None:
         """Look at the rule's hyper-parameters and the trainer's arguments, before they are used."""
 
+    @short_errors
+    def train(
+        self,
+        df: DataFrame | None = None,
+        shuffle: bool | None = None,
+        *,
+        dataframe: DataFrame | None = None,
+        **options: Any,
+    ) -> keras.Model:
+        """Train as `distkeras.Trainer.train` does, which takes the ``options``.
 
-class DistributedTrainer(DistributedAccessors, Trainer):
+        Args:
+            df, dataframe: the data, under either name.
+            shuffle: in place of the constructor's, this time.
+            options: ``callbacks``, ``checkpoint``, ``resume``.
+        """
+        table, settings = only_table(df, dataframe), self.settings
+        changed: dict[str, Any] = {} if shuffle is None else {"shuffle": shuffle}
+        if settings.num_workers is not None:
+            changed["num_workers"] = settings.num_workers * self._parallelism
+        try:
+            self.settings = replace(settings, **changed)
+            return super().train(table, **options)
+        finally:
+            self.settings = settings
+
+    def get_training_time(self) -> float:
+        """Return the seconds that the last `train` took; 0 before the first."""
+        return self.timings.get("total", 0.0)
+
+    def get_history(self) -> list[dict[str, Any]]:
+        """See `Histories.get_history`."""
+        records = self._require(self.outcome.records, "get_history")
+        table = records.history()
+        metrics = [table[name].to_numpy() for name in records.metrics]
+        seconds = table["timestamp"].cast(pa.int64()).to_numpy() / 1e6
+        steps = zip(table["worker"].to_pylist(), table["iteration"].to_pylist(), seconds.tolist(), strict=True)
+        values = np.column_stack(metrics).tolist()
+        return [
+            {"worker_id": number, "iteration": iteration + 1, "history": entry, "timestamp": timestamp}
+            for (number, iteration, timestamp), entry in zip(steps, values, strict=True)
+        ]
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take another model to train, compiled as the first one was to be.
+
+        Raises:
+            ConfigurationError: it cannot work.
+        """
+        file = archive.to_bytes(model)
+        recipe = recipe_of(model, file, **self._compilation)
+        recipe.build(file)  # what cannot work fails here
+        self.model_file, self.recipe = file, recipe
+
+
+class ParameterServer:
+    """What dist-keras' scripts asked ``trainer.parameter_server``, while its server was an object of the driver."""
+
+    def __init__(self, trainer: DistributedTrainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def num_updates(self) -> int:
+        """Commits applied by the last job."""
+        return self._trainer.num_updates()
+
+    def get_model(self) -> keras.Model:
+        """Return the model with the center's weights."""
+        return self._trainer.model
+
+    def stop(self) -> None:
+        """Do nothing: `train` has stopped the server, also where it failed or was interrupted."""
+
+
+class DistributedTrainer(Trainer):
     """The base of dist-keras' trainers with a parameter server; it was abstract."""
 
     positional = _DISTRIBUTED | _LAST
+
+    @property
+    def parameter_server(self) -> ParameterServer:
+        """The counts and the model of the server, which itself is gone."""
+        return ParameterServer(self)
+
+    def num_updates(self) -> int:
+        """Return the commits applied by the last job.
+
+        Raises:
+            LocalProtocolError: nothing has been trained.
+        """
+        commits = self._require(self.outcome.records, "num_updates").commits_array
+        return int((commits["skipped"] == 0).sum())
+
+    def get_minibatch_size(self) -> int:
+        """Return `batch_size`."""
+        return self.settings.batch_size
+
+    def set_minibatch_size(self, size: int) -> None:
+        """Set `batch_size`."""
+        self.settings = replace(self.settings, batch_size=size)
+
+    def get_num_epoch(self) -> int:
+        """Return `num_epoch`."""
+        return self.settings.num_epoch
+
+    def set_num_epoch(self, num_epoch: int) -> None:
+        """Set `num_epoch`."""
+        self.settings = replace(self.settings, num_epoch=num_epoch)
+
+    def get_num_workers(self) -> int | None:
+        """Return `num_workers`, without the factor of parallelism."""
+        return self.settings.num_workers
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """Set `num_workers`."""
+        self.settings = replace(self.settings, num_workers=num_workers)
+
+    def get_parallelism_factor(self) -> int:
+        """Return the factor that `set_parallelism_factor` was given; 1 by default."""
+        return self._parallelism
+
+    def set_parallelism_factor(self, factor: int) -> None:
+        """Make ``factor`` times `num_workers` partitions, each of which is a worker here: they train in waves."""
+        self._parallelism = require_integer("factor", factor)
+
+    def get_features_column(self) -> str | list[str] | dict[str, str]:
+        """Return `features_col`."""
+        return _as_one_or_list(self.settings.features_col)
+
+    def get_label_column(self) -> str | list[str] | dict[str, str]:
+        """Return `label_col`."""
+        return _as_one_or_list(self.settings.label_col)
+
+    def set_master(self, master: str) -> None:
+        """Set `host`, the driver's address that executors can reach."""
+        self.settings = replace(self.settings, host=master)
+
+    def determine_new_master(self) -> None:
+        """Leave `host` to the default."""
+        self.settings = replace(self.settings, host=None)
+
+    def get_learning_rate(self) -> float:
+        """Return the rate of the elastic move; of a rule without one, the worker optimizer's."""
+        rate: float | None = getattr(self.rule, "learning_rate", None)
+        return self._build_replica().learning_rate if rate is None else rate
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the rate of the elastic move.
+
+        Raises:
+            ConfigurationError: the rule has none; its steps are the worker optimizer's.
+        """
+        if not hasattr(self.rule, "learning_rate"):
+            raise ConfigurationError(
+                f"`set_learning_rate` is for elastic rules. Under {self.rule.name!r} give the optimizer its rate: "
+                f"`worker_optimizer=keras.optimizers.SGD({learning_rate})`. Received: learning_rate={learning_rate}"
+            )
+        self.rule = replace(self.rule, learning_rate=learning_rate)  # type: ignore[call-arg]  # elastic rules have it
+        self.worker_settings = replace(self.worker_settings, rule=self.rule)
+        self.server_settings = replace(self.server_settings, rule=self.rule)
+
+
+def _as_one_or_list(names: tuple[str, ...] | dict[str, str]) -> str | list[str] | dict[str, str]:
+    if isinstance(names, dict):
+        return names
+    return names[0] if len(names) == 1 else list(names)
 
 
 class AsynchronousDistributedTrainer(DistributedTrainer):
@@ -274,7 +433,7 @@ class EnsembleTrainer(Histories):
     def train(
         self, df: DataFrame | None = None, shuffle: bool | None = None, *, dataframe: DataFrame | None = None
     ) -> list[keras.Model]:
-        """Trains all models at once, as far as Spark has slots.
+        """Train all models at once, as far as Spark has slots.
 
         Args:
             df, dataframe: the data, under either name.
@@ -310,7 +469,7 @@ class EnsembleTrainer(Histories):
         return [trainer.model for trainer in self.trainers]
 
     def get_training_time(self) -> float:
-        """Seconds that the slowest model took in the last `train`; 0 before the first."""
+        """Return the seconds that the slowest model took in the last `train`; 0 before the first."""
         return max(trainer.get_training_time() for trainer in self.trainers)
 
     def get_history(self) -> list[dict[str, Any]]:
@@ -322,7 +481,7 @@ class EnsembleTrainer(Histories):
         ]
 
     def set_model(self, model: keras.Model) -> None:
-        """See `TrainerAccessors.set_model`."""
+        """See `Trainer.set_model`."""
         for trainer in self.trainers:
             trainer.set_model(model)
 

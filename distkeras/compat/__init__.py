@@ -1,17 +1,9 @@
 """dist-keras 0.2.1's names, where they are not this project's own: its scripts run, or fail with a named replacement.
 
-Nothing else imports from here but the modules at dist-keras' old paths: ``distkeras.trainers``, ``predictors``,
-``evaluators``, ``utils``, ``job_deployment``, and ``distkeras.transformers`` for the names that it lacks::
+The modules at dist-keras' old paths import from here, and ``distkeras.transformers`` for the names that it lacks::
 
-    refusals        what a name without an equivalent raises
-    histories       the lists and arrays that its histories were
-    accessors       the getters and setters of its trainers
-    documents       what `help` says of its trainers
-    transformers    its transformers that have another name or another result here
-    predictors      its predictor: `predict`, and DenseVectors
-    evaluators      the base class of its evaluators
-    utils           its functions
-    job_deployment  its job server and client, which are refused
+    trainers  histories as lists and arrays, the text of `help`, refusals
+    stages    its transformers, its predictor and its evaluator; its job server and client, which are refused
 
 No code of dist-keras is in it.
 """
@@ -27,7 +19,7 @@ class PortingWarning(UserWarning):
 
 
 def warn_porter(text: str) -> None:
-    """Warns at the line of the caller's that is not this package's."""
+    """Warn at the nearest line that is not this package's."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("distkeras."):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""dist-keras' job server and its client, which sent pickled trainers to each other: refused."""
+"""dist-keras' evaluator, predictor and transformers that differ here, and its job server, which is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class StandardTransformer(StandardScaleTransformer):
     """`StandardScaleTransformer` with the deviation of a whole population, divisor n, as dist-keras took it."""
 
     def fit(self, dataset: DataFrame) -> StandardTransformer:
-        """A copy that standardizes by the moments of ``dataset`` from now on. Runs two jobs."""
+        """Return a copy that standardizes by the moments of ``dataset``; this runs two jobs."""
         fitted = super().fit(dataset)
         names = self._required("columns")
         counts = dataset.agg(*(F.count(F.col(quoted(name))) for name in names)).first()
