@@ -47,12 +47,12 @@ class CenterWeights(NamedTuple):
 
     @classmethod
     def fetch(cls, driver: DriverClient) -> CenterWeights:
-        """The center as the server has it now."""
+        """Return the center as the server has it now."""
         reply = driver.center()
         return cls(reply.clock, reply.center, reply.moving_statistics)
 
     def load(self, replica: KerasReplica) -> None:
-        """Sets a model's weights."""
+        """Set a model's weights."""
         replica.load(self.vector)
         replica.load_moving_statistics(self.moving_statistics)
 
@@ -78,6 +78,17 @@ class TrainingSetup:
     events: Events = field(default_factory=Events)
     options: Mapping[str, Any] = field(default_factory=dict)
     outcome: JobOutcome | None = None
+
+    def read_validation_rows(self, df: DataFrame, max_rows: int) -> Batch:
+        """Return the rows of ``df``, at most ``max_rows`` of them, as one mini-batch.
+
+        Raises:
+            EmptyDataError: there are none.
+        """
+        batch = self.read_rows(df, max_rows)
+        if batch is None:
+            raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+        return batch
 
 
 @dataclass(frozen=True)
@@ -119,12 +130,12 @@ class JobLink:
     source: str = ""
 
     def drain(self, start: int, count: int) -> Records:
-        """Rows of the commit log with their history, from number ``start`` on: `DriverClient.drain`."""
+        """Return rows of the commit log with their history, from number ``start`` on: `DriverClient.drain`."""
         records: Records = self.ask(lambda driver: driver.drain(start, count))
         return records
 
     def list_workers(self) -> np.ndarray:
-        """Who is there, and silent for how long: `DriverClient.list_workers`."""
+        """Return the workers, with the seconds since their last commits: `DriverClient.list_workers`."""
         table: np.ndarray = self.ask(lambda driver: driver.list_workers())
         return table
 
@@ -177,18 +188,18 @@ class CallbackContext:
         return self._loaded_replica().model
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """Loss and metrics of the center, by name, in inference mode."""
+        """Return loss and metrics of the center, by name, in inference mode."""
         values = self._loaded_replica().evaluate(batch)
         if self.link is not None:
             self.link.evaluations.append(Evaluation(time(), self.clock, self.link.source, values))
         return values
 
     def stop(self, reason: str) -> None:
-        """Ends the job early, and well: every worker commits what it has computed, and leaves."""
+        """End the job early, and well: every worker commits what it has computed, and leaves."""
         self._stop(reason)
 
     def restore(self, center: CenterWeights) -> None:
-        """In `Callback.on_end`: has `Trainer.train` return a model with these weights.
+        """Let `Trainer.train` return a model with these weights; to be called in `Callback.on_end`.
 
         Raises:
             LocalProtocolError: the job is not over.
@@ -198,7 +209,7 @@ class CallbackContext:
         self.restored = center
 
     def restore_model(self) -> None:
-        """In `Callback.on_end`: has `Trainer.train` return a model with the weights that `model` has been given.
+        """Let `Trainer.train` return a model with the weights that `model` has; to be called in `Callback.on_end`.
 
         Raises:
             LocalProtocolError: the job is not over.
@@ -245,7 +256,7 @@ class Callback:
         self.settle()
 
     def settle(self) -> None:
-        """Settles how often it is called; also for a class whose constructor does not call this one's."""
+        """Settle how often it is called, also for a class whose constructor does not call this one's."""
         if (self.every_commits, self.every_seconds, self.every_epochs) == (None, None, None):
             self.every_seconds = _DEFAULT_SECONDS
         if self.every_commits is not None:
@@ -256,19 +267,19 @@ class Callback:
             self.every_epochs = require_number("every_epochs", self.every_epochs)
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
+        """Called before any work starts; what cannot work is best raised here. The slots of Spark are still free."""
 
     def on_center(self, context: CallbackContext) -> None:
-        """While training goes on."""
+        """Called while training goes on."""
 
     def on_end(self, context: CallbackContext) -> None:
-        """After the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
+        """Called after the last commit of a job that has not failed, in the thread that called `Trainer.train`."""
 
     def on_success(self, results: JobResults) -> None:
-        """After `on_end` of all callbacks: the trainer, with the model that `Trainer.train` is about to return."""
+        """Called after `on_end` of all callbacks, with the trainer; `Trainer.train` then returns its model."""
 
     def on_failure(self, error: BaseException) -> None:
-        """The job has failed, or was interrupted, after `on_begin`; `Trainer.train` is about to raise this error."""
+        """Called after `on_begin` of a job that has failed or was interrupted; `Trainer.train` raises this error."""
 
 
 class TimeBudget(Callback):
@@ -288,7 +299,7 @@ class TimeBudget(Callback):
         super().__init__(every_seconds=require_number("seconds", seconds))
 
     def on_center(self, context: CallbackContext) -> None:
-        """Ends the job: the first call is when the time is spent."""
+        """End the job: the first call is when the time is spent."""
         context.stop(f"the time budget of {self.every_seconds:g} s is spent")
 
 
@@ -356,19 +367,17 @@ class EarlyStopping(Callback):
         self._wait = 0
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Reads the rows, and forgets what an earlier job has left."""
+        """Read the rows, and forget what an earlier job has left."""
         self.evaluations = []
         self.best, self.best_clock, self._best_center, self._wait = math.nan, -1, None, 0
         if self.monitor not in setup.metrics:
             raise ConfigurationError(
                 f"`monitor` must be one of {list(setup.metrics)}. Received: monitor={self.monitor!r}"
             )
-        self.validation_batch = setup.read_rows(self._df, self.max_rows)
-        if self.validation_batch is None:
-            raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+        self.validation_batch = setup.read_validation_rows(self._df, self.max_rows)
 
     def on_center(self, context: CallbackContext) -> None:
-        """Evaluates the center, unless that has not changed."""
+        """Evaluate the center, unless that has not changed."""
         assert self.validation_batch is not None, "`on_begin` comes first"
         if self.evaluations and context.center.clock == self.evaluations[-1]["clock"]:
             return
@@ -391,7 +400,7 @@ class EarlyStopping(Callback):
             )
 
     def on_end(self, context: CallbackContext) -> None:
-        """Evaluates the last center, and restores the best one."""
+        """Evaluate the last center, and restore the best one."""
         self.on_center(context)
         if self._best_center is not None and self._best_center.clock != context.center.clock:
             context.restore(self._best_center)
@@ -402,7 +411,7 @@ _SMALLER_IS_BETTER = ("loss", "error", "entropy", "mse", "mae", "rmse", "diverge
 
 
 def _better_sign(monitor: str, mode: str) -> int:
-    """1 where smaller is better, -1 where larger is."""
+    """Return 1 where smaller is better, -1 where larger is."""
     require_choice("mode", mode, ("min", "max", "auto"))
     if mode == "auto":
         name = monitor.lower()

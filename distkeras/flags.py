@@ -42,7 +42,7 @@ class TomlArgumentParser(argparse.ArgumentParser):
         self.add_argument("--config", metavar="FILE", help="TOML file with the options below as keys")
 
     def parse_with_file(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The options from the command line and, before it, the file that it names.
+        """Return the options of the command line and, before it, of the file that it names.
 
         Raises:
             ConfigurationError: the file cannot be read, or has a key that is no option.
@@ -54,12 +54,12 @@ class TomlArgumentParser(argparse.ArgumentParser):
         return self.parse_args([*(self._arguments_of(config) if config else ()), *argv])
 
     def options(self) -> dict[str, argparse.Action]:
-        """What a file may set, by its keys."""
+        """Return what a file may set, by its keys."""
         keys = {action.option_strings[0][2:].replace("-", "_"): action for action in self._actions}
         return {key: action for key, action in keys.items() if key not in ("help", "config", "h")}
 
     def _arguments_of(self, path: str) -> Iterator[str]:
-        """A TOML file as the command line that says the same."""
+        """Yield the command line that says the same as a TOML file."""
         options = self.options()
         for key, value in _read_toml(path).items():
             option = options.get(key)
@@ -106,7 +106,7 @@ def columns_of(texts: Sequence[str]) -> list[str] | dict[str, str]:
 
 
 def values_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """NAME=VALUE pairs as a mapping; the last of a name counts. Values are JSON where they can be, else text."""
+    """Return NAME=VALUE pairs as a mapping; the last of a name counts. Values are JSON where they can be, else text."""
     return {name: json_or_text(text) for name, text in pairs}
 
 

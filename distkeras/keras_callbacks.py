@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
-from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_integer
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ class KerasCallbacks(Callback):
         self._model: Any = None
 
     def __copy__(self) -> KerasCallbacks:
-        """With copies of Keras' callbacks."""
+        """Copy Keras' callbacks too."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         copied.keras_callbacks = [copy.copy(callback) for callback in self.keras_callbacks]
         return copied
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Reads the rows."""
+        """Read the rows."""
         self._epoch, self._clock, self._model = 0, -1, None
         names = ["loss"] + ([] if self._validation is None else [f"val_{name}" for name in setup.metrics])
         for callback in self.keras_callbacks:
@@ -124,19 +124,17 @@ class KerasCallbacks(Callback):
                     f"Received: monitor={monitor!r}"
                 )
         if self._validation is not None:
-            self._batch = setup.read_rows(self._validation, self.max_rows)
-            if self._batch is None:
-                raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+            self._batch = setup.read_validation_rows(self._validation, self.max_rows)
 
     def on_center(self, context: CallbackContext) -> None:
-        """Ends the epochs that are over."""
+        """End the epochs that are over."""
         if self._model is None:
             self._begin(context)
         if (passed := int(self._epochs(context))) > self._epoch:
             self._end_epoch(passed - 1, context)
 
     def on_end(self, context: CallbackContext) -> None:
-        """Ends the last epoch, whole or not, and the training; weights that a callback has set are to be returned."""
+        """End the last epoch, whole or not, and the training; weights that a callback has set are restored."""
         if self._model is None:
             self._begin(context)
         last = math.ceil(self._epochs(context)) - 1
@@ -150,7 +148,7 @@ class KerasCallbacks(Callback):
             context.restore_model()
 
     def _epochs(self, context: CallbackContext) -> float:
-        """Passed so far."""
+        """Return the epochs that have passed."""
         return context.status.epochs if self.commits_an_epoch is None else context.clock / self.commits_an_epoch
 
     def _begin(self, context: CallbackContext) -> None:
@@ -187,7 +185,7 @@ class KerasCallbacks(Callback):
 
 
 def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None = None) -> list[Any]:
-    """The same, with those of Keras in one `KerasCallbacks`.
+    """Return the callbacks with those of Keras in one `KerasCallbacks`.
 
     Raises:
         ConfigurationError: one of Keras' that cannot work on the driver.
@@ -203,16 +201,12 @@ def with_keras_callbacks(callbacks: Iterable[Any], validation: DataFrame | None 
 
 
 def _known_kinds(callback: Any) -> list[type]:
-    """Keras' and MLflow's own classes that a callback is of, the nearest one first."""
+    """Return Keras' and MLflow's own classes that a callback is of, the nearest one first."""
     return [kind for kind in type(callback).__mro__ if kind.__module__.split(".")[0] in _THEIRS]
 
 
 def _usable(callback: Any) -> Any:
-    """A callback of Keras that can work on the driver.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
+    """Return ``callback`` if it is one of Keras that can work on the driver; else raise ConfigurationError."""
     import keras
 
     base = keras.callbacks.Callback

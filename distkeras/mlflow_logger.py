@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
-from distkeras.ps.errors import ConfigurationError, EmptyDataError
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_boolean, require_integer, require_text
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ class MLflowLogger(Callback):
         """Read the rows, begin the run, and log the trainer's options."""
         self._metrics, self._batch, self._own_run, self._clock = setup.metrics, None, False, -1
         if self._validation is not None:
-            self._batch = setup.read_rows(self._validation, self.max_rows)
-            if self._batch is None:
-                raise EmptyDataError("the validation DataFrame must have rows. Received: none")
+            self._batch = setup.read_validation_rows(self._validation, self.max_rows)
         mlflow = _mlflow()
         run = mlflow.active_run()
         if run is None:
@@ -121,7 +119,7 @@ class MLflowLogger(Callback):
             self._client.log_batch(self.run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def on_center(self, context: CallbackContext) -> None:
-        """Logs where the job stands, unless that has not changed."""
+        """Log where the job stands, unless that has not changed."""
         status = context.status
         values = {name: float(getattr(status, name)) for name in ("loss", "staleness", "epochs", "samples")}
         if self._batch is not None and context.center.clock != self._clock:
@@ -131,11 +129,11 @@ class MLflowLogger(Callback):
             self._log(values, self._clock)
 
     def on_end(self, context: CallbackContext) -> None:
-        """Logs where it ended."""
+        """Log where the job ended."""
         self.on_center(context)
 
     def on_success(self, results: JobResults) -> None:
-        """Logs the epochs, the timings and the model; ends the run if it is its own."""
+        """Log the epochs, the timings and the model, and end the run unless it is the user's."""
         names, history = list(self._metrics), results.history.toPandas()
         epochs = history.groupby("epoch")
         totals = history[names].mul(history["samples"], axis=0).groupby(history["epoch"]).sum()
@@ -149,7 +147,7 @@ class MLflowLogger(Callback):
         self._end("FINISHED")
 
     def on_failure(self, error: BaseException) -> None:
-        """Ends the run if it is its own; a tag says why."""
+        """Tag the run with the error, and end it unless it is the user's."""
         if self._client is not None:
             text = f"{type(error).__name__}: {error}"
             self._client.set_tag(self.run_id, "distkeras.error", text[:_ERROR_MAX])
@@ -168,11 +166,7 @@ class MLflowLogger(Callback):
 
 
 def _mlflow() -> Any:
-    """MLflow.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """Import MLflow, or raise ConfigurationError."""
     try:
         import mlflow
     except ImportError as error:
@@ -201,7 +195,7 @@ def _log_model(model: keras.Model, registered_name: str | None) -> None:
 
 
 def _schema(tensors: list[Any]) -> Any:
-    """Shapes and dtypes of inputs or outputs, with the names of several."""
+    """Return shapes and dtypes of inputs or outputs, with the names of several."""
     from mlflow.types import Schema, TensorSpec
 
     return Schema(

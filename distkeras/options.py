@@ -5,7 +5,6 @@ Command line, estimator, job server and docs read it here, so that an option is 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from dataclasses import dataclass
@@ -56,11 +55,3 @@ def texts_of_arguments(kind: type) -> dict[str, str]:
     for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.M):
         texts |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
     return texts
-
-
-def group_of(name: str) -> str | None:
-    """Return the argument of `Trainer` that holds the option ``name``; None where it is an argument itself."""
-    for group, kind in GROUPS.items():
-        if name in {field.name for field in dataclasses.fields(kind)}:
-            return group
-    return None

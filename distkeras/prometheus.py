@@ -70,12 +70,12 @@ class PrometheusMetrics(Callback):
             self._gauges[name].set(math.nan if value is None else value)
 
     def on_end(self, context: CallbackContext) -> None:
-        """Take in the last status; the job trains no more."""
+        """Take in the last status, and set ``up`` to 0."""
         self.on_center(context)
         self._gauges["up"].set(0)
 
     def on_failure(self, error: BaseException) -> None:
-        """The job trains no more."""
+        """Set ``up`` to 0."""
         if self._gauges:
             self._gauges["up"].set(0)
 
@@ -107,5 +107,5 @@ class PrometheusMetrics(Callback):
         self.port = self._server[0].server_port
 
     def __copy__(self) -> PrometheusMetrics:
-        """Itself: one port serves the numbers of every job."""
+        """Return this object: one port serves the numbers of every job."""
         return self

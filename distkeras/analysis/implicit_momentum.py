@@ -42,7 +42,7 @@ class MomentumEstimate:
 
 
 def implicit_momentum(workers: int) -> float:
-    """1 - 1/n, for ``workers`` memoryless workers under plain asynchronous SGD (Eq 2.1)."""
+    """Return 1 - 1/n, for ``workers`` memoryless workers under plain asynchronous SGD (Eq 2.1)."""
     if type(workers) is not int or workers < 1:
         raise ConfigurationError(f"`workers` must be a positive integer. Received: workers={workers!r}")
     return 1 - 1 / workers
@@ -54,7 +54,7 @@ def measured_momentum(
     gradient: Callable[[np.ndarray], np.ndarray],
     learning_rate: float,
 ) -> MomentumEstimate:
-    r"""Estimates mu from how the center moved in several runs.
+    r"""Estimate mu from how the center moved in several runs.
 
     Fits :math:`\bar\delta_{t+1} = \mu\bar\delta_t + b\,(-\eta\bar g_t)` by least squares over all times t and all
     parameters at once, where the bar is the mean over the runs. The relation holds for these means only: a single run's

@@ -43,7 +43,7 @@ __all__ = [
 
 
 def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
-    """A copy of ``frame`` in pandas.
+    """Return a copy of ``frame`` in pandas.
 
     Args:
         frame: Spark or pandas DataFrame, or a simulation's trace, which stands for its commits.
@@ -68,7 +68,7 @@ def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def seconds_since_first(timestamps: pd.Series) -> pd.Series:
-    """float64, in seconds since the first of ``timestamps``."""
+    """Return float64 seconds since the first of ``timestamps``."""
     times = pd.to_datetime(timestamps)
     return (times - times.min()).dt.total_seconds()
 
@@ -78,7 +78,7 @@ HISTORY_KEYS = ("worker", "epoch", "iteration", "timestamp", "samples")
 
 
 def per_worker(history: Any) -> pd.DataFrame:
-    """Each worker's own curve: the history ordered by (worker, iteration), with the column ``seconds`` put in front.
+    """Return each worker's own curve: the history by worker and iteration, with the column ``seconds`` in front.
 
     ``seconds`` is the time since the job's first completed step, whichever worker took it.
 
@@ -92,7 +92,7 @@ def per_worker(history: Any) -> pd.DataFrame:
 
 
 def averaged(history: Any, every: float) -> pd.DataFrame:
-    """One curve for all workers: loss and metrics averaged over spans of time.
+    """Return one curve for all workers: loss and metrics averaged over spans of time.
 
     A span's value is the mean over its steps, of any worker, weighted by their samples: with per-batch means this is
     the mean over the span's samples.
@@ -129,7 +129,7 @@ Measure = Literal["staleness", "gap", "normalized_gap", "scale"]
 
 
 def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
-    """How often each staleness occurred.
+    """Return how often each staleness occurred.
 
     Staleness is the number of commits by others between a worker's pull and its commit; its mean tends to one less than
     the number of workers, regardless of their speeds.
@@ -155,7 +155,7 @@ def staleness_histogram(commits: Any, by_worker: bool = True) -> pd.DataFrame:
 
 
 def values(commits: Any, measure: Measure) -> pd.Series:
-    """One measure of every commit, float64, indexed by its clock.
+    """Return one measure of every commit, float64, indexed by its clock.
 
     * ``staleness``, tau: commits by others between the worker's pull and its commit.
     * ``gap``: ``||center - sent|| / sqrt(size)``, the root mean square of how far each parameter has moved since the
@@ -185,7 +185,7 @@ def values(commits: Any, measure: Measure) -> pd.Series:
 
 
 def over_commits(commits: Any, measure: Measure, *, points: int = 100) -> pd.DataFrame:
-    """How a measure goes on over a run: its mean and its spread over stretches of consecutive commits.
+    """Return how a measure changes over a run: its mean and its spread over stretches of consecutive commits.
 
     Args:
         commits, measure: as for `values`.
@@ -216,7 +216,7 @@ def over_commits(commits: Any, measure: Measure, *, points: int = 100) -> pd.Dat
 
 
 def recorded_schedule(commits: Any) -> list[int]:
-    """The order of commits of a real run, for ``simulate(schedule=…)``: worker ids by clock.
+    """Return the order of commits of a real run, for ``simulate(schedule=…)``: worker ids by clock.
 
     ::
 
@@ -255,7 +255,7 @@ Mode = Literal["max", "min"]
 def temporal_efficiency(
     a: Any, b: Any, metric: str = "accuracy", *, how: Literal["linear", "step"] = "linear"
 ) -> float:
-    """How much more of ``metric`` run ``a`` had over time than run ``b``: Eq 3.4 of the thesis.
+    """Return how much more of ``metric`` run ``a`` had over time than run ``b``: Eq 3.4 of the thesis.
 
     ::
 
@@ -288,7 +288,7 @@ def temporal_efficiency(
 
 
 def _curve(history: Any, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct times in seconds, ascending from 0, and the metric's mean at each."""
+    """Return distinct times in seconds, ascending from 0, and the metric's mean at each."""
     frame = as_pandas(history, ("timestamp", metric))
     curve = frame[metric].astype(float).groupby(seconds_since_first(frame["timestamp"])).mean()
     return curve.index.to_numpy(float), curve.to_numpy()
@@ -308,7 +308,7 @@ def _area(times: np.ndarray, values: np.ndarray, end: float, how: str) -> float:
 def updates_to_target(
     history: Any, commits: Any, metric: str, target: float, *, mode: Mode = "max", window: int = 1
 ) -> int | None:
-    """Updates of the center variable until the training metric reaches a target: the SE of section 1.3.
+    """Return the updates of the center variable until the training metric reaches a target: the SE of section 1.3.
 
     Steps are ordered by the commit that carried them (clock), not by timestamps, so that clocks of different machines
     do not matter: a worker's iteration belongs to the commit whose steps, summed in its order of sequence, contain it.
@@ -359,7 +359,7 @@ def statistical_efficiency(
     mode: Mode = "max",
     window: int = 1,
 ) -> float:
-    """Updates that the baseline needs for a target, over those that ``run`` needs: Eq 1.4 of the thesis.
+    """Return the updates that the baseline needs for a target, over those that ``run`` needs: Eq 1.4 of the thesis.
 
     ::
 
@@ -391,7 +391,7 @@ def statistical_efficiency(
 
 
 def hardware_efficiency(history: Any) -> float:
-    """Seconds an epoch takes: the HE of section 1.3.
+    """Return the seconds that an epoch takes: the HE of section 1.3.
 
     ::
 
@@ -416,7 +416,7 @@ def efficiencies(
     mode: Mode = "max",
     window: int = 1,
 ) -> pd.DataFrame:
-    """The three efficiencies of several runs against one of them, all as ratios: above 1 is better than the baseline.
+    """Return the three efficiencies of several runs as ratios to one of them: above 1 is better than the baseline.
 
     Args:
         runs: (history, commits) by name, such as the rule's.

@@ -45,7 +45,7 @@ _EFFICIENCIES = {
 def curves(
     histories: Mapping[str, Any], metric: str, path: str | os.PathLike[str], *, every: float | None = None
 ) -> str:
-    """Draws a metric against time, one line a run.
+    """Draw a metric against time, one line a run.
 
     Args:
         histories: history (Spark or pandas DataFrame) by the name it has in the legend, such as the rule's.
@@ -72,15 +72,7 @@ def curves(
     figure, ((axes,),) = _figure(8, 5)
     for place, (name, frame) in enumerate(frames.items()):
         line = metrics.averaged(frame.drop(columns="seconds"), every)
-        axes.plot(
-            line["seconds"],
-            line[metric],
-            label=name,
-            color=COLORS[place % len(COLORS)],
-            linestyle=DASHES[place % len(DASHES)],
-            linewidth=1.8,
-            marker="o" if len(line) < 3 else None,
-        )
+        _draw_line(axes, line["seconds"], line[metric], name, place)
     axes.set_xlabel("time since the first step (s)")
     axes.set_ylabel(f"training {metric.replace('_', ' ')} (mean over {every:.2g} s, all workers)")
     axes.set_xlim(left=0)
@@ -90,7 +82,7 @@ def curves(
 
 
 def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
-    """Draws how stale each worker's commits were.
+    """Draw how stale each worker's commits were.
 
     A panel a worker, with a bar for each staleness and a dashed line at the mean; for many workers a map, with a row
     for each.
@@ -114,7 +106,7 @@ def staleness(commits: Any, path: str | os.PathLike[str]) -> str:
 
 
 def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.PathLike[str]) -> str:
-    """Draws a measure of the commits against their number: a line a run, for the mean over stretches of commits, in a
+    """Draw a measure of the commits against their number: a line a run, for the mean over stretches of commits, in a
     band from the tenth to the ninetieth percentile.
 
     Args:
@@ -135,15 +127,7 @@ def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.Pa
     for place, (name, line) in enumerate(lines.items()):
         color = COLORS[place % len(COLORS)]
         axes.fill_between(line["commit"], line["low"], line["high"], color=color, alpha=0.15, linewidth=0)
-        axes.plot(
-            line["commit"],
-            line["mean"],
-            label=name,
-            color=color,
-            linestyle=DASHES[place % len(DASHES)],
-            linewidth=1.8,
-            marker="o" if len(line) < 3 else None,
-        )
+        _draw_line(axes, line["commit"], line["mean"], name, place)
     axes.set_xlabel("commit (updates of the center)")
     axes.set_ylabel(_LABELS[measure])
     axes.set_xlim(left=0)
@@ -154,7 +138,7 @@ def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.Pa
 
 
 def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
-    """Draws how often each scale factor occurred: a histogram a run, in twenty bins from 0 to the largest (at least 1).
+    """Draw how often each scale factor occurred: a histogram a run, in twenty bins from 0 to the largest (at least 1).
 
     Args:
         runs: commits, or a simulation's trace, by the name that its panel has.
@@ -170,27 +154,19 @@ def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     _check_not_empty(runs, "runs")
     series = {name: metrics.values(commits, "scale") for name, commits in runs.items()}
     edges = np.linspace(0, max(1.0, *(each.max() for each in series.values())), 21)
-    wide = min(3, len(series))
-    high = math.ceil(len(series) / wide)
-    figure, grid = _figure(max(5, 3.4 * wide), 0.8 + 2.5 * high, rows=high, columns=wide)
-    cells = grid.ravel()
-    for (name, each), axes in zip(series.items(), cells, strict=False):
+    figure, cells = _panels(len(series), columns=3, width=3.4)
+    for (name, each), axes in zip(series.items(), cells, strict=True):
         shares = np.histogram(each, edges)[0] / len(each) * 100
         axes.bar(edges[:-1], shares, width=np.diff(edges) * 0.9, align="edge", color=COLORS[0])
         axes.axvline(each.mean(), color=COLORS[1], linestyle="--", linewidth=1.8)
         axes.set_title(f"{name}\nmean {each.mean():.3g}, {len(each)} commits", fontsize=10)
-        axes.set_axisbelow(True)
-        axes.grid(axis="y", alpha=0.3)
-        axes.tick_params(labelbottom=True)
-    for axes in cells[len(series) :]:
-        axes.set_visible(False)
     figure.supxlabel("mean scale factor of a payload (dimensionless); dashed: mean", fontsize=10)
     figure.supylabel("share of commits (%)", fontsize=10)
     return _save(figure, path)
 
 
 def momentum(measured: Mapping[int, MomentumEstimate], path: str | os.PathLike[str]) -> str:
-    """Draws implicit momentum as measured, with bars of two standard errors, on the curve 1 - 1/n.
+    """Draw implicit momentum as measured, with bars of two standard errors, on the curve 1 - 1/n.
 
     Args:
         measured: what `measured_momentum` found, by the number of workers.
@@ -234,7 +210,7 @@ def momentum(measured: Mapping[int, MomentumEstimate], path: str | os.PathLike[s
 
 
 def efficiencies(table: pd.DataFrame, path: str | os.PathLike[str]) -> str:
-    """Draws statistical, hardware and temporal efficiency: a panel each, a bar a run, a line at the baseline's 1.
+    """Draw statistical, hardware and temporal efficiency: a panel each, a bar a run, a line at the baseline's 1.
 
     A run that never reached the target has a statistical efficiency of 0; where the baseline never did, the bar is
     missing and the ratio, infinite or not a number, stands in its place.
@@ -286,23 +262,14 @@ def _check_not_empty(runs: Mapping[Any, Any], name: str) -> None:
 
 
 def _staleness_panels(counts: pd.DataFrame, shares: pd.DataFrame) -> Any:
-    workers = list(counts.columns)
-    wide = min(4, len(workers))
-    high = math.ceil(len(workers) / wide)
-    figure, grid = _figure(max(5, 2.6 * wide), 0.8 + 2.5 * high, rows=high, columns=wide)
-    cells = grid.ravel()
-    for worker, axes in zip(workers, cells, strict=False):
+    figure, cells = _panels(len(counts.columns), columns=4, width=2.6)
+    for worker, axes in zip(counts.columns, cells, strict=True):
         mean = float((counts.index * counts[worker]).sum() / counts[worker].sum())
         axes.bar(counts.index, shares[worker], width=0.85, color=COLORS[0])
         axes.axvline(mean, color=COLORS[1], linestyle="--", linewidth=1.8)
         axes.set_title(f"worker {worker}\nmean {mean:.2f}, {counts[worker].sum()} commits", fontsize=10)
         axes.set_xlim(-0.6, max(4, len(counts)) - 0.4)
-        axes.set_axisbelow(True)
-        axes.grid(axis="y", alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.tick_params(labelbottom=True)
-    for axes in cells[len(workers) :]:
-        axes.set_visible(False)
     figure.supxlabel("staleness (commits by others since the worker's pull); dashed: mean", fontsize=10)
     figure.supylabel("share of commits (%)", fontsize=10)
     return figure
@@ -319,6 +286,33 @@ def _staleness_map(shares: pd.DataFrame) -> Any:
     axes.set_ylabel("worker")
     figure.colorbar(image, label="share of the worker's commits (%)")
     return figure
+
+
+def _draw_line(axes: Any, x: pd.Series, y: pd.Series, name: str, place: int) -> None:
+    axes.plot(
+        x,
+        y,
+        label=name,
+        color=COLORS[place % len(COLORS)],
+        linestyle=DASHES[place % len(DASHES)],
+        linewidth=1.8,
+        marker="o" if len(x) < 3 else None,
+    )
+
+
+def _panels(count: int, columns: int, width: float) -> tuple[Any, Any]:
+    """Return a figure with the axes of ``count`` panels of bars, at most so many ``columns`` next to one another."""
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure, grid = _figure(max(5, width * columns), 0.8 + 2.5 * rows, rows=rows, columns=columns)
+    cells = grid.ravel()
+    for axes in cells[:count]:
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", alpha=0.3)
+        axes.tick_params(labelbottom=True)
+    for axes in cells[count:]:
+        axes.set_visible(False)
+    return figure, cells[:count]
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1, *, sharex: bool = True) -> tuple[Any, Any]:

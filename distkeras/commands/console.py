@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from distkeras.flags import TomlArgumentParser
+from distkeras.flags import SWITCH, TomlArgumentParser
 from distkeras.ps.errors import VARIABLE, DistkerasError, headline
 
 if TYPE_CHECKING:
@@ -33,22 +33,32 @@ _END = b"distkeras: end of the console\n"
 _FLUSH_SECONDS = 2.0
 
 
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `run_command` reads."""
+    more = parser.add_argument_group("more")
+    more.add_argument("--import", nargs="+", metavar="MODULE", help="modules that register custom Keras objects")
+    more.add_argument("--debug", **SWITCH, help="the whole traceback of an error, not one line")
+
+
 def run_command(
-    prog: str, parser: Callable[[], TomlArgumentParser], run: Callable[[argparse.Namespace], None], argv: Sequence[str]
+    prog: str,
+    parser: Callable[[], TomlArgumentParser],
+    run: Callable[[argparse.Namespace], None],
+    argv: Sequence[str] | None,
 ) -> int:
     """Run a command, and return its exit status: 0; 2 for an error that has a name; 130 after Ctrl-C.
 
     Args:
         prog: name of the command.
-        parser: makes its parser, which has the options ``--debug`` and ``--import``.
+        parser: makes its parser, which has the flags of `add_common_flags`.
         run: does the work. A KeyboardInterrupt may have a text that says where it stopped.
-        argv: the words of the command line.
+        argv: the words of the command line; None: those of this process.
     """
     from pyspark.errors import PySparkException
 
     debug = False
     try:
-        arguments = parser().parse_with_file(argv)
+        arguments = parser().parse_with_file(sys.argv[1:] if argv is None else argv)
         debug = bool(arguments.debug)
         if debug:
             os.environ[VARIABLE] = "full"
@@ -72,7 +82,7 @@ def run_command(
 
 @contextlib.contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """The session of a command: that of spark-submit, or a new one. It ends with the context."""
+    """Give the session of a command: that of spark-submit, or a new one. It ends with the context."""
     from pyspark.sql import SparkSession
 
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # run as a plain script, not by spark-submit

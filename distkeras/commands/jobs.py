@@ -87,14 +87,11 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="Parquet to train on, as the server finds it")
     parser.add_argument("--rule", required=True, choices=list(all_rules()), metavar="RULE", help="the update rule")
     parser.add_argument("--set", **PAIRS, help="hyper-parameters of the rule")
-    parser.add_argument("--name", default="", help="what you call the job")
-    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
-    parser.add_argument("--webhook", metavar="URL", help="the end of the job is posted there, if the server allows it")
+    _add_job_flags(parser)
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="COMMITS", help="(default: %(default)s)")
     parser.add_argument(
         "--early-stopping", **PAIRS, help="data=PLACE of validation rows as the server finds them, patience, monitor, …"
     )
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
     add_trainer_flags(parser.add_argument_group("training"))
 
 
@@ -104,15 +101,19 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--job", help="id of a job that is done, whose model predicts")
     parser.add_argument("--data", required=True, help="Parquet to predict for, as the server finds it")
     parser.add_argument("--output", required=True, help="folder to write to, as the server finds it")
-    parser.add_argument("--name", default="", help="what you call the job")
-    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
-    parser.add_argument("--webhook", metavar="URL", help="the end of the job is posted there, if the server allows it")
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
+    _add_job_flags(parser)
     parser.add_argument("--features", nargs="+", metavar="COLUMN", help="columns to predict from (default: features)")
     parser.add_argument("--predictions", nargs="+", metavar="COLUMN", help="new columns (default: prediction)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="rows a call of the model (default: 1024)")
     parser.add_argument("--batch-bytes", type=int, metavar="N", help="of the arrays of a call (default: 64 MiB)")
     parser.add_argument("--vectors", action="store_true", help="flat outputs as ML vectors, in place of arrays")
+
+
+def _add_job_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", default="", help="what you call the job")
+    parser.add_argument("--tags", nargs="+", default=(), metavar="TAG", help="words by which you find it")
+    parser.add_argument("--webhook", metavar="URL", help="the end of the job is posted there, if the server allows it")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="until it has ended, at most so long")
 
 
 def _client(arguments: argparse.Namespace) -> JobClient:
@@ -146,9 +147,7 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         early_stopping=values_of(arguments.early_stopping) or None,
         **options,
     )
-    _write(f"{job.id}\n")
-    if arguments.wait is not None:
-        job.wait(arguments.wait)
+    _report_sent(job, arguments)
 
 
 def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
@@ -162,7 +161,10 @@ def _predict(client: JobClient, arguments: argparse.Namespace) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     model = arguments.model or client.job(arguments.job)
     given |= {"name": arguments.name, "tags": arguments.tags, "webhook": arguments.webhook}
-    job = client.predict(model, data=arguments.data, output=arguments.output, **given)
+    _report_sent(client.predict(model, data=arguments.data, output=arguments.output, **given), arguments)
+
+
+def _report_sent(job: RemoteJob, arguments: argparse.Namespace) -> None:
     _write(f"{job.id}\n")
     if arguments.wait is not None:
         job.wait(arguments.wait)
@@ -210,7 +212,7 @@ def _watch(client: JobClient, arguments: argparse.Namespace) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row of what a job says of itself, as a line; nothing of one that says nothing to a reader."""
+    """Return a row of a job's progress as a line; nothing for one that says nothing to a reader."""
     clock = time.strftime("%H:%M:%S", time.localtime(row.get("time", 0.0)))
     if row.get("kind") == "event":
         return f"{clock}  {row['event']}: {row['text']}\n"
@@ -244,7 +246,7 @@ def _show(client: JobClient, arguments: argparse.Namespace) -> None:
 
 
 def _write(text: str) -> None:
-    """Prints what a server says, without signs that a terminal would obey."""
+    """Print what a server says, without signs that a terminal would obey."""
     sys.stdout.write(re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "?", text))
     sys.stdout.flush()
 

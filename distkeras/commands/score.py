@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import KerasModel
-from distkeras.commands.console import run_command, spark_session
+from distkeras.commands.console import add_common_flags, run_command, spark_session
 from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
 from distkeras.keras_model import archive
 from distkeras.ml.params import KEYWORDS
@@ -59,13 +59,13 @@ LEFT_OUT = {"label_col", "sample_weight_col", "decode", "custom_objects"}
 
 
 def keywords() -> dict[str, str]:
-    """The keywords of `KerasModel` that are flags, with the flag's name in underscores."""
+    """Return the keywords of `KerasModel` that are flags, with the flag's name in underscores."""
     names = [KEYWORDS.get(param.name, param.name) for param in KerasModel().params]
     return {name: RENAMED.get(name, name) for name in names if name not in LEFT_OUT}
 
 
 def parser() -> TomlArgumentParser:
-    """All options."""
+    """Return the parser of all options."""
     main = TomlArgumentParser(
         prog="distkeras score",
         description=__doc__,
@@ -97,14 +97,12 @@ def parser() -> TomlArgumentParser:
         text = param.doc if default in (None, "") else f"{param.doc} (default: {default})"
         kind |= {"metavar": "N" if kind else "NAME"} | _KINDS.get(keyword, {})
         columns.add_argument(f"--{flag.replace('_', '-')}", **kind, help=text.replace("%", "%%"))
-    more = main.add_argument_group("more")
-    more.add_argument("--import", nargs="+", metavar="MODULE", help="modules that register custom Keras objects")
-    more.add_argument("--debug", **SWITCH, help="the whole traceback of an error, not one line")
+    add_common_flags(main)
     return main
 
 
 def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `KerasModel` that were given."""
+    """Return the keywords of `KerasModel` that were given."""
     given = {keyword: getattr(arguments, flag) for keyword, flag in keywords().items()}
     given = {keyword: value for keyword, value in given.items() if value is not None}
     given = {
@@ -117,7 +115,7 @@ def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def model_of(arguments: argparse.Namespace) -> Transformer:
-    """What predicts.
+    """Return the transformer that predicts.
 
     Raises:
         ConfigurationError: no model is there, or the options are not for it.
@@ -143,7 +141,7 @@ def model_of(arguments: argparse.Namespace) -> Transformer:
 
 
 def bytes_of(uri: str) -> bytes:
-    """A file, here or where Arrow's file systems know.
+    """Return a file, of this machine or of one of Arrow's file systems.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -163,11 +161,7 @@ def bytes_of(uri: str) -> bytes:
 
 
 def require_options(arguments: argparse.Namespace) -> None:
-    """Raise an error unless the options go together.
-
-    Raises:
-        ConfigurationError: they do not.
-    """
+    """Raise ConfigurationError unless the options go together."""
     if arguments.stream and arguments.checkpoint is None:
         raise ConfigurationError("`--stream` needs `--checkpoint`. Received: none")
     if arguments.stream and arguments.overwrite:
@@ -177,7 +171,7 @@ def require_options(arguments: argparse.Namespace) -> None:
 
 
 def write(spark: SparkSession, model: Transformer, arguments: argparse.Namespace) -> None:
-    """Predicts, and writes."""
+    """Predict, and write the rows."""
     rows: DataFrame = spark.read.parquet(arguments.data)
     if not arguments.stream:
         mode = "overwrite" if arguments.overwrite else "error"
@@ -191,7 +185,7 @@ def write(spark: SparkSession, model: Transformer, arguments: argparse.Namespace
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """The job."""
+    """Do what the command line asks for."""
     require_options(arguments)
     with spark_session() as spark:
         try:
@@ -209,4 +203,4 @@ def _stopped_where(arguments: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
-    return run_command("distkeras score", parser, run, sys.argv[1:] if argv is None else argv)
+    return run_command("distkeras score", parser, run, argv)

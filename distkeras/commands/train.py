@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras import Checkpoint, EnsembleTrainer, Trainer
-from distkeras.commands.console import run_command, spark_session
+from distkeras.commands.console import add_common_flags, run_command, spark_session
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
@@ -54,7 +54,7 @@ the same as a file, for --config job.toml; flags win over the file, name by name
 
 
 def parser() -> TomlArgumentParser:
-    """All options."""
+    """Return the parser of all options."""
     main = TomlArgumentParser(
         prog="distkeras train",
         description=__doc__,
@@ -82,10 +82,7 @@ def parser() -> TomlArgumentParser:
     every = "from one snapshot to the next (default: 100)"
     saving.add_argument("--checkpoint-every", type=int, metavar="COMMITS", help=every)
     saving.add_argument("--resume", **SWITCH, help="go on with the job that --checkpoint holds, if there is one")
-    more = main.add_argument_group("more")
-    custom = "modules that register custom Keras objects"
-    more.add_argument("--import", nargs="+", metavar="MODULE", help=custom)
-    more.add_argument("--debug", **SWITCH, help="the whole traceback of an error, not one line")
+    add_common_flags(main)
     return main
 
 
@@ -98,7 +95,7 @@ def _rules_text() -> str:
 
 
 def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `Trainer.train` that were given.
+    """Return the keywords of `Trainer.train` that were given.
 
     Raises:
         ConfigurationError: they go with another option that was not given, or not with the rule.
@@ -114,7 +111,7 @@ def saving_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
-    """The `Trainer`, or the `EnsembleTrainer`, that the options ask for.
+    """Return the `Trainer`, or the `EnsembleTrainer`, that the options ask for.
 
     Raises:
         ConfigurationError: options that cannot work.
@@ -137,7 +134,7 @@ def trainer_of(arguments: argparse.Namespace, model: keras.Model) -> Any:
 
 @contextmanager
 def local(uri: str) -> Iterator[Path]:
-    """The path of a file that may be elsewhere, as a copy for as long as it is needed."""
+    """Give the path of a file, or of its copy if it is not of this machine."""
     if "://" not in uri:
         yield Path(uri)
         return
@@ -151,7 +148,7 @@ def local(uri: str) -> Iterator[Path]:
 
 
 def load(uri: str) -> keras.Model:
-    """The model, with what it is compiled with.
+    """Return the model, with what it is compiled with.
 
     Raises:
         ConfigurationError: there is none, or Keras cannot load it.
@@ -168,7 +165,7 @@ def load(uri: str) -> keras.Model:
 
 
 def target(uri: str, overwrite: bool) -> tuple[Any, str]:
-    """File system and path of the folder to write to; made if it is not there.
+    """Return file system and path of the folder to write to, which is made if it is missing.
 
     Raises:
         ConfigurationError: it holds something and ``overwrite`` is not set, or it cannot be made.
@@ -188,7 +185,7 @@ def target(uri: str, overwrite: bool) -> tuple[Any, str]:
 
 
 def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots: bool) -> None:
-    """Everything that the job has left, into a new local folder."""
+    """Write the model, the tables, a summary and the plots of a job into a new local folder."""
     import pyarrow.parquet as pq
 
     from distkeras.analysis import metrics
@@ -220,7 +217,7 @@ def save(trainer: Trainer, folder: Path, arguments: argparse.Namespace, *, plots
 
 
 def epochs_of(history: pd.DataFrame) -> list[dict[str, float]]:
-    """For each epoch its number from 1 on, its samples, and the mean of loss and metrics over them."""
+    """Return for each epoch its number from 1 on, its samples, and the mean of loss and metrics over them."""
     from distkeras.analysis import metrics
 
     names = [name for name in history.columns if name not in metrics.HISTORY_KEYS]
@@ -233,7 +230,7 @@ def epochs_of(history: pd.DataFrame) -> list[dict[str, float]]:
 
 
 def report_of(summary: dict[str, Any]) -> str:
-    """What is printed at the end: a line about the job, and a row for each epoch."""
+    """Return what is printed at the end: a line about the job, and a row for each epoch."""
     seconds = summary["seconds"]["total"]
     lines = [
         f"{summary['rule']}: {summary['samples']:,} samples and {summary['commits']:,} commits of "
@@ -253,7 +250,7 @@ def _width(name: str) -> int:
 
 
 def stopped_where(trainer: Any, arguments: argparse.Namespace) -> str:
-    """What Ctrl-C prints: how far the job has come, and how it can be continued."""
+    """Return what Ctrl-C prints: how far the job has come, and how it can be continued."""
     outcome = getattr(trainer, "outcome", None)
     records = None if outcome is None else outcome.records
     ledger = None if records is None else records.ledger().to_pandas()
@@ -267,7 +264,7 @@ def stopped_where(trainer: Any, arguments: argparse.Namespace) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """The job. What cannot work fails before Spark starts."""
+    """Do what the command line asks for; what cannot work fails before Spark starts."""
     drawn = importlib.util.find_spec("matplotlib") is not None
     if arguments.plots and not drawn:
         raise ConfigurationError("`--plots` needs matplotlib: pip install 'distkeras[plots]'. Received: --plots")
@@ -293,4 +290,4 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
-    return run_command("distkeras train", parser, run, sys.argv[1:] if argv is None else argv)
+    return run_command("distkeras train", parser, run, argv)

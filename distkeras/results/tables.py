@@ -59,7 +59,7 @@ class Resumed:
 
     @classmethod
     def from_point(cls, point: ResumePoint | None) -> Resumed | None:
-        """From what the server's process tells; says in the log what it is."""
+        """Return what the server reports, and log it."""
         if point is None:
             return None
         resumed = cls(point.clock, point.exact, point.epoch, point.began_clock, point.began_epoch)
@@ -93,7 +93,7 @@ class JobRecords:
 
     @classmethod
     def drain(cls, driver: DriverClient) -> JobRecords:
-        """Everything that the server has."""
+        """Fetch everything that the server has."""
         commits, steps, names, start = [], [], "", 0
         while True:
             records = driver.drain(start)
@@ -109,16 +109,16 @@ class JobRecords:
         return cls(np.concatenate(commits), rows, metrics, records.missing)
 
     def commits(self) -> pa.Table:
-        """One row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), scale, bytes …"""
+        """Return one row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""
         return self._table(_COMMITS, self.commits_array[self.commits_array["skipped"] == 0])
 
     def ledger(self) -> pa.Table:
-        """One row a commit: which mini-batches of which partition, of which attempt, and whether it was applied."""
+        """Return one row a commit: its mini-batches, partition and attempt, and whether it was applied."""
         table = self._table(_LEDGER, self.commits_array)
         return table.append_column("applied", pa.array(self.commits_array["skipped"] == 0))
 
     def history(self) -> pa.Table:
-        """One row a mini-batch: worker, epoch, iteration, timestamp, loss, each metric, samples; ordered by worker."""
+        """Return one row a mini-batch, by worker: worker, epoch, iteration, timestamp, loss, each metric, samples."""
         commits, steps = self.commits_array, self.steps_array
         counts = commits["steps"]
         starts = np.cumsum(counts) - counts
@@ -143,7 +143,7 @@ class JobRecords:
     def check_exactly_once(
         self, batches: dict[int, int], epochs: int, resumed: Resumed | None = None, *, stopped: bool = False
     ) -> None:
-        """Each mini-batch of each partition and epoch is committed once: applied, or skipped for its numbers.
+        """Check that each mini-batch of each partition and epoch is committed once: applied, or skipped.
 
         Args:
             batches: mini-batches an epoch of each worker, as far as known; -1 where not.
@@ -218,7 +218,7 @@ class JobRecords:
 
 
 def event_table(events: list[Event]) -> pa.Table:
-    """One row an event: timestamp, source, kind, worker, attempt, text."""
+    """Return one row an event: timestamp, source, kind, worker, attempt, text."""
     columns = list(zip(*events, strict=True)) or [()] * len(Event._fields)
     kinds = (pa.float64(), pa.string(), pa.string(), pa.int32(), pa.int64(), pa.string())
     table = {name: pa.array(*column) for name, *column in zip(Event._fields, columns, kinds, strict=True)}

@@ -51,7 +51,7 @@ def session(
     config: Mapping[str, Any] | None = None,
     warm_up: bool = True,
 ) -> SparkSession:
-    """A Spark session whose Python workers begin with Keras and its backend imported.
+    """Return a Spark session whose Python workers begin with Keras and its backend imported.
 
     A local master runs this process' own Python interpreter, unless ``PYSPARK_PYTHON`` or ``spark.pyspark.python``
     names another one.
@@ -100,7 +100,7 @@ def _worker_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _keras_meanwhile() -> Iterator[None]:
-    """Imports Keras in another thread than the one within, which waits for a JVM most of the time."""
+    """Import Keras in another thread, while this one waits for a JVM."""
     for name in _SPARKS_OWN:  # two threads that first import the same one at once may find half of it
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -113,16 +113,16 @@ def _keras_meanwhile() -> Iterator[None]:
 
 
 def _import_keras() -> None:
-    from distkeras.spark.first_import import import_keras_whole
+    from distkeras.spark.first_import import import_keras
 
     try:
-        import_keras_whole()
+        import_keras(on_driver=True)
     except Exception as error:  # noqa: BLE001 - a driver may do without it; an import of it raises again
         log.warning("Keras could not be imported: %s", error)
 
 
 def _warm_up(spark: SparkSession) -> None:
-    """Runs a job of a row a slot through a Python worker: Spark starts executors, daemons and code paths for it."""
+    """Run a job of a row a slot through a Python worker: Spark starts executors, daemons and code paths for it."""
 
     def through(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from records

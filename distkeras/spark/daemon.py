@@ -20,7 +20,7 @@ _MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.servi
 
 
 def main() -> None:
-    """Imports, then forks workers until Spark ends it."""
+    """Import, then fork workers until Spark ends the daemon."""
     for name in _MODULES:
         # What cannot be imported here cannot be there either: the worker that needs it says so, in its task.
         with contextlib.suppress(ImportError):

@@ -11,7 +11,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,30 +20,22 @@ from types import ModuleType
 _NOT_NEEDED = "matplotlib"
 
 
-def import_keras() -> None:
-    """Imports Keras with its backend, which `archive.ensure_backend` has settled, unless this process has them."""
+def import_keras(*, on_driver: bool = False) -> None:
+    """Import Keras with its backend, which `archive.ensure_backend` has settled, unless this process has them.
+
+    Args:
+        on_driver: the user may draw pictures, and has objects that the collector must not take for permanent.
+    """
     if "keras" in sys.modules:
         return
-    with _collecting_later():
-        with _absent_here():
-            importlib.import_module("keras")
-        gc.freeze()  # nor need a later collection look through them, or one between two tasks
-
-
-def import_keras_whole() -> None:
-    """The same for a driver, whose user may draw pictures, and has objects of its own that are not to stay."""
-    if "keras" not in sys.modules:
-        with _collecting_later():
-            importlib.import_module("keras")
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Hundreds of thousands of objects that are there to stay would be looked through a hundred times."""
+    # A collection would look through hundreds of thousands of objects that are there to stay, a hundred times.
     collects = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with nullcontext() if on_driver else _absent_here():
+            importlib.import_module("keras")
+        if not on_driver:
+            gc.freeze()  # nor need a later collection look through them, or one between two tasks
     finally:
         if collects:
             gc.enable()
@@ -60,7 +52,7 @@ def _absent_here() -> Iterator[None]:
 
 
 class _Absent(MetaPathFinder):
-    """Has one thread find that `_NOT_NEEDED` is not installed; others, which may decode rows meanwhile, find it."""
+    """Hides `_NOT_NEEDED` from one thread; others, which may decode rows meanwhile, find it."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

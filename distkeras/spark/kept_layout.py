@@ -43,19 +43,12 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class _LayoutKey:
-    """What two layouts share if their rows are the same.
+    """What two layouts share if their rows are the same."""
 
-    Args:
-        cache: the JVM object that keeps the rows.
-        ordinals: for each column of the arrangement, its place among the columns that are kept.
-        settings: of the session.
-        made_by: of the arrangement.
-    """
-
-    cache: Any
-    ordinals: tuple[tuple[str, int], ...]
-    settings: dict[str, str]
-    made_by: Hashable
+    cache: Any  # the JVM object that keeps the rows
+    ordinals: tuple[tuple[str, int], ...]  # of each column of the arrangement among those that are kept
+    settings: dict[str, str]  # of the session
+    made_by: Hashable  # of the arrangement
 
 
 class KeptLayout:

@@ -82,8 +82,8 @@ assert gc.isenabled() and not any(type(finder).__module__.startswith("distkeras"
 def test_a_driver_has_its_pictures_and_lets_go_of_what_it_had() -> None:
     run("""
 import gc
-from distkeras.spark.first_import import import_keras_whole
-import_keras_whole()
+from distkeras.spark.first_import import import_keras
+import_keras(on_driver=True)
 from keras.src.visualization import plot_image_gallery
 assert plot_image_gallery.plt is not None
 assert gc.isenabled() and gc.get_freeze_count() == 0
