@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from distkeras.keras_callbacks import KerasCallbacks as KerasCallbacks
     from distkeras.ml.estimator import KerasEstimator as KerasEstimator
     from distkeras.ml.functions import register_function as register_function
+    from distkeras.ml.groups import KerasGroupModel as KerasGroupModel
     from distkeras.ml.model import KerasModel as KerasModel
     from distkeras.mlflow_logger import MLflowLogger as MLflowLogger
     from distkeras.prometheus import PrometheusMetrics as PrometheusMetrics
@@ -85,6 +86,7 @@ _NAMES = {
     "distkeras.keras_callbacks": ("KerasCallbacks",),
     "distkeras.ml.estimator": ("KerasEstimator",),
     "distkeras.ml.functions": ("register_function",),
+    "distkeras.ml.groups": ("KerasGroupModel",),
     "distkeras.ml.model": ("KerasModel",),
     "distkeras.mlflow_logger": ("MLflowLogger",),
     "distkeras.prometheus": ("PrometheusMetrics",),

@@ -8,7 +8,7 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,8 @@ class ModelFunction:
         plan: how to predict.
         names: a field of a struct for each of the plan's columns; None: the values of its only one. Spark takes no ML
             vectors within the struct of such a function: there they are arrays.
-        inputs_of: returns a column for each input of the model, of the function's arguments.
+        inputs_of: returns a column for each input of the model, and for each column of a key where there are models by
+            key, of the function's arguments.
     """
 
     plan: serving.PredictionPlan
@@ -75,7 +76,8 @@ class ModelFunction:
 
     def results(self, arguments: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """Yield the function's values for its arguments, which are tuples of arrays where there are several."""
-        inputs = [column.name for column in self.plan.inputs]
+        models = self.plan.options.models
+        inputs = [column.name for column in self.plan.inputs] + list(models.columns if models is not None else ())
         columns = (self.inputs_of(each if isinstance(each, tuple) else (each,)) for each in arguments)
         batches = (pa.RecordBatch.from_arrays(arrays, names=inputs) for arrays in columns)
         for batch in serving.predict(self.plan, batches, _partition()):
@@ -139,6 +141,7 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
     """Send only the features to Python, and only the outputs back: the rows stay in the JVM."""
     # From Spark 4.3 on, batches of a columnar source such as Parquet go to a function as they are, which fails where
     # the table has ML vectors, given to it or not. A value that only rows have, the partition, makes rows of them.
+    names, plan = with_key_columns(plan)
     types = {f"output_{number}": column.spark_type for number, column in enumerate(plan.columns)}
     if plan.options.tolerant:
         types[_REASON] = T.StringType()
@@ -147,7 +150,7 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
     call = arrow_udf(function.results, struct_of(types) if several else types["output_0"])
     with drivers_python(dataset):
         # Spark would call a deterministic one wherever the column is named: in a filter, and after it once more.
-        outputs = call.asNondeterministic()(*(F.col(quoted(column.name)) for column in plan.inputs), F.col(_PARTITION))
+        outputs = call.asNondeterministic()(*(F.col(quoted(name)) for name in names), F.col(_PARTITION))
     rows = dataset.select("*", F.spark_partition_id().alias(_PARTITION))
     if not several:
         return rows.select("*", outputs.alias(columns[0].name)).drop(_PARTITION)
@@ -164,6 +167,16 @@ def _through_function(dataset: DataFrame, plan: serving.PredictionPlan, columns:
     if plan.options.tolerant:
         new.append(F.col(_OUTPUTS)[_REASON].alias(_REASON))
     return rows.select("*", outputs.alias(_OUTPUTS)).select("*", *new).drop(_OUTPUTS, _PARTITION)
+
+
+def with_key_columns(plan: serving.PredictionPlan) -> tuple[list[str], serving.PredictionPlan]:
+    """Return the columns that a function is given, and the plan for them: a key may have the name of an input."""
+    inputs, models = [column.name for column in plan.inputs], plan.options.models
+    if models is None:
+        return inputs, plan
+    columns = tuple(f"__distkeras_key_{number}" for number in range(len(models.key_names)))
+    options = replace(plan.options, models=replace(models, columns=columns))  # type: ignore[type-var]  # a dataclass
+    return [*inputs, *models.key_names], replace(plan, options=options)
 
 
 def _derivation(column: OutputColumn) -> Callable[[pa.Array], pa.Array]:

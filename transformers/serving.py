@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,24 @@ class ModelInput:
     parts: tuple[str, ...] = ()
 
 
+class ModelsByKey(Protocol):
+    """Weights of one model for each key of rows."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of a key in the batches that tasks see."""
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The columns of a key as the user names them."""
+
+    def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
+        """Return for each row why there is no model for its key; None where there is one."""
+
+    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
+        """Yield for each key of some rows with models the places of its rows, and what gives a model its weights."""
+
+
 @dataclass(frozen=True)
 class PredictionOptions:
     """How rows are predicted from.
@@ -57,6 +75,7 @@ class PredictionOptions:
         handle_invalid: for rows that cannot be predicted from: "error" fails the job, "skip" leaves them out, "keep"
             keeps them without a prediction.
         invalid_col: new column of text, with "keep": why a row has no prediction, or null; "" for none.
+        models: weights by the rows' keys; None: the model's own for all rows.
 
     Raises:
         ConfigurationError: there is a column of reasons for rows that are not kept.
@@ -67,6 +86,7 @@ class PredictionOptions:
     decode: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     handle_invalid: str = "error"
     invalid_col: str = ""
+    models: ModelsByKey | None = None
 
     def __post_init__(self) -> None:
         if self.invalid_col and self.handle_invalid != "keep":
@@ -125,7 +145,10 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
         arrays, why = _inputs(plan, batch, worker, first_row)
         if model is None:
             model = _cached_model(plan)
-        outputs = _predict_batches(model, arrays, plan, worker)
+        if plan.options.models is None:
+            outputs = _predict_batches(model, arrays, plan, worker)
+        else:
+            outputs, why = _predict_by_key(model, batch, arrays, why, plan, worker)
         columns = [column.to_arrow(outputs[column.output]) for column in plan.columns]
         names = [*batch.schema.names, *(column.name for column in plan.columns)]
         if plan.options.tolerant:
@@ -178,7 +201,10 @@ def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
 def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of a multiple of ``size`` rows, except for the last; copy only across seams.
 
-    A batch has at most ``most`` rows, a multiple of ``size``; None for any number.
+    Args:
+        batches: batches of any length.
+        size: number of rows.
+        most: rows of a batch at most, a multiple of ``size``; None: any number.
     """
     held: list[pa.RecordBatch] = []
     count = 0
@@ -205,15 +231,49 @@ def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return whole
 
 
+def _predict_by_key(
+    model: keras.Model,
+    batch: pa.RecordBatch,
+    arrays: Sequence[np.ndarray],
+    why: Sequence[str | None],
+    plan: PredictionPlan,
+    worker: int | None,
+) -> tuple[list[np.ndarray], list[str | None]]:
+    """Return each output for the rows that have inputs and a model, and for each row why it has not, or None."""
+    models = plan.options.models
+    assert models is not None
+    no_model = models.why_not(batch)
+    missing = next((reason for reason in no_model if reason is not None), None)
+    if missing is not None and not plan.options.tolerant:
+        with message_first():
+            raise BadValueError(missing, worker=worker, column=", ".join(models.key_names))
+    all_reasons = [reason or other for reason, other in zip(why, no_model, strict=True)]
+    usable = batch.filter(pa.array([reason is None for reason in all_reasons]))
+    if not usable.num_rows:  # one row of the right type, for `spread`
+        return _predict_batches(model, [array[:1] for array in arrays], plan, worker), all_reasons
+    with_model = np.array([reason is None for other, reason in zip(why, no_model, strict=True) if other is None])
+    arrays = [array[with_model] for array in arrays]
+    outputs: list[np.ndarray] = []
+    for places, load in models.parts(usable):
+        load(model)
+        parts = _predict_batches(model, [array[places] for array in arrays], plan, worker)
+        outputs = outputs or [np.empty((usable.num_rows, *part.shape[1:]), part.dtype) for part in parts]
+        for output, part in zip(outputs, parts, strict=True):
+            output[places] = part
+    return outputs, all_reasons
+
+
 def _cached_model(plan: PredictionPlan) -> keras.Model:
-    model = MODELS.get(plan.key)
+    # A model whose weights change from key to key is not the one that others find under its archive's key.
+    key = plan.key if plan.options.models is None else f"{plan.key} by key"
+    model = MODELS.get(key)
     if model is None:
         import_keras()
         model = from_bytes(plan.read_archive(), plan.objects)
-        MODELS[plan.key] = model
+        MODELS[key] = model
         if len(MODELS) > MODELS_KEPT:
             MODELS.popitem(last=False)
-    MODELS.move_to_end(plan.key)
+    MODELS.move_to_end(key)
     return model
 
 

@@ -17,7 +17,20 @@ from pathlib import Path
 from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
 from bench.report import describe, load, machine, regressions, save, table
 
-SECTIONS = ("ps", "step", "data", "predict", "train", "start", "scale", "safety", "goodput", "link", "simulator")
+SECTIONS = (
+    "ps",
+    "step",
+    "data",
+    "predict",
+    "groups",
+    "train",
+    "start",
+    "scale",
+    "safety",
+    "goodput",
+    "link",
+    "simulator",
+)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

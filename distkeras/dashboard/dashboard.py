@@ -27,7 +27,7 @@ _HEIGHT = 760
 
 
 class Dashboard(Callback):
-    """A callback that shows a trainer's jobs on a live page.
+    """A live page of a trainer's jobs, as a callback of them.
 
     ::
 
@@ -74,16 +74,16 @@ class Dashboard(Callback):
 
     @property
     def url(self) -> str:
-        """Return the page's address for browsers of this machine. Its secret lets anyone read the page."""
+        """The page's address for browsers of this machine. It has a secret: anyone who has it may read the page."""
         return self._listener.url
 
     @property
     def closed(self) -> bool:
-        """Return whether the page is not served any more."""
+        """Return whether it is served no more."""
         return self._listener.closed
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write the page as it is now to one HTML file, which needs nothing else, not even a network.
+        """Writes the page as it is now as one file of HTML, which needs nothing else, not even a network.
 
         Raises:
             LocalProtocolError: there is no job yet.
@@ -97,7 +97,7 @@ class Dashboard(Callback):
         return target
 
     def close(self) -> None:
-        """Stop serving the page. Saved files stay."""
+        """Serves it no more; what was saved stays."""
         self._listener.close()
 
     def __enter__(self) -> Dashboard:
@@ -107,7 +107,7 @@ class Dashboard(Callback):
         self.close()
 
     def _repr_html_(self) -> str:
-        """Return a frame with the page, for a notebook, and a link to it."""
+        """The page within a notebook, and a link to it."""
         url = escape(self.url)
         return (
             f'<p><a href="{url}" target="_blank" rel="noopener">Open the dashboard</a></p>'
@@ -136,7 +136,7 @@ def dashboard_of(trainers: Sequence[Trainer], port: int = 0) -> Dashboard:
 
 
 def watch_of(trainer: Trainer) -> JobWatch:
-    """Return the callback that writes the journal of a trainer's jobs from now on."""
+    """Return what writes the journal of a trainer's jobs, from now on."""
     for observer in trainer.observers:
         if isinstance(observer, JobWatch):
             return observer

@@ -430,7 +430,10 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
     Of more than ``most`` rows it has that many, chosen as good as at random by their values and ``spec.seed``: the same
     ones each time.
 
-    ``spec`` must have one epoch, without shuffling.
+    Args:
+        df: any DataFrame.
+        spec: columns; of one epoch, without shuffling.
+        most: number of rows, at least 1.
 
     Raises:
         BadValueError, ShapeError, MissingColumnError: as `BatchSource`.

@@ -8,6 +8,7 @@ neither pyspark nor Keras.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -131,15 +132,8 @@ class Pieces:
         return self.open(name).read(columns=wanted).select(wanted)
 
     def open(self, name: str) -> pq.ParquetFile:
-        """Open a piece to read parts of it.
-
-        Raises:
-            SnapshotError: it is not there, or not whole.
-        """
-        try:
-            return pq.ParquetFile(pa.BufferReader(b"".join(self._files.read(name))))
-        except (OSError, pa.ArrowException) as error:
-            raise SnapshotError(f"the trained groups in {self.uri!r} cannot be read: {name}: {error}") from error
+        """Open a piece to read parts of it; errors are those of `opened`."""
+        return opened(self._files, name)
 
     def keys(self, table: pa.Table) -> Iterator[Key]:
         """Yield the keys of a table that `table` returned."""
@@ -148,6 +142,23 @@ class Pieces:
     def delete(self, name: str) -> None:
         """Remove a piece."""
         self._files.delete(name)
+
+
+def opened(files: Files, name: str) -> pq.ParquetFile:
+    """Open a piece to read parts of it.
+
+    Raises:
+        SnapshotError: it is not there, or not whole.
+    """
+    try:
+        return pq.ParquetFile(pa.BufferReader(b"".join(files.read(name))))
+    except (OSError, pa.ArrowException) as error:
+        raise SnapshotError(f"the trained groups in {name} cannot be read: {error}") from error
+
+
+def schema_in(files: Files, name: str) -> pa.Schema:
+    """Return the columns of a piece."""
+    return opened(files, name).schema_arrow
 
 
 def folder(uri: str) -> Files:
@@ -215,10 +226,11 @@ def packed_weights(arrays: Sequence[np.ndarray]) -> bytes:
     return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
 
 
-def unpacked_weights(data: bytes, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays that `packed_weights` took, read-only, given arrays of their shapes and dtypes."""
+def unpacked_weights(data: bytes, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:
+    """Return the arrays that `packed_weights` took, read-only, given the shape and the dtype of each."""
     arrays, start = [], 0
-    for array in like:
-        arrays.append(np.frombuffer(data, array.dtype, array.size, start).reshape(array.shape))
-        start += array.nbytes
+    for shape, dtype in kinds:
+        count = math.prod(shape)
+        arrays.append(np.frombuffer(data, dtype, count, start).reshape(shape))
+        start += count * dtype.itemsize
     return arrays

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from distkeras.data.schema import map_in_arrow
-from distkeras.groups.keys import Key, key_of, key_text
-from distkeras.groups.pieces import RESERVED, SHOWN, WEIGHTS, Pieces, unpacked_weights
+from distkeras.groups.keys import Key, distinct_keys, key_of, key_text
+from distkeras.groups.pieces import RESERVED, SHOWN, WEIGHTS, Manifest, Pieces, folder, schema_in, unpacked_weights
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError
 
@@ -38,6 +39,20 @@ class GroupTable:
     uri: str
     schema: pa.Schema
     names: tuple[str, ...]
+
+    @classmethod
+    def open(cls, uri: str, manifest: Manifest) -> GroupTable:
+        """Return the table of a finished job.
+
+        Raises:
+            ConfigurationError: the job in the folder is not finished.
+            SnapshotError: the folder cannot be read.
+        """
+        if not manifest.pieces:
+            raise ConfigurationError(
+                f"{uri!r} must hold the models of a finished job. Received: one that is not finished"
+            )
+        return cls(uri, schema_in(folder(uri), manifest.pieces[0]), manifest.pieces)
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -126,10 +141,55 @@ class WeightsByKey:
 
 def load_weights(model: keras.Model, data: bytes) -> None:
     """Set the weights of a model from those of a group."""
-    import keras
+    kinds = [(tuple(weight.shape), np.dtype(weight.dtype)) for weight in model.weights]
+    for weight, value in zip(model.weights, unpacked_weights(data, kinds), strict=True):
+        weight.assign(value.copy())  # a backend may keep pointing into what it is given
 
-    like = [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
-    model.set_weights([array.copy() for array in unpacked_weights(data, like)])
+
+#: Of this process: the lookup that was used last.
+_LOOKUPS: dict[GroupTable, WeightsByKey] = {}
+
+
+@dataclass(frozen=True)
+class GroupModels:
+    """The models of groups, for the rows of record batches. Travels to executors.
+
+    Args:
+        table: where they are.
+        columns: names of the columns of a key in the batches.
+    """
+
+    table: GroupTable
+    columns: tuple[str, ...]
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The columns of a key as the user names them."""
+        return self.table.key_names
+
+    def why_not(self, batch: pa.RecordBatch) -> list[str | None]:
+        """Return for each row why there is no model for its key; None where there is one."""
+        keys, places = self._keys(batch)
+        lookup = self._lookup()
+        reasons = [lookup.why_not(key) for key in keys]
+        return [reasons[place] for place in places]
+
+    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
+        """Yield for each key of some rows with models the places of its rows, and what gives a model its weights."""
+        keys, places = self._keys(batch)
+        lookup = self._lookup()
+        for number, key in enumerate(keys):
+            yield np.flatnonzero(places == number), partial(load_weights, data=lookup.weights(key))
+
+    def _keys(self, batch: pa.RecordBatch) -> tuple[list[Key], np.ndarray]:
+        return distinct_keys([batch.column(name) for name in self.columns])
+
+    def _lookup(self) -> WeightsByKey:
+        lookup = _LOOKUPS.get(self.table)
+        if lookup is None:
+            _LOOKUPS.clear()
+            lookup = _LOOKUPS[self.table] = WeightsByKey(self.table)
+        return lookup
 
 
 class GroupResults:
@@ -140,7 +200,7 @@ class GroupResults:
     """
 
     def __init__(self, session: SparkSession, table: GroupTable, recipe: Recipe, model_file: bytes) -> None:
-        self._session, self.stored = session, table
+        self.session, self.stored = session, table
         self.recipe, self.model_file = recipe, model_file
         self.path = table.uri
         self._lookup: WeightsByKey | None = None
@@ -151,7 +211,7 @@ class GroupResults:
 
         Loss and metrics are means over the rows of the last epoch. They are null where there is an error.
         """
-        return self.stored.dataframe(self._session, [name for name, _ in SHOWN])
+        return self.stored.dataframe(self.session, [name for name, _ in SHOWN])
 
     @property
     def weights(self) -> DataFrame:
@@ -159,7 +219,7 @@ class GroupResults:
 
         The weights are the arrays of `keras.Model.get_weights`, each in C order, one after the other as bytes.
         """
-        return self.stored.dataframe(self._session, [WEIGHTS]).withColumnRenamed(WEIGHTS, "weights")
+        return self.stored.dataframe(self.session, [WEIGHTS]).withColumnRenamed(WEIGHTS, "weights")
 
     def model(self, key: Any) -> keras.Model:
         """Return the model of one group, compiled like the trainer's.

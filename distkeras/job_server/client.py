@@ -41,7 +41,7 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class JobClient:
-    """The connection of one user to a job server.
+    """A job server, as one of its users.
 
     ::
 
@@ -106,14 +106,15 @@ class JobClient:
             raise DescriptionError(
                 f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
             )
-        given: dict[str, Any] = {"tags": list(tags) or None, "webhook": webhook, "time_budget": time_budget}
-        given["early_stopping"] = None if early_stopping is None else dict(early_stopping)
         description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
-        description |= {field: value for field, value in given.items() if value is not None}
+        description |= {"tags": list(tags)} if tags else {}
+        description |= {} if webhook is None else {"webhook": webhook}
+        description |= {} if time_budget is None else {"time_budget": time_budget}
+        description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
         if _is_trainer(model):
-            others = [rule, *hyper_parameters, *options]
-            if others != [None]:
-                raise DescriptionError(f"`rule` and options must be the trainer's own. Received: {others}", "rule")
+            given = [rule, *hyper_parameters, *options]
+            if given != [None]:
+                raise DescriptionError(f"`rule` and options must be the trainer's own. Received: {given}", "rule")
             from distkeras.job_server.submission import description_of, model_of
 
             return self.send("/jobs", description | description_of(model), model_of(model))
@@ -132,7 +133,7 @@ class JobClient:
         webhook: str | None = None,
         **options: Any,
     ) -> RemoteJob:
-        """Send a predict job, which writes the rows of ``data`` with the model's predictions, and return at once.
+        """Sends a predict job, and returns at once: it writes the rows of ``data`` with what the model predicts.
 
         Args:
             model: a built `keras.Model`, the path of one that Keras saved, or a job that has trained one.
@@ -165,7 +166,7 @@ class JobClient:
         return RemoteJob(self.connection, self.connection.upload(path, "job", description, "model", model))
 
     def job(self, job_id: str) -> RemoteJob:
-        """Return one of your jobs.
+        """One of your jobs.
 
         Raises:
             NotThereError: you have no such job.
@@ -173,7 +174,7 @@ class JobClient:
         return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
 
     def jobs(self, state: str | None = None, *, text: str | None = None, tag: str | None = None) -> Iterator[RemoteJob]:
-        """Yield your jobs, the latest first. They are read in pages.
+        """Your jobs, the latest first; read in pages, as you go on.
 
         Args:
             state: only those in it.
@@ -184,7 +185,7 @@ class JobClient:
             yield RemoteJob(self.connection, record)
 
     def new_token(self, note: str = "", *, days: float | None = None, user: str | None = None) -> str:
-        """Return a new token, which the server shows only once.
+        """A new token, which the server tells this once.
 
         Args:
             note: what it is for.
@@ -196,7 +197,7 @@ class JobClient:
         return str(self.connection.call("POST", "/tokens", body)["token"])
 
     def tokens(self) -> list[dict[str, Any]]:
-        """Return your tokens, or everyone's for an administrator: id, user, note, created, expires, revoked.
+        """Your tokens, or everyone's if you are an administrator: id, user, note, created, expires, revoked.
 
         Times are seconds since the epoch.
         """
@@ -211,11 +212,11 @@ class JobClient:
         self.connection.call("DELETE", f"/tokens/{token_id}")
 
     def add_user(self, name: str, role: str = "user") -> None:
-        """Add a user, if you are an administrator; `new_token` makes their token."""
+        """Adds a user, if you are an administrator; `new_token` makes their token."""
         self.connection.call("POST", "/users", {"name": name, "role": role})
 
     def users(self) -> list[dict[str, Any]]:
-        """Return all users, if you are an administrator: name, role, active, created."""
+        """All users, if you are an administrator: name, role, active, created."""
         return list(self.connection.call("GET", "/users")["users"])
 
     def remove_user(self, name: str) -> None:
@@ -223,7 +224,10 @@ class JobClient:
         self.connection.call("DELETE", f"/users/{name}")
 
     def audit(self) -> Iterator[dict[str, Any]]:
-        """Yield the audit log, the latest entries first, if you are an administrator. It is read in pages."""
+        """Who did what, the latest first, if you are an administrator: number, time, user, address, action, subject.
+
+        Read in pages, as you go on.
+        """
         return self._pages("/audit", "entries")
 
     def _pages(self, path: str, part: str, **query: Any) -> Iterator[dict[str, Any]]:
@@ -253,21 +257,21 @@ class RemoteJob:
 
     @property
     def id(self) -> str:
-        """Return the server's id of the job."""
+        """What the server calls it."""
         return str(self.record["id"])
 
     @property
     def state(self) -> JobState:
-        """Return the state at the last `refresh`."""
+        """As the server has last said; see `refresh`."""
         return JobState(self.record["state"])
 
     def refresh(self) -> RemoteJob:
-        """Read the job from the server again."""
+        """Asks the server again."""
         self.record = self.connection.call("GET", self._path())
         return self
 
     def wait(self, timeout: float = _WEEK, *, progress: bool | None = None) -> RemoteJob:
-        """Wait until the job has ended well, and show its progress.
+        """Waits until the job has ended well; shows how it gets on.
 
         Args:
             timeout: seconds.
@@ -296,7 +300,7 @@ class RemoteJob:
         return self
 
     def require_done(self) -> None:
-        """Check that the job had ended well at the last `refresh`.
+        """Check that the job has ended well, as the server has last said.
 
         Raises:
             JobFailedError: it has not; the text says how it ended.
@@ -306,7 +310,7 @@ class RemoteJob:
             raise JobFailedError(f"job {self.id} ended as {self.state}{text}")
 
     def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """Yield the job's records as they come, until the job has ended, and an empty one when there is none.
+        """What the job says of itself, as it comes, until the job has ended; an empty row where there is no news.
 
         Args:
             deadline: by `time.monotonic`.
@@ -318,7 +322,17 @@ class RemoteJob:
             yield from answer["rows"] or [{}]
 
     def _answers(self, part: str, offset: int, key: str, deadline: float) -> Iterator[dict[str, Any]]:
-        """Yield the answers about a part of the job that grows, until the job has ended and ``key`` is empty."""
+        """The parts of something that grows, as they come, until the job has ended; also those without news.
+
+        Args:
+            part: path of it, below that of the job.
+            offset: where to begin.
+            key: name of the news in an answer.
+            deadline: by `time.monotonic`.
+
+        Raises:
+            DeadlineError, ServerLostError: as in `wait`.
+        """
         away = time.monotonic() + _AWAY
         while True:
             try:
@@ -341,7 +355,7 @@ class RemoteJob:
             time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the job's records so far: one per second of training, and one for each event."""
+        """All that the job has said of itself so far: a row a second, and one for each event."""
         rows: list[dict[str, Any]] = []
         offset = 0
         while True:
@@ -352,7 +366,7 @@ class RemoteJob:
             offset = answer["next"]
 
     def follow_log(self, last: int = 20_000, timeout: float = _WEEK) -> Iterator[str]:
-        """Yield what the driver and Spark print, as it comes, until the job has ended.
+        """What its driver and Spark print, as it comes, until the job has ended.
 
         Args:
             last: bytes of what has been printed so far to begin with, at most.
@@ -378,11 +392,11 @@ class RemoteJob:
         return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit")))
 
     def log(self, last: int = 20_000) -> str:
-        """Return the last bytes of what the driver and Spark have printed."""
+        """The end of what its driver and Spark have printed: at most so many bytes."""
         return str(self.connection.call("GET", self._path("log"), offset=-last)["text"]) if last else ""
 
     def cancel(self) -> RemoteJob:
-        """Ask the server to end the job; `wait` and `refresh` show when it has ended.
+        """Asks for its end; `wait`, `refresh` and others tell when that has come.
 
         Raises:
             StateError: it has ended already.
@@ -391,11 +405,11 @@ class RemoteJob:
         return self
 
     def remove(self) -> None:
-        """Remove the job, which must have ended, and its files."""
+        """Removes the job, which has ended, and its files."""
         self.connection.call("DELETE", self._path())
 
     def save_model(self, path: str | PathLike[str]) -> None:
-        """Write the trained model to a file (.keras).
+        """Writes the trained model to a file (.keras).
 
         Raises:
             StateError: the job is not done.
@@ -403,7 +417,7 @@ class RemoteJob:
         self.connection.fetch(self._path("model"), Path(path))
 
     def model(self, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-        """Return the trained model, compiled as it was trained. Lambdas in it are refused.
+        """The trained model, compiled as it was trained. Lambdas in it are refused.
 
         Args:
             custom_objects: registered name to class or function, in addition to what this process has registered.
@@ -414,7 +428,7 @@ class RemoteJob:
         return archive.from_bytes(self._bytes("model"), custom_objects, compiled=True)
 
     def history(self) -> pd.DataFrame:
-        """Return one row for each mini-batch, as `distkeras.Trainer.history` has it.
+        """One row a mini-batch, as `distkeras.Trainer.history` has it.
 
         Raises:
             StateError: the job is not done.
@@ -422,7 +436,7 @@ class RemoteJob:
         return self._table("history")
 
     def commits(self) -> pd.DataFrame:
-        """Return one row for each commit, as `distkeras.Trainer.commits` has it.
+        """One row a commit, as `distkeras.Trainer.commits` has it.
 
         Raises:
             StateError: the job is not done.

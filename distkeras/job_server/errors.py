@@ -11,13 +11,13 @@ from distkeras.ps.errors import ConfigurationError, DistkerasError
 
 
 class JobServerError(DistkerasError):
-    """The base of the errors that the job server answers with."""
+    """Base of what the job server answers in place of a result."""
 
     status: ClassVar[int] = 500
 
 
 class DescriptionError(JobServerError, ConfigurationError):
-    """A job's description or model cannot work.
+    """A job's description, or its model, that cannot work.
 
     Args:
         message: what was expected and what came.
@@ -35,31 +35,31 @@ class DescriptionError(JobServerError, ConfigurationError):
 
 
 class UnauthorizedError(JobServerError, PermissionError):
-    """The token is missing or not valid."""
+    """No token, or one that is not valid."""
 
     status = 401
 
 
 class ForbiddenError(JobServerError, PermissionError):
-    """The request needs another role."""
+    """What takes another role."""
 
     status = 403
 
 
 class NotThereError(JobServerError, LookupError):
-    """It does not exist, or it belongs to another user: the answer is the same."""
+    """There is no such thing, or it belongs to another user: the answer is the same."""
 
     status = 404
 
 
 class StateError(JobServerError):
-    """The state of a job, which the text names, does not allow the request."""
+    """What a job's state does not allow; the text names the state."""
 
     status = 409
 
 
 class QuotaError(JobServerError):
-    """The user would have too many bytes or waiting jobs."""
+    """More than a user may have: of bytes, or of jobs that wait."""
 
     status = 413
 
@@ -71,13 +71,13 @@ class StorageError(JobServerError):
 
 
 class RateError(JobServerError):
-    """Too many requests without a valid token came from one address."""
+    """Too many attempts to come in that failed."""
 
     status = 429
 
 
 class JobFailedError(JobServerError, RuntimeError):
-    """A job failed, was cancelled or was lost. The client raises it, with the server's reason."""
+    """A job ended otherwise than well; raised by the client, with what the server says of it."""
 
 
 #: What a client makes of a status; any other is a `JobServerError`.

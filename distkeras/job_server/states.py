@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class JobState(enum.StrEnum):
-    """The states of a job."""
+    """Of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -41,5 +41,5 @@ AT_WORK = {TRAIN: JobState.TRAINING, PREDICT: JobState.PREDICTING}
 
 
 def before(state: JobState) -> frozenset[JobState]:
-    """Return the states that ``state`` may follow."""
+    """The states that ``state`` may follow."""
     return frozenset(earlier for earlier, following in FOLLOWS.items() if state in following)

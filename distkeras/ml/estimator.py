@@ -7,18 +7,20 @@ import dataclasses
 import inspect
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.data.binding import listed, names_of
-from distkeras.data.schema import quoted
+from distkeras.data.schema import quoted, require_dataframe
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.keras_model import archive
+from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import ASSEMBLED, KerasModel, TrainingSummary, assembled
 from distkeras.ml.params import SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
 from distkeras.ml.persistence import Saveable, archive_with_optimizer
@@ -316,16 +318,8 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
 
     @on_dataframe
     def _fit(self, dataset: DataFrame) -> KerasModel:
-        model = self.value("model")
-        if model is None:
-            raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
+        trainer, ready = self._trainer(dataset)
         features, labels = (listed(names_of(self.value(name), name)) for name in ("features_col", "label_col"))
-        ready, inputs = assembled(dataset, self.value("features_col"), len(model.inputs or ()))
-        keywords = {name: self.value(name) for name in trainer_keywords()}
-        if (rate := self.value("worker_learning_rate")) is not None:
-            keywords["worker_optimizer"] = _with_rate(keywords, rate)
-        with _BUILDING:
-            trainer = Trainer(**keywords | {"features_col": inputs})
         indicator, share = self.value("validation_indicator_col"), self.value("validation_split")
         training, held_out = split(ready, [*features, *labels], indicator, share, self.value("seed"))
         unchecked = training
@@ -346,6 +340,53 @@ class KerasEstimator(Estimator[KerasModel], TrainingParams, Saveable):
         if curves and curves[0].sampled and held_out is not None:
             _evaluate_on_executors(fitted, held_out.drop(ASSEMBLED), points[-1])
         return fitted
+
+    @short_errors
+    def fitGroups(
+        self,
+        dataset: DataFrame,
+        by: str | Sequence[str],
+        *,
+        path: str | PathLike[str] | None = None,
+        resume: bool = False,
+        rows_max: int | None = None,
+    ) -> KerasGroupModel:
+        """Train a model for each group of rows, such as each shop; see `Trainer.train_groups`.
+
+        Args:
+            dataset: the data.
+            by, path, resume, rows_max: as in `Trainer.train_groups`.
+
+        Raises:
+            ConfigurationError: validation, callbacks or a checkpoint are set, which single groups do not have.
+            DistkerasError: as `Trainer.train_groups` says.
+        """
+        require_dataframe("dataset", dataset)
+        names = ("validation_indicator_col", "validation_split", "callbacks", "checkpoint")
+        if present := [name for name in names if self.value(name)]:
+            raise ConfigurationError(
+                f"`fitGroups` has no validation, callbacks or checkpoint. Received: {present} are set"
+            )
+        trainer, ready = self._trainer(dataset)
+        if self.value("handle_invalid") != "error":
+            ready = trainer.valid_rows(ready)
+        groups = trainer.train_groups(ready, by, path=path, resume=resume, rows_max=rows_max)
+        with _BUILDING:
+            fitted = KerasGroupModel(groups, custom_objects=self.value("custom_objects"))
+        fitted.parent = self
+        return self._copyValues(fitted)
+
+    def _trainer(self, dataset: DataFrame) -> tuple[Trainer, DataFrame]:
+        """Return a trainer with the values of the parameters, and the rows with the columns that it reads."""
+        model = self.value("model")
+        if model is None:
+            raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
+        ready, inputs = assembled(dataset, self.value("features_col"), len(model.inputs or ()))
+        keywords = {name: self.value(name) for name in trainer_keywords()}
+        if (rate := self.value("worker_learning_rate")) is not None:
+            keywords["worker_optimizer"] = _with_rate(keywords, rate)
+        with _BUILDING:
+            return Trainer(**keywords | {"features_col": inputs}), ready
 
     def archive_to_save(self) -> bytes | None:
         """Return the archive of the model, as it is now."""

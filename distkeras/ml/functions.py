@@ -12,7 +12,7 @@ from distkeras.data.binding import listed, names_of
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_choice, require_text
-from distkeras.transformers.predictor import ModelFunction, arrow_udf, struct_of
+from distkeras.transformers.predictor import ModelFunction, arrow_udf, struct_of, with_key_columns
 
 if TYPE_CHECKING:
     import keras
@@ -37,7 +37,8 @@ def register_function(
     mapping: the function takes its arguments in the order of that mapping. It returns what `KerasModel` puts into its
     columns: of a model with several outputs a struct with a field for each, by the outputs' names, in which vectors are
     arrays. A row that cannot be predicted from, as one with a null, fails the query, unless ``model`` is a `KerasModel`
-    whose ``handle_invalid`` is "skip" or "keep": it gets NULL then.
+    whose ``handle_invalid`` is "skip" or "keep": it gets NULL then. The function of a `KerasGroupModel` takes the
+    columns of the key after those of the inputs.
 
     Spark 4.3 hands a function the batches of a columnar source such as Parquet as they are, and fails where the table
     has ML vectors or the function returns them. So this turns
@@ -71,7 +72,14 @@ def register_function(
     else:
         inputs = listed(features) if len(features) == count else tuple(f"input {number}" for number in order)
 
+    options = fitted.prediction_options()
+    key_count = 0 if options.models is None else len(options.models.key_names)
+
     def inputs_of(arguments: Sequence[pa.Array]) -> list[pa.Array]:
+        keys = list(arguments[len(arguments) - key_count :])
+        return [*features_of(arguments[: len(arguments) - key_count]), *keys]
+
+    def features_of(arguments: Sequence[pa.Array]) -> list[pa.Array]:
         if count == 1 and len(arguments) > 1:  # the numbers of the only input, one by one
             numbers = np.stack([argument.to_numpy(zero_copy_only=False) for argument in arguments], axis=1)
             return [pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), len(arguments))]
@@ -82,7 +90,7 @@ def register_function(
             )
         return [arguments[place] for place in order]
 
-    plan = packed.plan(spark, inputs, columns, fitted.prediction_options(), {})
+    _, plan = with_key_columns(packed.plan(spark, inputs, columns, options, {}))
     types = {fitted.output_names[column.output]: column.spark_type for column in columns}
     single = len(packed.outputs) == 1
     function = ModelFunction(plan, None if single else list(types), inputs_of)

@@ -25,7 +25,7 @@ from distkeras.transformers.files import StageWriter, config_of, load_archive, o
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 #: The key whose presence makes a JSON object the description of another value; its own value is that value's kind.
 _KIND = "distkeras"
@@ -110,6 +110,14 @@ class Saveable(Params, MLReadable[Any], MLWritable, ABC):
     def extra_to_save(self) -> dict[str, Any]:
         """Return what must be written in addition to parameters and model, JSON-ready."""
         return {}
+
+    def save_files(self, path: str) -> None:
+        """Write what is neither parameter nor model below ``path``, where the stage is saved."""
+        return
+
+    def load_files(self, spark: SparkSession, path: str) -> None:
+        """Take back what `save_files` wrote below ``path``."""
+        return
 
     @abstractmethod
     def restore(self, data: bytes | None, saved: Mapping[str, Any]) -> None:
@@ -210,6 +218,7 @@ class KerasMLWriter(StageWriter):
         DefaultParamsWriter.saveMetadata(bare, path, spark, extraMetadata=extra)
         if data is not None:
             save_archive(spark, data, path)
+        self.instance.save_files(path)
 
 
 class KerasMLReader(MLReader[_S]):
@@ -236,6 +245,7 @@ class KerasMLReader(MLReader[_S]):
         for name, value in saved["params"].items():
             instance._set(**{name: from_json(value, name)})  # noqa: SLF001 - as Spark ML's own readers do
         instance.restore(load_archive(spark, path) if saved["archive"] else None, saved)
+        instance.load_files(spark, path)
         return instance
 
 

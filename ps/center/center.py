@@ -361,8 +361,7 @@ class Center:
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
             self.log.add(commit, skipped)
             lease.advance(commit, now)
-            lease.optimizer = None  # what led to these numbers may be in the state
-            lease.skipped = True
+            lease.skipped, lease.optimizer = True, None  # what led to these numbers may be in the state
             lease.require_pull()
             self.scheduler.committed(commit.worker)
             if isinstance(self.scheduler, Synchronous):

@@ -89,7 +89,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     st.lists(hnp.arrays(st.sampled_from([np.float32, np.int64, np.uint8]), hnp.array_shapes(min_dims=0)), max_size=4)
 )
 def test_weights_come_back_to_the_bit(arrays: list[np.ndarray]) -> None:
-    back = unpacked_weights(packed_weights(arrays), [np.zeros_like(array) for array in arrays])
+    back = unpacked_weights(packed_weights(arrays), [(array.shape, array.dtype) for array in arrays])
     assert [(array.dtype, array.shape, array.tobytes()) for array in back] == [
         (array.dtype, array.shape, array.tobytes()) for array in arrays
     ]

@@ -140,8 +140,8 @@ CENTER = (
     Mutant(
         "a skipped commit's worker goes on",
         CENTER_FILE,
-        "may be in the state\n            lease.require_pull()",
-        "may be in the state",
+        "            lease.skipped = True\n            lease.require_pull()",
+        "            lease.skipped = True",
         "it goes on from parameters that hold a NaN",
         (*_TESTS, *_SKIPPING),
     ),

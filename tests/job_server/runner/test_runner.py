@@ -297,7 +297,8 @@ def test_a_driver_that_is_not_visible_lives_by_its_heartbeat(office: Office, mon
     ended = office.ended(job, runner)
     assert (ended.state, ended.attempt) == (JobState.DONE, 1)
     monkeypatch.undo()
-    office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # its parent is the first runner
+    until(lambda: not driver.alive())
+    office.runner.tick()  # whose child it was
 
 
 @pytest.mark.parametrize("end", ["dies", "stands still", "cancelled"])
@@ -316,7 +317,8 @@ def test_a_driver_that_is_not_visible_is_never_doubled(
         if end == "stands still":
             os.kill(driver.pid, signal.SIGCONT)
     monkeypatch.undo()
-    office.tick_until(lambda: not psutil.pid_exists(driver.pid))  # its parent is the first runner
+    until(lambda: not driver.alive())
+    office.runner.tick()  # whose child it was
     if end != "cancelled":
         office.go_on(job)
         ended = office.ended(job, runner)

@@ -1,0 +1,97 @@
+"""A model for each of many small groups, compared with `keras.Model.fit` in `applyInPandas`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench.measure import Case, Factory
+from bench.workload import WORKERS, session
+
+SECTION = "groups"
+#: Rows of a group, numbers of a row, rows of a mini-batch, epochs; the model has 161 numbers.
+ROWS, FEATURES, BATCH, EPOCHS = 200, 8, 32, 5
+OPTIMIZER = {"class_name": "Adam", "config": {"learning_rate": 1e-2}}
+
+
+def cases(quick: bool) -> list[Factory]:
+    """All cases of the section."""
+    return [partial(_small_groups, 40 if quick else 1000)]
+
+
+def _rows(count: int) -> pd.DataFrame:
+    """Return the rows of so many groups, each with a separating plane of its own."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count * ROWS, FEATURES)).astype(np.float32)
+    shop = np.repeat(np.arange(count), ROWS)
+    label = ((x * rng.normal(size=(count, FEATURES))[shop]).sum(axis=1) > 0).astype(np.int64)
+    return pd.DataFrame({"shop": shop, "features": x.tolist(), "label": label})
+
+
+@contextmanager
+def _small_groups(count: int) -> Iterator[Case]:
+    import keras
+
+    from distkeras import Trainer
+
+    # Spark takes functions of this function to the executors by value, where this module is not.
+    def network() -> Any:
+        layers = [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+        return keras.Sequential(layers)
+
+    def fit_group(group: pd.DataFrame) -> pd.DataFrame:
+        model = network()
+        model.compile(keras.optimizers.get(OPTIMIZER), "binary_crossentropy", metrics=["accuracy"])
+        x, y = np.stack(group["features"].to_numpy()), group["label"].to_numpy()
+        model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+        data = b"".join(array.tobytes() for array in model.get_weights())
+        return pd.DataFrame({"shop": [group["shop"].iloc[0]], "weights": [data]})
+
+    with session() as spark:
+        df = spark.createDataFrame(_rows(count), "shop long, features array<float>, label long")
+        df = df.repartition(WORKERS).cache()
+        df.count()
+        trainer = Trainer(
+            network(),
+            "agn",
+            worker_optimizer=keras.optimizers.get(OPTIMIZER),
+            loss="binary_crossentropy",
+            metrics=["accuracy"],
+            num_workers=WORKERS,
+            batch_size=BATCH,
+            num_epoch=EPOCHS,
+        )
+
+        def ours() -> float:
+            began = time.perf_counter()
+            trainer.train_groups(df, by="shop").weights.write.format("noop").mode("overwrite").save()
+            return count / (time.perf_counter() - began)
+
+        def naive() -> float:
+            began = time.perf_counter()
+            fitted = df.repartition(4 * WORKERS, "shop").groupBy("shop")
+            result = fitted.applyInPandas(fit_group, "shop long, weights binary")
+            result.write.format("noop").mode("overwrite").save()
+            return count / (time.perf_counter() - began)
+
+        yield Case(
+            SECTION,
+            f"{count} groups of {ROWS} rows",
+            "groups/s",
+            ours,
+            None,
+            naive,
+            target_naive=10.0,
+            once=True,
+            note="naive: keras.fit in applyInPandas; both with the start of the workers",
+        )

@@ -1,0 +1,149 @@
+"""The models of groups as a Spark ML model: each row is predicted by the model of its key."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from distkeras.groups.pieces import MANIFEST, Manifest, folder
+from distkeras.groups.results import GroupModels, GroupResults, GroupTable
+from distkeras.keras_model.recipe import recipe_of
+from distkeras.ml.model import KerasModel
+from distkeras.ps.errors import ConfigurationError
+from distkeras.spark.cluster import SparkFacts
+from distkeras.spark.failures import short_errors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from pyspark.sql import DataFrame, SparkSession
+
+    from distkeras.transformers.serving import PredictionOptions
+
+#: The folder of the pieces, below that of a saved stage.
+_FOLDER = "groups"
+
+
+class KerasGroupModel(KerasModel):
+    """Predicts each row with the model of its group, in place of one model for all rows.
+
+    ::
+
+        fitted = KerasEstimator(model, worker_optimizer="adam", loss="mse").fitGroups(df, by="shop")
+        fitted.transform(df)                  # "prediction" by the model of each row's shop
+        fitted.groups.table.show()            # shop, rows, seconds, loss, metrics, error
+
+    `KerasEstimator.fitGroups` makes one, or you do from what `Trainer.train_groups` returns. Its columns are those of
+    `KerasModel`. A row whose key has no model is an invalid row: see ``handle_invalid``; the reason says whether the
+    key is unknown or why its training failed. A function that `register_function` makes of it takes the columns of
+    the key after those of the model's inputs. Saving it copies the models.
+
+    Args:
+        groups: the result of `Trainer.train_groups`.
+        keywords: those of `KerasModel`.
+
+    Raises:
+        ConfigurationError: columns that do not fit the model.
+    """
+
+    @short_errors
+    def __init__(self, groups: GroupResults | None = None, **keywords: Any) -> None:
+        template = None if groups is None else groups.recipe.build(groups.model_file)
+        super().__init__(template, **keywords)
+        self._groups = groups
+
+    @property
+    def groups(self) -> GroupResults:
+        """Return the models of all groups, and the table of their training.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        if self._groups is None:
+            raise ConfigurationError("`groups` must be set. Received: KerasGroupModel without groups")
+        return self._groups
+
+    def prediction_options(self) -> PredictionOptions:
+        """Return how rows are predicted from: by the models of their keys."""
+        table = self.groups.stored
+        return dataclasses.replace(super().prediction_options(), models=GroupModels(table, table.key_names))
+
+    def predict(self, value: Any, key: Any) -> Any:  # type: ignore[override]  # of several models one must be chosen
+        """Return the prediction for one row of a group, computed in this process.
+
+        Args:
+            value: as in `KerasModel.predict`.
+            key: the value of the key's column, or a mapping with the value of each column.
+
+        Raises:
+            ConfigurationError: there is no model for the key.
+            ShapeError: another number of values.
+        """
+        return self.model_of(key).predict(value)
+
+    def predictProbability(self, value: Any, key: Any) -> np.ndarray:  # type: ignore[override]  # as above
+        """Return the classes' probabilities for one row of a group; see `KerasModel.predictProbability`."""
+        return self.model_of(key).predictProbability(value)
+
+    def predictRaw(self, value: Any, key: Any) -> np.ndarray:  # type: ignore[override]  # as above
+        """Return the classes' logits for one row of a group; see `KerasModel.predictRaw`."""
+        return self.model_of(key).predictRaw(value)
+
+    def model_of(self, key: Any) -> KerasModel:
+        """Return the model of one group, with this one's parameters.
+
+        Args:
+            key: the value of the key's column, or a mapping with the value of each column.
+
+        Raises:
+            ConfigurationError: there is no model for the key.
+        """
+        fitted: KerasModel = self._copyValues(
+            KerasModel(self.groups.model(key), custom_objects=self.value("custom_objects"))
+        )
+        return fitted
+
+    def evaluate(self, dataset: DataFrame) -> dict[str, float]:
+        """Refuse: loss and metrics over several models are those of an evaluator on `transform`.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "models of groups must be evaluated by an evaluator on the rows that `transform` returns, or one by one "
+            "with `groups.model(key)`. Received: a call of `evaluate`"
+        )
+
+    def save_files(self, path: str) -> None:
+        """Copy the pieces below ``path``.
+
+        Raises:
+            ConfigurationError: ``path`` names no folder that executors reach.
+        """
+        stored = self.groups.stored
+        source, target = folder(stored.uri), folder(_shared(self.groups.session, path))
+        for name in (*stored.names, MANIFEST):
+            target.write(name, source.read(name))
+
+    def load_files(self, spark: SparkSession, path: str) -> None:
+        """Take the pieces below ``path``, which must stay there.
+
+        Raises:
+            ConfigurationError: ``path`` names no folder that executors reach.
+        """
+        uri = _shared(spark, path)
+        manifest = Manifest.load(folder(uri))
+        if manifest is None:
+            raise ConfigurationError(f"{path} must hold the models of all groups. Received: no {MANIFEST} in {uri}")
+        data = self.archive_to_save()
+        recipe = recipe_of(self.keras_model, data, objects=self.value("custom_objects"))
+        self._groups = GroupResults(spark, GroupTable.open(uri, manifest), recipe, data)
+
+
+def _shared(spark: SparkSession, path: str) -> str:
+    """Return the folder of pieces below ``path`` as a URI that driver and executors open alike."""
+    if "://" not in path and not path.startswith("file:") and not SparkFacts.of(spark).local:
+        raise ConfigurationError(
+            "a model for each group must be saved at a URI that driver and executors reach, such as hdfs:// or s3://. "
+            f"Received: path={path!r}"
+        )
+    return f"{path.replace('s3a://', 's3://', 1)}/{_FOLDER}"
