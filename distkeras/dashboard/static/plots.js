@@ -223,6 +223,7 @@ class Plot {
       const [start, end] = [from, to].map((value) => u.valToPos(value, "x", true));
       const width = Math.max(end - start, PAUSE_WIDTH * ratio);
       const left = (start + end - width) / 2;
+      if (left + width < bbox.left || left > bbox.left + bbox.width) continue;
       ctx.save();
       ctx.beginPath();
       ctx.rect(left, bbox.top, width, bbox.height);
