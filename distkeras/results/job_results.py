@@ -83,7 +83,8 @@ class JobResults:
         """One row an applied commit, by clock.
 
         Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
-        worker had waited for the reply before), and which mini-batches of which attempt it stands for.
+        worker had waited for the reply before), which mini-batches of which attempt it stands for, and how many times
+        in a row its window was refused before (`ringmaster`).
         """
         return self._table(self._require(self.outcome.records, "commits").commits())
 

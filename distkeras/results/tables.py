@@ -110,7 +110,19 @@ class JobRecords:
 
     def commits(self) -> pa.Table:
         """Return one row an applied commit: clock, worker, timestamp, staleness, gap (null unless measured), …"""
-        return self._table(_COMMITS, self.commits_array[self.commits_array["skipped"] == 0])
+        applied = self.commits_array["skipped"] == 0
+        table = self._table(_COMMITS, self.commits_array[applied])
+        return table.append_column("refusals", pa.array(self._refusals()[applied]))
+
+    def _refusals(self) -> np.ndarray:
+        """Return how often in a row each commit's window was refused: such a commit has a number, and no record."""
+        refusals, latest = np.zeros(len(self.commits_array), np.int64), dict[int, int]()
+        for row, (worker, sequence) in enumerate(self.commits_array[["worker", "sequence"]].tolist()):
+            before = latest.get(worker, 0)
+            # With other partitions, numbers begin again.
+            refusals[row] = max(0, sequence - 1 - (before if sequence > before else 0))
+            latest[worker] = sequence
+        return refusals
 
     def ledger(self) -> pa.Table:
         """Return one row a commit: its mini-batches, partition and attempt, and whether it was applied."""

@@ -218,6 +218,8 @@ class Center:
         #: Why the job ends early, if it does; then each answer asks the worker to leave.
         self.stopping: str | None = None
         self.counters: dict[str, int] = {}
+        #: Commits that this center has refused.
+        self.refused = 0
         self.log = CommitLog()
         self.leases = Leases(workers, self._make_worker_vectors, now)
         self.pool = Pool(vector.size, vector.dtype)
@@ -287,8 +289,8 @@ class Center:
         """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
 
         Returns:
-            False if this commit had been applied before (its reply was lost), and nothing was done: the parts are the
-            caller's.
+            False if the commit is not applied now, and the parts are the caller's: it was applied before (its reply was
+            lost), or it is refused (its lease's `refusals` is above 0), now or before.
 
         Raises:
             LeaseLostError: the sender does not hold the lease.
@@ -299,13 +301,17 @@ class Center:
         lease = self._lease_for(commit, len(parts))
         if lease is None:
             return False
-        with self._arithmetic.of(commit.worker, commit.first, self.clock):
-            self._accept_commit(commit, lease, parts)
-        return True
-
-    def _accept_commit(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer]) -> None:
         staleness = lease.staleness(commit, self.clock)
         context = self._commit_context(commit, staleness)
+        if self.traits.refuses and self.rule.refuses(context, lease.refusals):
+            lease.refuse(commit, self._now())
+            self.refused += 1
+            return False
+        with self._arithmetic.of(commit.worker, commit.first, self.clock):
+            self._accept_commit(commit, lease, parts, context)
+        return True
+
+    def _accept_commit(self, commit: Commit, lease: PartitionLease, parts: Sequence[Buffer], context: Context) -> None:
         scalars = self.rule.accept(context, self.counters)
         if self._arithmetic.enabled and not all(map(math.isfinite, scalars)):
             raise ArithmeticError(f"factors {scalars}")
@@ -326,7 +332,7 @@ class Center:
             commit,
             CommitOutcome(
                 clock=self.clock,
-                staleness=staleness,
+                staleness=context.staleness,
                 timestamp=now,
                 learning_rate=context.learning_rate,
                 gap=gap,

@@ -60,6 +60,8 @@ class PartitionLease:
     steps: int = 0
     #: Whether its last commit was left out for its NaN or infinity.
     skipped: bool = False
+    #: How many times in a row its window was refused; 0: its last commit was not.
+    refusals: int = 0
     #: The share of ``epoch`` that it has passed, as far as its worker knows.
     passed: float = 0.0
     #: Time of its last commit, or of when the attempt joined; seconds since the epoch.
@@ -129,6 +131,13 @@ class PartitionLease:
         self.epoch, self.batch = (commit.epoch + 1, 0) if commit.epoch_end else (commit.epoch, commit.last + 1)
         self.passed = commit.passed if 0.0 < commit.passed <= 1.0 and not commit.epoch_end else 0.0
         self.skipped, self.active_at, self.previous_released = False, now, self.released
+        self.refusals = 0
+
+    def refuse(self, commit: Commit, now: float) -> None:
+        """Count ``commit``, refused at ``now``; its mini-batches remain to be committed, after a pull."""
+        self.sequence, self.active_at, self.skipped = commit.sequence, now, False
+        self.refusals += 1
+        self.require_pull()
 
     def keep_sent(self, version: Buffer, *, within_window: bool) -> None:
         """Holds what the worker is sent.

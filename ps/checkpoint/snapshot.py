@@ -35,7 +35,7 @@ def sum_of(checksums: Iterable[int]) -> int:
 
 
 #: Attributes of a `PartitionLease` that are kept as they are, and of a `Round`.
-_KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped")
+_KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
 _KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 

@@ -251,6 +251,15 @@ class WorkerFormat:
                 codec.encode(part, out)
         return self._encoded
 
+    def restore_residuals(self, parts: tuple[Vector, ...]) -> None:
+        """Restore what was carried over into the latest commit, of ``parts``, which was refused."""
+        for part, data, rest in zip(parts, self._encoded, self._residuals, strict=False):
+            assert self._codec is not None
+            read = np.empty_like(part)
+            self._codec.decode(data, read)
+            rest += read
+            rest -= part
+
     def decode(self, reply: CenterReply, known: Vector | None, out: Vector) -> None:
         """Write the center of an encoded ``reply`` into ``out``, another vector than ``known``.
 

@@ -261,8 +261,9 @@ class Welcome(Message):
     ``checksum`` came with that commit; -1 before the first one. ``durable`` is the last commit that a snapshot covers.
     ``held`` says that this attempt had the lease already, and no other one since. If the partition has ``finished``,
     no attempt holds its lease any more. ``skipped`` says that commit ``sequence`` was left out for its numbers;
-    ``stopping`` that the job ends early, and what is left of the data is not trained on. ``optimizer`` is the commit
-    after which the optimizer's state was sent that is kept of this partition; 0: none is kept.
+    ``refused`` that it was refused, and its mini-batches remain; ``stopping`` that the job ends early, and what is left
+    of the data is not trained on. ``optimizer`` is the commit after which the optimizer's state was sent that is kept
+    of this partition; 0: none is kept.
     """
 
     incarnation: int
@@ -277,6 +278,7 @@ class Welcome(Message):
     skipped: bool = False
     stopping: bool = False
     optimizer: int = 0
+    refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +312,8 @@ class CenterReply(Message):
 class Ack(Message):
     """Says that commit ``sequence`` is applied, or that a message without a number was received.
 
-    ``skipped``: the commit was left out for its numbers, and the worker must begin again with a pull.
+    ``skipped``: the commit was left out for its numbers, and the worker must begin again with a pull. ``refused``: its
+    worker must pull, and compute the same mini-batches again.
     """
 
     incarnation: int
@@ -319,6 +322,7 @@ class Ack(Message):
     durable: int
     skipped: bool = False
     stopping: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -579,6 +583,7 @@ class Reply(NamedTuple):
 
     ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
     ``optimizer`` answers a `FetchRequest`; None: no state is kept.
+    ``refused``: the commit was refused, and its window is to be computed again, from ``center``.
     """
 
     learning_rate: float = 0.0
@@ -587,6 +592,7 @@ class Reply(NamedTuple):
     occupied: bool = False
     stopping: bool = False
     optimizer: OptimizerState | None = None
+    refused: bool = False
 
 
 Request = (

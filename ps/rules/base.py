@@ -61,6 +61,7 @@ class Traits:
             again.
         drains: the rule may hold movements that the center does not have yet; when no worker is left, they are put into
             it (`Rule.drain`).
+        refuses: the rule may refuse a commit (`Rule.refuses`), whose worker then computes the same window again.
         model_vectors: names of the vectors that the server keeps in addition to the center.
         worker_vectors: names of the vectors that the server keeps for each worker.
     """
@@ -80,6 +81,7 @@ class Traits:
     overlaps: bool = False
     probes: bool = False
     drains: bool = False
+    refuses: bool = False
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
 
@@ -301,6 +303,15 @@ class Rule(ABC):
         np.add(sent, state.payload[0], out=begun)
         replica.load(begun)
         state.sent = begun
+
+    def refuses(self, context: Context, refusals: int) -> bool:
+        """``Traits.refuses`` only: return whether to refuse a commit, before anything is changed.
+
+        Args:
+            context: of the commit.
+            refusals: how many times in a row the worker's window was refused before.
+        """
+        return False
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         """Called once per commit, in clock order. ``counters`` is the rule's integer state."""

@@ -419,6 +419,7 @@ class Dispatcher:
                 skipped=lease.skipped,
                 stopping=center.stopping is not None,
                 optimizer=0 if lease.optimizer is None else lease.optimizer.sequence,
+                refused=lease.refusals > 0,
             )
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             text = "attempt %d took partition %d over from attempt %d, at mini-batch %d of epoch %d"
@@ -457,8 +458,9 @@ class Dispatcher:
                 self._committing.discard(peer)
             # Rounds and bounded staleness release others here; an observer may be waiting for news.
             self.changed.notify_all()
-            if not commit.wants_center:
-                return self._acknowledge(commit.worker, commit.sequence)
+            refused = center.leases[commit.worker].refusals > 0
+            if refused or not commit.wants_center:
+                return self._acknowledge(commit.worker, commit.sequence, refused=refused)
             released = self._release(peer, center, commit.worker, commit.attempt)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
@@ -609,13 +611,13 @@ class Dispatcher:
             return 0.0
         return self._world.monotonic() - (self._began if holder is None else holder.active_at)
 
-    def _acknowledge(self, worker: int = -1, sequence: int = 0, *, skipped: bool = False) -> Ack:
+    def _acknowledge(self, worker: int = -1, sequence: int = 0, *, skipped: bool = False, refused: bool = False) -> Ack:
         """Return the acknowledgement of a worker's commit, or of a message without a number."""
         center = self.center
         if center is None:
             return Ack(0, 0, 0, 0)
         stopping, durable = center.stopping is not None, self._durable(worker, sequence)
-        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping)
+        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused)
 
     def _wait_for_publish(self, peer: Peer) -> None:
         with self.changed:

@@ -14,6 +14,8 @@ from distkeras.ps.rules.base import MOST_STEPS_A_CALL, Vector
 
 #: ``gradient(theta, worker)``
 Gradient = Callable[[Vector, int], Vector]
+#: ``gradient(theta, worker, batch)``, with the number of the worker's mini-batch.
+NumberedGradient = Callable[[Vector, int, int], Vector]
 
 _NO_METRICS = np.empty((MOST_STEPS_A_CALL, 0))  # of several steps, and of one
 _NO_METRICS_OF_ONE = np.empty(0)
@@ -35,11 +37,11 @@ def endless_batches() -> Iterator[VirtualBatch]:
     return map(VirtualBatch, itertools.count())
 
 
-def gradient_of(gradient: Gradient, worker: int) -> Callable[[Vector], Vector]:
+def gradient_of(gradient: NumberedGradient, worker: int) -> Callable[[Vector, int], Vector]:
     """The gradients of ``worker``; those of another shape raise a `ConfigurationError`."""
 
-    def checked(theta: Vector) -> Vector:
-        value = gradient(theta, worker)
+    def checked(theta: Vector, batch: int) -> Vector:
+        value = gradient(theta, worker, batch)
         if value.shape != theta.shape:
             raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
         return value
@@ -50,7 +52,7 @@ def gradient_of(gradient: Gradient, worker: int) -> Callable[[Vector], Vector]:
 class FunctionReplica:
     """Plain SGD on a vector with gradients from a function. Loaded vectors are immutable, and copied only if moved."""
 
-    def __init__(self, size: int, learning_rate: float, gradient: Callable[[Vector], Vector]) -> None:
+    def __init__(self, size: int, learning_rate: float, gradient: Callable[[Vector, int], Vector]) -> None:
         self.size = size
         self.learning_rate = learning_rate
         self._gradient = gradient
@@ -77,8 +79,8 @@ class FunctionReplica:
 
     def train(self, batches: Sequence[Any]) -> np.ndarray:
         """Takes one step a batch."""
-        for _ in batches:
-            step = self.learning_rate * self._gradient(self._theta)
+        for batch in batches:
+            step = self.learning_rate * self._gradient(self._theta, batch.index)
             if self._own:
                 self._theta -= step
             else:
@@ -87,5 +89,5 @@ class FunctionReplica:
 
     def gradient(self, batch: Any, out: Vector) -> np.ndarray:
         """Writes the gradient into ``out``."""
-        out[...] = self._gradient(self._theta)
+        out[...] = self._gradient(self._theta, batch.index)
         return _NO_METRICS_OF_ONE

@@ -8,7 +8,7 @@ was sent to each worker, and what is on its way to the server where that takes t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from distkeras.ps.protocol.messages import Compute, ProbeRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.schedules import Schedule
-from distkeras.ps.simulation.function_replica import Gradient
+from distkeras.ps.simulation.function_replica import Gradient, NumberedGradient
 from distkeras.ps.simulation.timing import Communication, Timing
 from distkeras.ps.simulation.virtual_clock import VirtualClock
 from distkeras.ps.simulation.virtual_job import Trace, VirtualJob
@@ -31,7 +31,7 @@ Occupied = Callable[[int, int], bool]
 def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     rule: Rule | str,
     theta0: Vector,
-    gradient: Gradient,
+    gradient: Gradient | NumberedGradient,
     *,
     workers: int,
     learning_rate: float | Schedule,
@@ -44,6 +44,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     occupied: Occupied | None = None,
     staleness_bound: int | None = None,
     rounds: bool = False,
+    numbered: bool = False,
     measure_gap: bool = False,
     keep_centers: bool = False,
 ) -> Trace:
@@ -62,7 +63,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
             order in which the steps end. It must neither change ``theta`` nor keep it.
         workers: number of virtual workers, n.
         learning_rate: eta, of the server or of the workers' steps, whichever the rule has; a schedule for the former.
-        schedule: worker ids in the order in which their commits complete. Either this or `timing`.
+        schedule: worker ids in the order in which their commits complete, or are refused. Either this or `timing`.
         timing: how long local steps take.
         steps: commits in all. Default: as many as `schedule` has.
         seed: of `timing`.
@@ -73,6 +74,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         staleness_bound: iterations that a worker may be ahead of the slowest, for rules whose commits are answered with
             the center.
         rounds: hold a barrier around such a rule that has none.
+        numbered: the gradient is ``gradient(theta, worker, batch)``, with the number of the worker's mini-batch from 0
+            on. A window that a rule refuses is computed again from the same numbers.
         measure_gap: fill in the gaps.
         keep_centers: keep the center after each commit.
 
@@ -100,7 +103,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     job = VirtualJob(
         rule,
         theta0,
-        gradient,
+        cast(NumberedGradient, gradient) if numbered else _without_number(cast(Gradient, gradient)),
         workers=workers,
         learning_rate=learning_rate,
         scheduler=scheduler_for(rule, workers, staleness_bound, rounds=rounds),
@@ -135,6 +138,10 @@ def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> Non
             request = job.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
         job.exchange(worker)
         job.release_ready()
+
+
+def _without_number(gradient: Gradient) -> NumberedGradient:
+    return lambda theta, worker, batch: gradient(theta, worker)
 
 
 def _never(worker: int, clock: int) -> bool:

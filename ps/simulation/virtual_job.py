@@ -14,7 +14,7 @@ from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.protocol.messages import Commit, CommitRecord, Loop, PullRequest, Reply, Request
 from distkeras.ps.rules.base import BLOCK, Rule, Vector, sum_of_squares
 from distkeras.ps.rules.schedules import Schedule
-from distkeras.ps.simulation.function_replica import FunctionReplica, Gradient, endless_batches, gradient_of
+from distkeras.ps.simulation.function_replica import FunctionReplica, NumberedGradient, endless_batches, gradient_of
 from distkeras.ps.validate import require_number
 from distkeras.ps.worker.loop import work
 
@@ -33,6 +33,7 @@ class Trace:
         gap: ``||center - sent|| / sqrt(size)`` before it was applied; NaN unless measured.
         normalized_gap: gap over the norm of the payload; NaN unless measured.
         centers: the center after each commit, shape ``(commits, size)``, if kept.
+        refused: commits that the rule refused, in the order of their arrival: int64 rows of worker, clock and tau.
     """
 
     theta: Vector
@@ -44,6 +45,7 @@ class Trace:
     gap: np.ndarray
     normalized_gap: np.ndarray
     centers: np.ndarray | None
+    refused: np.ndarray
 
     @property
     def clock(self) -> np.ndarray:
@@ -64,7 +66,7 @@ class VirtualJob:
     Args:
         rule: the update rule.
         theta0: initial parameters, shape ``(size,)``.
-        gradient: ``gradient(theta, worker)``.
+        gradient: ``gradient(theta, worker, batch)``.
         workers: number of workers, n.
         learning_rate: of the server or of the workers' steps, whichever the rule has.
         scheduler: when replies are released.
@@ -81,7 +83,7 @@ class VirtualJob:
         self,
         rule: Rule,
         theta0: Vector,
-        gradient: Gradient,
+        gradient: NumberedGradient,
         *,
         workers: int,
         learning_rate: float | Schedule,
@@ -108,6 +110,7 @@ class VirtualJob:
         self.waiting: set[int] = set()
         self._measure_gap = measure_gap
         self._norms: list[float] = []
+        self._refused: list[tuple[int, int, int]] = []
         self._centers: list[Vector] | None = [] if keep_centers else None
         self._payloads: list[list[Buffer]] = [[] for _ in range(workers)]
         self._sent: list[Buffer | None] = [None] * workers
@@ -145,8 +148,9 @@ class VirtualJob:
         if isinstance(request, PullRequest):
             request = self.resume(worker, self._release(worker))
         assert isinstance(request, CommitRecord)
-        self._commit(worker, request)
-        if request.wants_center:
+        if not self._commit(worker, request):
+            self.resume(worker, self._release(worker)._replace(refused=True))
+        elif request.wants_center:
             self.waiting.add(worker)
         else:
             self.resume(worker, _ACKNOWLEDGED)
@@ -159,14 +163,22 @@ class VirtualJob:
             self.resume(worker, self._release(worker))
         return ready
 
-    def _commit(self, worker: int, record: CommitRecord) -> None:
+    def _commit(self, worker: int, record: CommitRecord) -> bool:
+        """Return whether it was applied, and not refused."""
+        lease, norm = self.center.leases[worker], 0.0
         if self._measure_gap:
-            self._norms.append(math.sqrt(sum_of_squares(record.parts[0])))
-        sequence = self.center.leases[worker].sequence + 1
-        commit = Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)
-        self.center.commit(commit, self._payloads[worker])
+            norm = math.sqrt(sum_of_squares(record.parts[0]))
+        commit = Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=lease.sequence + 1)
+        staleness = lease.staleness(commit, self.center.clock)
+        if not self.center.commit(commit, self._payloads[worker]):
+            self._refused.append((worker, self.center.clock, staleness))
+            for buffer in self._payloads[worker]:
+                buffer.drop()
+            return False
+        self._norms.append(norm)
         if self._centers is not None:
             self._centers.append(self.center.current.array.copy())
+        return True
 
     def trace(self) -> Trace:
         """What happened so far."""
@@ -184,4 +196,5 @@ class VirtualJob:
             gap=column["gap"],
             normalized_gap=normalized,
             centers=None if self._centers is None else np.array(self._centers),
+            refused=np.array(self._refused, np.int64).reshape(-1, 3),
         )

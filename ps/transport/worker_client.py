@@ -257,7 +257,7 @@ class WorkerClient(Client):
         self._waited = 0.0
         #: The share of its epoch that the partition has passed, which commits report.
         self.passed = 0.0
-        self._skipped = False
+        self._skipped = self._refused = False
         #: The commit after which the state of the optimizer was sent that was fetched last; 0: there was none.
         self._fetched = 0
         self._too_large = False
@@ -308,6 +308,7 @@ class WorkerClient(Client):
         assert isinstance(answer, Welcome)
         known, self.incarnation, self.sequence = self.incarnation, answer.incarnation, answer.sequence
         self._skipped, self.stopping = answer.skipped, self.stopping or answer.stopping
+        self._refused = answer.refused
         if not answer.finished:
             self._start_heartbeats()
         if known and (known != answer.incarnation or answer.finished or not answer.held):
@@ -345,7 +346,7 @@ class WorkerClient(Client):
         return self._timed(lambda: self._delivered(self._reconnecting(self._pull)))
 
     def commit(self, record: CommitRecord) -> Reply:
-        """Have the payload of ``record`` applied, once.
+        """Have the payload of ``record`` applied, once; or refused, and the center pulled.
 
         Raises:
             RestartFromCenter: it was skipped for its numbers, or the server does not have what came before it.
@@ -368,8 +369,8 @@ class WorkerClient(Client):
         def once() -> CenterReply | Ack:
             # If it is applied already, only the reply was lost: the center is pulled, and the commit never sent again.
             applied = self.sequence == sequence
-            if applied and (self._skipped or not record.wants_center):
-                return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping)
+            if applied and (self._skipped or self._refused or not record.wants_center):
+                return Ack(self.incarnation, 0, sequence, sequence, self._skipped, self.stopping, self._refused)
             return self._pull() if applied else self.request(commit, _COMMITTED)
 
         reply = self._timed(lambda: self._reconnecting(once))
@@ -379,6 +380,9 @@ class WorkerClient(Client):
         self.stopping = self.stopping or reply.stopping
         if reply.skipped:
             raise RestartFromCenter(self.join())
+        if reply.refused:
+            self._format.restore_residuals(record.parts)
+            return self.pull()._replace(refused=True)
         if record.wants_center:
             raise RemoteProtocolError("the answer to a Commit that is applied must be the center. Received: an Ack")
         return Reply(stopping=self.stopping)

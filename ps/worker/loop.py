@@ -34,7 +34,7 @@ from distkeras.ps.protocol.messages import (
     TakenRequest,
     Welcome,
 )
-from distkeras.ps.rules.base import AUTO, Replica, Rule, Vector
+from distkeras.ps.rules.base import AUTO, MOST_STEPS_A_CALL, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
@@ -247,6 +247,8 @@ class _Worker:
         self._moving_statistics, self._overlap = moving_statistics, overlap
         self._latest = pulled
         self._first = 0
+        #: The mini-batches of the present window, where it may have to be computed again.
+        self._window: list[BatchLike] = []
         self._history: list[np.ndarray] = []
 
     def compute(self, group: Sequence[BatchLike]) -> None:
@@ -256,6 +258,8 @@ class _Worker:
             self._first, state.payload = group[0].index, self._payload()
         if windows is not None:
             windows.start()
+        if self.traits.refuses:
+            self._window += group
         metrics = self.rule.compute(self._replica, state, group)
         state.steps += len(group)
         if windows is not None:
@@ -266,13 +270,10 @@ class _Worker:
 
     def exchange(self, end: BatchLike) -> _Exchange:
         """Commit the window, whose last mini-batch is ``end``, and begin the next one."""
-        windows, state = self._windows, self.state
+        windows = self._windows
         if windows is not None:
             windows.start()
-        statistics = NO_FLOATS
-        if self._moving_statistics:  # before any reply's are loaded
-            statistics = np.empty(self._moving_statistics, np.float32)
-            self._replica.read_moving_statistics(statistics)
+        statistics = self._read_statistics()  # before any reply's are loaded
         if self.traits.pull_first:
             going_on = yield from self._pull_and_commit(end, statistics)
         elif self._overlap and (windows is None or windows.chosen):
@@ -284,9 +285,21 @@ class _Worker:
         if going_on and self._keeper is not None and not self.posted:
             self._keeper.capture()
             yield from self._keeper.send()
-        self._history.clear()
-        state.steps, state.due_early, state.occupied, state.payload = 0, False, True, ()
+        self._end_window()
         return going_on
+
+    def _end_window(self) -> None:
+        state = self.state
+        self._history.clear()
+        self._window = []
+        state.steps, state.due_early, state.occupied, state.payload = 0, False, True, ()
+
+    def _read_statistics(self) -> np.ndarray:
+        if not self._moving_statistics:
+            return NO_FLOATS
+        statistics = np.empty(self._moving_statistics, np.float32)
+        self._replica.read_moving_statistics(statistics)
+        return statistics
 
     def _pull_and_commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
         """Make the payload from a center just pulled; the commit is only acknowledged."""
@@ -300,11 +313,26 @@ class _Worker:
         """Begin the next window from the center in the reply."""
         self.rule.fill_payload(self._replica, self.state)
         self._latest = reply = _answered((yield self._record(end, statistics)))
+        while reply.refused and not reply.stopping:
+            yield from self._compute_again(reply)
+            self.rule.fill_payload(self._replica, self.state)
+            self._latest = reply = _answered((yield self._record(end, self._read_statistics())))
         if reply.stopping:
             return False
         self.rule.receive(self._replica, self.state, _center(reply))
         self._take_reply(reply)
         return True
+
+    def _compute_again(self, refused: Reply) -> Loop:
+        """Take the window's mini-batches again, from the center that came with the refusal."""
+        self.rule.receive(self._replica, self.state, _center(refused))
+        self._take_reply(refused)
+        batches = self._window
+        self._end_window()
+        for first in range(0, len(batches), MOST_STEPS_A_CALL):
+            group = batches[first : first + MOST_STEPS_A_CALL]
+            yield Compute(len(group))
+            self.compute(group)
 
     def _post(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
         """Let the commit travel while the next window is computed, which begins from the reply to the one before."""

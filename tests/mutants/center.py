@@ -50,6 +50,22 @@ CENTER = (
         _TESTS,
     ),
     Mutant(
+        "a refused worker need not pull",
+        LEASES,
+        "        self.refusals += 1\n        self.require_pull()",
+        "        self.refusals += 1",
+        "a payload that was refused could be judged fresh",
+        ("tests/ps/center/test_refusal.py",),
+    ),
+    Mutant(
+        "refusals add up over windows",
+        LEASES,
+        "        self.refusals = 0\n",
+        "",
+        "a window is refused too seldom",
+        ("tests/ps/center/test_refusal.py",),
+    ),
+    Mutant(
         "a buffer is lost when the last worker leaves",
         CENTER_FILE,
         "                self._drain(self.workers)",
@@ -140,8 +156,8 @@ CENTER = (
     Mutant(
         "a skipped commit's worker goes on",
         CENTER_FILE,
-        "            lease.skipped = True\n            lease.require_pull()",
-        "            lease.skipped = True",
+        "  # what led to these numbers may be in the state\n            lease.require_pull()",
+        "",
         "it goes on from parameters that hold a NaN",
         (*_TESTS, *_SKIPPING),
     ),

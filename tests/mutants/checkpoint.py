@@ -152,8 +152,8 @@ CHECKPOINT = (
     Mutant(
         "log files are removed that a snapshot needs",
         DIRECTORY,
-        'if name.kind == "log" and str(name) not in needed]',
-        'if name.kind == "log" and str(name) not in files.names]',
+        "if name.kind in _NEEDED and str(name) not in needed]",
+        "if name.kind in _NEEDED and str(name) not in files.names]",
         "the snapshot before the latest has lost its records",
         ("tests/ps/checkpoint/test_pruning.py",),
     ),

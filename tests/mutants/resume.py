@@ -131,8 +131,8 @@ RESUME = (
     Mutant(
         "steps of the latest commits are not saved",
         SNAPSHOT,
-        '"checksum", "steps", "skipped")\n_KEPT',
-        '"checksum", "skipped")\n_KEPT',
+        '"checksum", "steps", "skipped", "refusals")\n_KEPT',
+        '"checksum", "skipped", "refusals")\n_KEPT',
         "after a restart the first worker's moving statistics are everybody's",
         _OF_SNAPSHOT,
     ),

@@ -183,8 +183,8 @@ TRANSPORT = (
     Mutant(
         "moving statistics are those of the reply",
         LOOP,
-        "            self._replica.read_moving_statistics(statistics)\n",
-        "            statistics[...] = self._latest.moving_statistics\n",
+        "        self._replica.read_moving_statistics(statistics)\n",
+        "        statistics[...] = self._latest.moving_statistics\n",
         "what a worker's batches say of its inputs is never heard",
         ("tests/ps/worker/test_loop.py",),
     ),

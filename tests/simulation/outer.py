@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 #: Rules that are computed here.
-OUTER = ("delay_adaptive", "delayed_nesterov", "diloco", "fadas", "fedbuff", "fedopt", "mla")
+OUTER = ("delay_adaptive", "delayed_nesterov", "diloco", "fadas", "fedbuff", "fedopt", "mla", "ringmaster")
 #: Those of them that hold movements back.
 BUFFERED = ("fadas", "fedbuff")
 
@@ -36,6 +36,9 @@ class Outer:
                 return self._hold(center, delta, clock, clock - staleness)
             case "delay_adaptive":
                 limit = self._rule.threshold or self._workers
+                return center + min(1.0, limit / max(1, staleness)) * delta
+            case "ringmaster":
+                limit = self._rule.threshold or 2 * self._workers
                 return center + min(1.0, limit / max(1, staleness)) * delta
             case "mla":
                 return center + self._looking_ahead(delta)

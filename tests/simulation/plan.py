@@ -362,6 +362,8 @@ def _with_other_rule(plan: Plan, chance: random.Random) -> Plan:
         hyper_parameters["rho"] = 0.1
     if name in BUFFERED:
         hyper_parameters["buffer"] = chance.choice((None, 2, 3))
+    if name == "ringmaster":
+        hyper_parameters |= {"threshold": chance.choice((1, 2, None)), "patience": chance.choice((0, 1, 2, None))}
     if name == "fedbuff":
         hyper_parameters["momentum"] = chance.choice((0.0, 0.5))
     if name == "fedopt":
@@ -456,7 +458,7 @@ _CLUSTER = 0.1
 #: How many of the jobs have a rule that is none of the following.
 _OTHER_RULES = 0.3
 #: Those of them for which the center does what it does for few others, and the only one of its family.
-_OFTEN = ("averaging", *BUFFERED)
+_OFTEN = ("averaging", "ringmaster", *BUFFERED)
 #: Rules whose workers may be held back.
 _PACED = ("downpour", "asgd", "dana_zero")
 _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (

@@ -29,7 +29,7 @@ _TOLERANCE = 1e-4
 #: Likewise, of what a coarse wire format gives a worker.
 _COARSE = 0.02
 #: What of a lease the next steps depend on.
-_OF_LEASE = ("sequence", "epoch", "batch", "checksum", "steps", "skipped")
+_OF_LEASE = ("sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
 _OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 

@@ -1,12 +1,16 @@
-"""Faults in what rules hold back at the server."""
+"""Faults in what rules hold back at the server, and in what they refuse."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import PartitionLease
+from distkeras.ps.checkpoint import snapshot
+from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.rules.fadas import FADAS
 from distkeras.ps.rules.fedbuff import FedBuff
+from distkeras.ps.transport.worker_client import WorkerClient
 from simulation.planting import Patch, mutation, nothing
 
 
@@ -52,3 +56,54 @@ def _a_buffer_is_drained_for_the_workers_that_come() -> list[Patch]:
     """Where another number of workers goes on, the former ones' movements weigh as much as theirs."""
     begin = Center.begin_with_other_workers
     return [(Center, "begin_with_other_workers", lambda self, count, _: begin(self, count, self.workers))]
+
+
+@mutation
+def _a_refused_commit_counts_its_mini_batches() -> list[Patch]:
+    """What was refused is not taken again."""
+    refuse = PartitionLease.refuse
+
+    def counted(self: PartitionLease, commit: Any, now: float) -> None:
+        refusals = self.refusals
+        self.advance(commit, now)
+        self.refusals = refusals
+        refuse(self, commit, now)
+
+    return [(PartitionLease, "refuse", counted)]
+
+
+@mutation
+def _a_lost_refusal_is_taken_for_an_applied_commit() -> list[Patch]:
+    """A worker whose answer was lost goes on behind mini-batches that were refused."""
+    join = WorkerClient._join  # noqa: SLF001 - a fault within
+
+    def forgetful(self: WorkerClient) -> Any:
+        welcome = join(self)
+        self._refused = False
+        return welcome
+
+    return [(WorkerClient, "_join", forgetful)]
+
+
+@mutation
+def _a_refused_worker_need_not_pull() -> list[Patch]:
+    """The payload that was refused could come again as the next commit."""
+
+    def refuse(self: PartitionLease, commit: Any, now: float) -> None:
+        self.sequence, self.active_at, self.skipped = commit.sequence, now, False
+        self.refusals += 1
+
+    return [(PartitionLease, "refuse", refuse)]
+
+
+@mutation
+def _residuals_of_a_refused_commit_are_lost() -> list[Patch]:
+    """With int8, what earlier commits had rounded off goes with the payload that is refused."""
+    return [(WorkerFormat, "restore_residuals", nothing)]
+
+
+@mutation
+def _refusals_are_not_restored() -> list[Patch]:
+    """After a restart, a window may be refused more often than the rule allows."""
+    kept = tuple(name for name in snapshot._KEPT if name != "refusals")  # noqa: SLF001 - a fault within
+    return [(snapshot, "_KEPT", kept)]

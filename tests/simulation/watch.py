@@ -49,6 +49,7 @@ class _Standing:
     sequence: int = 0
     attempt: int = NO_ATTEMPT
     peer: Any = None
+    refusals: int = 0
 
 
 @dataclass
@@ -174,6 +175,8 @@ class Watch:
         layout, worker = who
         if layout == self.layouts[center.incarnation].number:
             has = center.leases[worker].sequence if worker in center.leases else 0
+        elif self._traits.refuses:
+            return  # its last commits may have been refused, and are in no record
         else:  # other partitions go on; its commits are in the records
             has = max((int(row["sequence"]) for row in self._rows(center, *who)), default=0)
         if has < self.durable[who]:
@@ -205,7 +208,7 @@ class Watch:
         if life is None:
             self._watch_server(child, center)
             life = self._lives[center]
-        rows, now = center.clock + center.log.skipped, self._surroundings.scheduler.now
+        rows, now = center.clock + center.log.skipped + center.refused, self._surroundings.scheduler.now
         finished = sum([lease.finished for lease in center.leases.values()])
         if rows != life.rows or finished != life.finished:
             life.formula.see(center.leases, center.clock)
@@ -229,7 +232,8 @@ class Watch:
 
     def _watch_server(self, child: VirtualChild, center: Center) -> None:
         standings = {
-            worker: _Standing((lease.epoch, lease.batch), lease.sequence) for worker, lease in center.leases.items()
+            worker: _Standing((lease.epoch, lease.batch), lease.sequence, refusals=lease.refusals)
+            for worker, lease in center.leases.items()
         }
         driver, layout = child.driver, self._surroundings.layouts[child.driver]
         # Of other partitions than before none has joined; a server that goes on with these has them all.
@@ -239,7 +243,7 @@ class Watch:
             center,
             child,
             standings,
-            rows=center.clock + center.log.skipped,
+            rows=center.clock + center.log.skipped + center.refused,
             finished=sum([lease.finished for lease in center.leases.values()]),
             holders={},
             driver=driver,
@@ -365,6 +369,9 @@ class Watch:
             standing = life.standings.setdefault(worker, _Standing())
             if lease.sequence == standing.sequence:
                 continue
+            if lease.refusals:
+                self._check_refused(center, life, worker, lease)
+                continue
             rows = center.log.commits(len(center.log) - 1)
             row, life.latest = rows[0], rows.tobytes()
             if row["worker"] != worker:
@@ -395,6 +402,20 @@ class Watch:
                 f"incarnation {center.incarnation}"
             )
             standing.position, standing.sequence = (lease.epoch, lease.batch), lease.sequence
+            standing.refusals = 0
+
+    def _check_refused(self, center: Center, life: _Life, worker: int, lease: PartitionLease) -> None:
+        """A commit was refused because it was too stale and not too often; its mini-batches remain."""
+        standing = life.standings[worker]
+        found = (lease.epoch, lease.batch), lease.sequence, lease.refusals, lease.released
+        expected = standing.position, standing.sequence + 1, standing.refusals + 1, None
+        sent = self.sent.pop((life.driver, center.incarnation, worker, lease.attempt, lease.sequence), None)
+        if found != expected or sent is None:
+            raise Finding("refused", f"partition {worker} must stand at {expected}. Received: {found}, sent: {sent}")
+        staleness = center.clock - sent.began
+        self._check_verdict(center, standing, staleness, refused=True)
+        standing.sequence, standing.refusals = lease.sequence, lease.refusals
+        self._tell(f"commit {lease.sequence} of partition {worker} is refused, with staleness {staleness}")
 
     def _check_sent(self, center: Center, life: _Life, worker: int, row: Any) -> None:
         """A commit is what its worker sent, from where its window began."""
@@ -416,12 +437,23 @@ class Watch:
             )
         life.began[worker] = clock + 1
         if isinstance(center.scheduler, BoundedStaleness):
-            self._check_bound(center.scheduler, center.leases, worker)
+            self._check_bound(center, center.scheduler, worker)
         if self._plan.gap and not (row["skipped"] or self._plan.overlap or self._traits.pull_first):
             self._check_gap(life, worker, row, began)
         elif not self._plan.gap and not np.isnan(row["gap"]):
             raise Finding("gap", f"no gap is to be measured. Received: {row['gap']}")
+        if self._traits.refuses and not row["skipped"]:
+            self._check_verdict(center, life.standings[worker], staleness, refused=False)
         life.formula.apply(row, sent)
+
+    def _check_verdict(self, center: Center, standing: _Standing, staleness: int, *, refused: bool) -> None:
+        """What is stale is refused, and as often in a row as the rule says, and nothing else is."""
+        limits = self._plan.hyper_parameters
+        often = limits["patience"] is not None and standing.refusals >= limits["patience"]
+        if refused != (staleness >= (limits["threshold"] or 2 * center.workers) and not often):
+            text = f"a commit of staleness {staleness}, after {standing.refusals} refusals in a row, must be"
+            verdicts = ("applied", "refused") if refused else ("refused", "applied")
+            raise Finding("refused", f"{text} {verdicts[0]}. Received: it is {verdicts[1]}")
 
     def _check_end(self, center: Center, life: _Life) -> None:
         """A job that ends early ends, also where its server was started again."""
@@ -443,12 +475,19 @@ class Watch:
                 f"the gap of partition {worker} must be {expected:.6g}, since clock {began}. Received: {row['gap']}",
             )
 
-    def _check_bound(self, scheduler: BoundedStaleness, leases: dict[int, PartitionLease], worker: int) -> None:
+    def _check_bound(self, center: Center, scheduler: BoundedStaleness, worker: int) -> None:
         """No worker begins a window further ahead than the bound, and what the scheduler counts is true."""
         if self.ends_early:
             return  # nobody waits for those who have not joined
-        begun = leases[worker].sequence - 1
-        behind = [lease.sequence for other, lease in leases.items() if other != worker and not lease.finished]
+        leases = center.leases
+        windows = {other: lease.sequence for other, lease in leases.items()}
+        if self._traits.refuses:  # a refused commit has a number, and is no window
+            if center.log.missing:
+                return
+            committed = center.log.commits()["worker"]
+            windows = {other: int((committed == other).sum()) for other in leases}
+        begun = windows[worker] - 1
+        behind = [windows[other] for other, lease in leases.items() if other != worker and not lease.finished]
         if begun - min(behind, default=begun) > scheduler.bound:
             raise Finding(
                 "bound",
@@ -456,7 +495,7 @@ class Watch:
                 f"Received: window {begun}, where others are at {behind}",
             )
         counted = {other: scheduler.iterations[other] for other in leases}
-        if counted != {other: lease.sequence for other, lease in leases.items()}:
+        if counted != windows:
             raise Finding("bound", f"the windows of all partitions must be counted. Received: {counted}")
 
     def _check_center(self, center: Center) -> None:

@@ -94,7 +94,10 @@ class WatchedClient(WorkerClient):
         if self._keeps and not self._overlaps:
             self._account_of_state.require_recent(self.interval.seconds)
         reply = super().commit(record)
-        self._account_of_state.applied(self.sequence, record.steps, self.world.monotonic())
+        if reply.refused:  # the optimizer has taken the steps, and no state is due after them
+            self._account_of_state.steps += record.steps
+        else:
+            self._account_of_state.applied(self.sequence, record.steps, self.world.monotonic())
         return reply
 
     def keep_optimizer(self, state: OptimizerState) -> None:
@@ -167,6 +170,13 @@ class AccountedFormat(WorkerFormat):
                 text = f"what is rounded off must be kept for the next commit, or be little. Received: {off:.3g} more"
                 raise Finding("residual", text)
         return encoded
+
+    def restore_residuals(self, parts: tuple[np.ndarray, ...]) -> None:
+        """See `WorkerFormat`."""
+        super().restore_residuals(parts)
+        if self._codec is not None and self._codec.needs_error_feedback:
+            for owed, part, read in zip(self._owed, parts, self.read, strict=True):
+                owed -= part.astype(np.float64) - read
 
 
 class AccountOfState:

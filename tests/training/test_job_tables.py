@@ -71,6 +71,7 @@ class TestRecords:
             ("last_batch", "bigint"),
             ("steps", "int"),
             ("learning_rate", "double"),
+            ("refusals", "bigint"),
         ]
 
     def test_ledger_columns(self, trainer: Trainer) -> None:

@@ -483,3 +483,27 @@ def test_fadas() -> None:
     momentum, moment = -0.0875, 0.00578125
     assert_close(job.run([0]), [second + 0.1 / 2 * momentum / (moment**0.5 + 0.05)])
     assert job.center.counters == {}
+
+
+def test_ringmaster() -> None:
+    # g = theta, R = 2. Worker 1 moves thrice: .9, .81, .729. Worker 0, of staleness 3, is refused, and sent .729 at
+    # clock 3. It takes the same mini-batch again: .6561. Worker 1, sent .729 at clock 3, has staleness 1.
+    rule = make("ringmaster", threshold=2, patience=None)
+    job = ToyJob(rule, [1.0], [[0] * 3, [0] * 5], gradient=lambda theta, _: theta)
+    assert_close(job.run([1, 1, 1]), [0.729])
+    assert_close(job.run([0]), [0.729])
+    lease = job.center.leases[0]
+    assert (job.center.clock, lease.sequence, lease.batch, lease.refusals) == (3, 1, 0, 1)
+    assert_close(job.run([0]), [0.6561])
+    assert (job.center.clock, lease.sequence, lease.batch, lease.refusals) == (4, 2, 1, 0)
+    assert_close(job.run([1]), [0.6561 - 0.0729])
+    assert job.center.log.commits()["staleness"].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_ringmaster_applies_a_part_of_what_it_has_refused_often_enough() -> None:
+    # Movements of -.1, R = 1, P = 1. Worker 0 is refused with staleness 2; with 2 again it counts for a half.
+    job = ToyJob(make("ringmaster", threshold=1), [1.0], [[1.0] * 2, [1.0] * 6])
+    job.run([1, 1, 0, 1, 1])
+    assert_close(job.theta, [0.6])
+    assert_close(job.run([0]), [0.55])
+    assert job.center.log.commits()["scale"][-1] == 0.5

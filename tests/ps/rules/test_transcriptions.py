@@ -66,6 +66,11 @@ CASES = [
     ("fadas", {"window": 2, "buffer": 2, "server_rate": 0.1, "epsilon": 1e-3}),
     ("fadas", {"window": 2, "buffer": 1, "server_rate": 0.1, "delay_threshold": 2, "beta_2": 0.5}),
     ("fadas", {"window": 1, "buffer": 2, "server_rate": 0.1, "delay_threshold": None}),
+    ("ringmaster", {}),
+    ("ringmaster", {"window": 3, "threshold": 1}),
+    ("ringmaster", {"window": 2, "threshold": 2, "patience": 2}),
+    ("ringmaster", {"threshold": 2, "patience": 0}),
+    ("ringmaster", {"threshold": 3, "patience": None}),
     ("ssgd", {}),
     ("asgd", {}),
     *[

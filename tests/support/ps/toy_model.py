@@ -176,8 +176,9 @@ class ToyJob:
             sequence=self.center.leases[worker].sequence + 1,
             **vars(request),
         )
-        self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts])
-        if request.wants_center:
+        if not self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts]):
+            self._advance(worker, self._pull(worker)._replace(refused=True))
+        elif request.wants_center:
             self._held[worker] = request
             self._release_ready()
         else:

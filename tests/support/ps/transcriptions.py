@@ -40,6 +40,7 @@ class Problem:
         size: int = 5,
         seed: int = 0,
     ) -> None:
+        self._seed = seed
         rng = np.random.default_rng(seed)
         root = rng.normal(size=(size, size)) / sqrt(size)
         self.n, self.schedule, self.weight_decay = n, list(schedule), weight_decay
@@ -59,6 +60,10 @@ class Problem:
         self.gradients[k].append(gradient)
         return gradient + self.weight_decay * theta
 
+    def numbered(self, k: int, theta: Vector, batch: int) -> Vector:
+        """The gradient of mini-batch ``batch`` of worker ``k``, however often it is taken."""
+        return self.matrix @ theta + 0.3 * np.random.default_rng((self._seed, k, 2, batch)).normal(size=theta.size)
+
     def occupied(self, k: int) -> bool:
         """The answer when worker ``k`` asks next whether the server is busy."""
         return bool(self._queue[k].random() < 0.6)
@@ -71,10 +76,12 @@ class Problem:
     def simulated(self, rule: Rule, **options: Any) -> Trace:
         """The product's run of the same problem, with all centers."""
         options.setdefault("learning_rate", self.eta(0))
+        options.setdefault("numbered", rule.traits.refuses)
+        plain, numbered = (lambda theta, worker: self.g(worker, theta)), self.numbered
         return simulate(
             rule,
             self.start,
-            lambda theta, worker: self.g(worker, theta),
+            (lambda theta, worker, batch: numbered(worker, theta, batch)) if options["numbered"] else plain,
             workers=self.n,
             schedule=self.schedule,
             occupied=lambda worker, clock: self.occupied(worker),
@@ -491,3 +498,20 @@ def fadas(
             held, delays = [], []
         sent[k] = len(versions) - 1
         yield versions[-1]
+
+
+def ringmaster(job: Problem, window: int = 1, threshold: int | None = None, patience: int | None = 1) -> Centers:
+    theta, sent, ite, limit, t = job.start, [job.start] * job.n, [0] * job.n, threshold or 2 * job.n, 0
+    done, refused = [0] * job.n, [0] * job.n
+    for k in job.schedule:
+        end = sent[k]
+        for batch in range(done[k], done[k] + window):
+            end = end - job.eta(0) * job.numbered(k, end, batch)
+        delta, tau = end - sent[k], t - ite[k]
+        if tau >= limit and (patience is None or refused[k] < patience):
+            sent[k], ite[k], refused[k] = theta, t, refused[k] + 1
+            continue
+        theta = theta + min(1.0, limit / max(tau, 1)) * delta
+        t += 1
+        sent[k], ite[k], refused[k], done[k] = theta, t, 0, done[k] + window
+        yield theta

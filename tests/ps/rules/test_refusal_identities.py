@@ -1,0 +1,148 @@
+"""Identities of the rule that refuses what is too stale, and the bounds on how often it does."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.present import present
+from support.ps.toy_model import ToyJob
+from support.ps.transcriptions import Problem
+
+from distkeras.ps.rules import make
+from distkeras.ps.simulation.virtual_job import Trace
+
+N, ETA = 3, 0.05
+ROUND_ROBIN = [*range(N)] * 8
+
+schedules = st.lists(st.integers(0, N - 1), min_size=1, max_size=30)
+limits = st.sampled_from([1, 2, 4])
+patiences = st.sampled_from([0, 1, 2, None])
+fast = settings(max_examples=25, deadline=None)
+
+
+def run(name: str, schedule: list[int], *, n: int = N, **hyper: Any) -> Trace:
+    return Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), numbered=True)
+
+
+def centers(name: str, schedule: list[int], **options: Any) -> np.ndarray:
+    return present(run(name, schedule, **options).centers)
+
+
+@fast
+@given(schedules, st.sampled_from([1, 3]))
+def test_ringmaster_with_a_threshold_that_nothing_reaches_is_downpour_to_the_bit(
+    schedule: list[int], window: int
+) -> None:
+    found = centers("ringmaster", schedule, window=window, threshold=len(schedule) + 1, patience=None)
+    np.testing.assert_array_equal(found, centers("downpour", schedule, window=window))
+    if window == 1:
+        np.testing.assert_allclose(found, centers("asgd", schedule), rtol=1e-11, atol=1e-13)
+
+
+@fast
+@given(schedules, limits)
+def test_ringmaster_without_patience_is_delay_adaptive_to_the_bit(schedule: list[int], limit: int) -> None:
+    found = centers("ringmaster", schedule, window=2, threshold=limit, patience=0)
+    np.testing.assert_array_equal(found, centers("delay_adaptive", schedule, window=2, threshold=limit))
+
+
+def test_no_one_is_refused_while_workers_take_turns() -> None:
+    trace = run("ringmaster", ROUND_ROBIN, threshold=N, patience=None)
+    assert len(trace.refused) == 0
+    np.testing.assert_array_equal(present(trace.centers), centers("downpour", ROUND_ROBIN))
+
+
+@fast
+@given(schedules, st.sampled_from([1, 2]))
+def test_what_ringmaster_applies_with_a_threshold_of_one_is_sequential_sgd(schedule: list[int], window: int) -> None:
+    trace = run("ringmaster", schedule, window=window, threshold=1, patience=None)
+    assert not trace.staleness.any()
+    job, done, iterates = Problem(N, schedule, eta=ETA), [0] * N, []
+    theta = job.start
+    for worker in trace.worker:
+        for batch in range(done[worker], done[worker] + window):
+            theta = theta - ETA * job.numbered(worker, theta, batch)
+        done[worker] += window
+        iterates.append(theta)
+    np.testing.assert_allclose(present(trace.centers), iterates, rtol=1e-11, atol=1e-13)
+
+
+def test_one_worker_of_ringmaster_is_sgd() -> None:
+    np.testing.assert_array_equal(centers("ringmaster", [0] * 10, n=1), centers("downpour", [0] * 10, n=1))
+
+
+def arrivals(schedule: list[int], limit: int, patience: int | None) -> list[tuple[int, int, int, int]]:
+    """Worker, staleness, verdict and clock of each arrival, from the definitions alone."""
+    sent, refused, clock, found = [0] * N, [0] * N, 0, []
+    for worker in schedule:
+        staleness = clock - sent[worker]
+        refusal = staleness >= limit and (patience is None or refused[worker] < patience)
+        found.append((worker, staleness, int(refusal), clock))
+        clock += not refusal
+        sent[worker], refused[worker] = clock, refused[worker] + 1 if refusal else 0
+    return found
+
+
+@fast
+@given(schedules, limits, patiences)
+def test_who_is_refused_and_what_the_staleness_adds_up_to(
+    schedule: list[int], limit: int, patience: int | None
+) -> None:
+    trace = run("ringmaster", schedule, threshold=limit, patience=patience)
+    expected = arrivals(schedule, limit, patience)
+    refused = [(worker, clock, staleness) for worker, staleness, verdict, clock in expected if verdict]
+    assert trace.refused.tolist() == [list(row) for row in refused]
+    assert trace.staleness.tolist() == [staleness for _, staleness, verdict, _ in expected if not verdict]
+    # Of all arrivals, those that are refused too: the clocks at which workers were last sent the center, less commits.
+    applied, last = len(trace.worker), [0] * N
+    for worker, _, verdict, clock in expected:
+        last[worker] = clock + (not verdict)
+    assert trace.staleness.sum() + trace.refused[:, 2].sum() == sum(last) - applied
+
+
+@fast
+@given(schedules, limits, patiences)
+def test_how_often_it_refuses(schedule: list[int], limit: int, patience: int | None) -> None:
+    trace = run("ringmaster", schedule, threshold=limit, patience=patience)
+    verdicts = [verdict for *_, verdict, _ in arrivals(schedule, limit, patience)]
+    for first in range(len(schedule) - N):
+        assert not all(verdicts[first : first + N + 1])  # of n + 1 arrivals in a row one is applied
+    total = len(trace.worker)
+    for worker in range(N):
+        own = int((trace.refused[:, 0] == worker).sum())
+        assert own <= (total - int((trace.worker == worker).sum())) // limit
+        if patience is not None:
+            streaks = [
+                len([*group])
+                for refusal, group in itertools.groupby(own_verdicts(worker, schedule, verdicts))
+                if refusal
+            ]
+            assert all(streak <= patience for streak in streaks)
+    assert len(trace.refused) <= (N - 1) * total / limit
+
+
+def own_verdicts(worker: int, schedule: list[int], verdicts: list[int]) -> list[int]:
+    return [verdict for other, verdict in zip(schedule, verdicts, strict=True) if other == worker]
+
+
+@pytest.mark.parametrize("patience", [1, None])
+def test_workers_that_are_always_too_late_wait_for_the_others_end_unless_patience_is_limited(
+    patience: int | None,
+) -> None:
+    batches = 6
+    job = ToyJob(make("ringmaster", threshold=1, patience=patience), [0.0], [[1.0] * batches] * 3)
+    for worker in itertools.cycle(range(3)):
+        if all(lease.finished for lease in job.center.leases.values()):
+            break
+        if not job.center.leases[worker].finished:
+            job.commit(worker)
+    rows = job.center.log.commits()
+    for worker in range(3):  # each mini-batch once, in order
+        assert rows[rows["worker"] == worker]["first_batch"].tolist() == [*range(batches)]
+    first = [int(row["worker"]) for row in rows][:batches]
+    assert (set(first) == {0}) == (patience is None)
