@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -22,6 +23,7 @@ hypothesis.settings.register_profile("explore", UNTIMED)
 hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
+TESTS = Path(__file__).parent
 #: Folders of tests that start whole programs or jobs. Last, one would keep one process busy while another idles.
 LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "job_server")
 
@@ -45,7 +47,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first; and each test's limit is longer on a slow machine."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path.parent.name, len(ranks)))
+    items.sort(key=lambda item: ranks.get(Path(os.path.relpath(item.path, TESTS)).parts[0], len(ranks)))
     for item in items:
         marker = item.get_closest_marker("timeout")
         seconds = marker.args[0] if marker else float(config.getoption("timeout") or config.getini("timeout"))

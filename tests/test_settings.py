@@ -91,10 +91,12 @@ def trainer(rule: Any = "downpour", **options: Any) -> Trainer:
     return Trainer(linear_model(), rule, loss="mse", **grouped(options))
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_what_cannot_work_is_refused_by_its_own_name(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^`{name}`"):
-        Trainer(linear_model(), "downpour", loss="mse", **({name: value} if name in GROUPS else grouped({name: value})))
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_work_is_refused_by_its_own_name(name: str) -> None:
+    for value in BAD[name]:
+        given = {name: value} if name in GROUPS else grouped({name: value})
+        with pytest.raises(ConfigurationError, match=rf"^`{name}`"):
+            Trainer(linear_model(), "downpour", loss="mse", **given)
 
 
 def test_each_keyword_is_tried_above() -> None:

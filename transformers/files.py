@@ -35,11 +35,7 @@ def load_archive(spark: SparkSession, path: str) -> bytes:
 
 
 def config_of(value: Any, name: str) -> Any:
-    """Return what Keras describes ``value`` by, JSON-ready.
-
-    Args:
-        value: an object, class or function.
-        name: name of the caller's argument.
+    """Return what Keras describes an object, class or function by, JSON-ready; ``name`` is the caller's argument.
 
     Raises:
         ConfigurationError: it is neither Keras' own nor registered.

@@ -201,10 +201,7 @@ def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
 def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of a multiple of ``size`` rows, except for the last; copy only across seams.
 
-    Args:
-        batches: batches of any length.
-        size: number of rows.
-        most: rows of a batch at most, a multiple of ``size``; None: any number.
+    A batch has at most ``most`` rows, a multiple of ``size``; None for any number.
     """
     held: list[pa.RecordBatch] = []
     count = 0

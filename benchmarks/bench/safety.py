@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
@@ -24,7 +25,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.framing import KEY_BYTES, Nonces
-from distkeras.ps.protocol.messages import CommitRecord, PullRequest
+from distkeras.ps.protocol.messages import CommitRecord, KeepRequest, PullRequest
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.server import ParameterServer
@@ -33,11 +34,17 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import work
+from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval
+
+if TYPE_CHECKING:
+    import keras
 
 SECTION = "safety"
 RULE = make("agn", window=10)
 ROWS = 128
 TARGET = 0.97
+#: The sides that train with Adam: without sending its state, and with that.
+ADAM = ("adam", "keeping")
 #: The side whose frames have no tags.
 UNTAGGED = "untagged"
 _SIZE = 784 * 1000 + 1000 + 1000 * 2000 + 2000 + 2000 * 1000 + 1000 + 1000 * 10 + 10
@@ -62,6 +69,8 @@ def _safety(seconds: float, every: int) -> Iterator[list[Case]]:
         addresses |= {"careful": stack.enter_context(_served(True)), "careless": stack.enter_context(_served(False))}
         covering = ServerProcess(ServerSettings(RULE, workers=WORKERS, authenticate_vectors=True))
         addresses["whole"] = stack.enter_context(covering).address
+        for side in ADAM:
+            addresses[side] = stack.enter_context(ServerProcess(ServerSettings(RULE, workers=WORKERS))).address
         addresses[UNTAGGED] = stack.enter_context(_served(True, tags=False))
         for side, address in addresses.items():
             with _tags(side != UNTAGGED):
@@ -118,6 +127,15 @@ def _cases(rate: Callable[[str], float], every: int) -> list[Case]:
             partial(rate, "plain"),
             note="limit: tags as they are by default",
         ),
+        Case(
+            SECTION,
+            f"Adam's state kept for a successor (`keep_optimizer`), {job}",
+            "commits/s",
+            partial(rate, "keeping"),
+            partial(rate, "adam"),
+            target_limit=TARGET,
+            note=f"limit: Adam without that; a state has {8 * _SIZE / 1e6:.1f} MB",
+        ),
     ]
 
 
@@ -140,15 +158,16 @@ class Trainee:
     def __init__(self, number: int, address: Address, side: str) -> None:
         for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
             os.environ[variable] = "1"
-        replica = KerasReplica(build("M"))
+        replica = KerasReplica(_model(adam=side in ADAM))
         rng = np.random.default_rng(number)
         x, y = rng.random((ROWS, INPUTS), np.float32), rng.integers(0, 10, ROWS).astype(np.int32)
         batches = (Batch(0, index, False, (x,), (y,), None) for index in count())
         metrics = ("loss", "accuracy")
         self._client = WorkerClient(address, worker=number, attempt=0, size=replica.size, metrics=metrics)
         with _tags(side != UNTAGGED):
-            self._client.join()
-        self._loop = work(RULE, replica, batches, lambda: self._client.payload(1))
+            welcome = self._client.join()
+        keeper = OptimizerKeeper(replica, SaveInterval(), welcome) if side == "keeping" else None
+        self._loop = work(RULE, replica, batches, lambda: self._client.payload(1), keeper=keeper)
         self._request = next(self._loop)
 
     def exchange(self) -> None:
@@ -158,7 +177,20 @@ class Trainee:
             if isinstance(request, CommitRecord):
                 self._request = self._loop.send(self._client.commit(request))
                 return
+            if isinstance(request, KeepRequest):
+                self._client.keep_optimizer(request.state)
             self._request = self._loop.send(self._client.pull() if isinstance(request, PullRequest) else None)
+
+
+def _model(*, adam: bool) -> keras.Model:
+    """Return model M, with Adam in place of SGD if so asked."""
+    model = build("M")
+    if adam:
+        import keras
+
+        # So small a rate, as SGD's, that labels that mean nothing do not matter.
+        model.compile(keras.optimizers.Adam(1e-6), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
 
 
 @contextmanager

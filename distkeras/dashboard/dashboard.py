@@ -27,7 +27,7 @@ _HEIGHT = 760
 
 
 class Dashboard(Callback):
-    """A live page of a trainer's jobs, as a callback of them.
+    """A callback that shows a trainer's jobs on a live page.
 
     ::
 
@@ -74,16 +74,16 @@ class Dashboard(Callback):
 
     @property
     def url(self) -> str:
-        """The page's address for browsers of this machine. It has a secret: anyone who has it may read the page."""
+        """Return the page's address for browsers of this machine. Its secret lets anyone read the page."""
         return self._listener.url
 
     @property
     def closed(self) -> bool:
-        """Return whether it is served no more."""
+        """Return whether the page is not served any more."""
         return self._listener.closed
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Writes the page as it is now as one file of HTML, which needs nothing else, not even a network.
+        """Write the page as it is now to one HTML file, which needs nothing else, not even a network.
 
         Raises:
             LocalProtocolError: there is no job yet.
@@ -97,7 +97,7 @@ class Dashboard(Callback):
         return target
 
     def close(self) -> None:
-        """Serves it no more; what was saved stays."""
+        """Stop serving the page. Saved files stay."""
         self._listener.close()
 
     def __enter__(self) -> Dashboard:
@@ -107,7 +107,7 @@ class Dashboard(Callback):
         self.close()
 
     def _repr_html_(self) -> str:
-        """The page within a notebook, and a link to it."""
+        """Return a frame with the page, for a notebook, and a link to it."""
         url = escape(self.url)
         return (
             f'<p><a href="{url}" target="_blank" rel="noopener">Open the dashboard</a></p>'
@@ -136,7 +136,7 @@ def dashboard_of(trainers: Sequence[Trainer], port: int = 0) -> Dashboard:
 
 
 def watch_of(trainer: Trainer) -> JobWatch:
-    """Return what writes the journal of a trainer's jobs, from now on."""
+    """Return the callback that writes the journal of a trainer's jobs from now on."""
     for observer in trainer.observers:
         if isinstance(observer, JobWatch):
             return observer

@@ -13,7 +13,7 @@ STREAM_TYPE = "text/event-stream"
 
 
 def as_events(entries: Sequence[Entry], retry_ms: int = 1000) -> bytes:
-    """The lines as events, each with its id; without any, a comment that shows that the stream lives.
+    """Return the lines as server-sent events with ids. Without lines, a comment shows that the stream lives.
 
     Args:
         entries: lines of JSON, which have no line breaks.
@@ -29,14 +29,14 @@ _ID = re.compile(r"([0-9a-f]{16})-(\d{1,12})")
 
 
 class Entry(NamedTuple):
-    """A line of a journal: JSON, and what to ask for what follows it by."""
+    """A line of a journal: its JSON, and the id by which a reader asks for the lines after it."""
 
     id: str
     data: str
 
 
 class Journal:
-    """Writes the journal of a job. The first line names the edition, the second tells all, others what came since.
+    """Writes the journal of a job. The first line names the edition, the second has all, and others have changes.
 
     Where those have outgrown the second, another edition is begun, so the file has at most twice what there is to tell.
 
@@ -68,7 +68,7 @@ class Journal:
         self._most = max(_SINCE_MIN, len(line))
 
     def add(self, more: Mapping[str, Any]) -> None:
-        """What has come since.
+        """Append what has changed.
 
         Raises:
             OSError: it cannot be written; another edition is due.
@@ -84,7 +84,7 @@ class Journal:
 
 
 def read_since(path: Path, last_id: str = "") -> list[Entry]:
-    """The lines of a journal after one of them; all of the present edition where that is another one than its own.
+    """Return the lines of a journal after one of them, or the whole edition if that line is of another edition.
 
     Args:
         path: of the file; one that is not there has no lines.

@@ -29,7 +29,7 @@ _FRAMES = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* http
 
 
 class PageListener:
-    """A server of HTTP on loopback.
+    """Serves a page and its streams over HTTP on loopback.
 
     Args:
         watches: of the jobs, in the page's order.
@@ -62,11 +62,11 @@ class PageListener:
 
     @property
     def closed(self) -> bool:
-        """Return whether it serves no more."""
+        """Return whether it has been closed."""
         return self._over.is_set()
 
     def close(self) -> None:
-        """Ends it, and the streams that are open."""
+        """Stop serving, and end the streams that are open."""
         if self._over.is_set():
             return
         self._over.set()
@@ -79,7 +79,7 @@ class PageListener:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread a connection, and not too many of them."""
+    """Gives each connection a thread, and refuses connections above a limit."""
 
     daemon_threads = True
     block_on_close = False
@@ -90,25 +90,25 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there is room; else the connection is ended."""
+        """Serve the connection in a thread, or close it if there are too many."""
         if self._room.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Likewise."""
+        """Free the thread's place at its end."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that is gone is nothing to tell."""
+        """Report nothing: browsers may go away at any time."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; the class has what it serves."""
+    """Serves one connection. Attributes of the class have what it serves."""
 
     protocol_version = "HTTP/1.1"
     timeout = _PATIENCE
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     over: threading.Event
 
     def do_GET(self) -> None:
-        """The page, or a job's stream."""
+        """Answer with the page, its saved form, or a job's stream."""
         match = re.fullmatch(r"/([\w-]{1,64})/(|job\.html|jobs/\d{1,3})", self.path.partition("?")[0])
         known = match is not None and hmac.compare_digest(match[1], self.token)
         wanted = match[2] if match is not None and known else None
@@ -164,4 +164,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: a notebook is no place for an access log."""
+        """Print nothing: an access log would fill the notebook."""

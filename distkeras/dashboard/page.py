@@ -37,7 +37,7 @@ class Page(NamedTuple):
 
 
 def live_page(jobs: int, *, frames: str = "'none'") -> Page:
-    """A page that follows the journals of some jobs at ``jobs/0`` and so on, below its own address.
+    """Return a page that follows the journals of jobs at ``jobs/0`` and so on, below its own address.
 
     Args:
         jobs: how many.
@@ -82,7 +82,7 @@ def _html(data: Mapping[str, Any], meta: str = "") -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """JSON that no parser of HTML takes for the end of its element, or for a comment."""
+    """Return JSON that no parser of HTML takes for the end of its element, or for a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -45,7 +45,7 @@ class Buckets:
         self.folded = False
 
     def place(self, seconds: np.ndarray) -> np.ndarray:
-        """The bucket of each of some times, float64 seconds of at least 0; makes room for the latest one."""
+        """Return the bucket of each time, float64 seconds of at least 0, and make room for the latest one."""
         if not len(seconds):
             return np.zeros(0, np.int64)
         while seconds.max() >= self.width * self._most:
@@ -56,12 +56,12 @@ class Buckets:
         return places
 
     def add(self, name: str, rows: np.ndarray | int, places: np.ndarray, values: np.ndarray | float) -> None:
-        """Adds to the buckets that `place` has given."""
+        """Add values to the buckets that `place` has returned."""
         cells: Any = (rows, places)
         np.add.at(self._sums[name], cells, values)
 
     def sums(self, name: str, first: int = 0) -> np.ndarray:
-        """Those of a quantity, float64 ``(rows, used - first)``."""
+        """Return the sums of a quantity, float64 ``(rows, used - first)``."""
         return self._sums[name][:, first : self.used]
 
     def settle(self) -> None:
@@ -78,7 +78,7 @@ class Buckets:
 
 
 class Histogram:
-    """How often each whole number from 0 on has come, in at most 64 bins, whose width doubles.
+    """Counts whole numbers from 0 on in at most 64 bins, whose width doubles when needed.
 
     Attributes:
         width: numbers in a bin.
@@ -90,7 +90,7 @@ class Histogram:
         self.counts = np.zeros(_BINS, np.int64)
 
     def add(self, values: np.ndarray) -> None:
-        """Counts some numbers, of int64."""
+        """Count numbers, of int64."""
         if not len(values):
             return
         while values.max() >= self.width * _BINS:
@@ -134,7 +134,7 @@ class TimeSplitter:
         self._ends: dict[int, float] = {}
 
     def split(self, commits: np.ndarray) -> TimeSplit:
-        """Of the next rows of the commit log, in its order."""
+        """Split the time before each of the next rows of the commit log."""
         workers, times = commits["worker"], commits["timestamp"]
         # What is fenced off, or comes from before a restart, is no neighbor of what follows it.
         attempts = commits["attempt"] * (1 << 32) + commits["incarnation"]
@@ -159,7 +159,7 @@ class TimeSplitter:
     def _held(
         self, rounds: np.ndarray, times: np.ndarray, first: np.ndarray, before: np.ndarray, workers: np.ndarray
     ) -> np.ndarray:
-        """When the round ended that each commit's neighbor belonged to; NaN where it had none."""
+        """Return when the round of the commit before each commit ended; NaN if it had none."""
         if not self._rounds:
             return np.full(len(rounds), np.nan)
         self._ends |= zip(rounds.tolist(), times.tolist(), strict=True)  # of those of one round, the last one stays
@@ -174,7 +174,7 @@ _DIGITS = 4
 
 
 def rounded(values: np.ndarray) -> Any:
-    """Nested lists of ``values``, of any shape, each with four significant digits; None for a NaN or infinity."""
+    """Return ``values`` as nested lists with four significant digits, and None for a NaN or infinity."""
     values = np.asarray(values, np.float64)
     with np.errstate(all="ignore"):
         magnitude = np.floor(np.log10(np.abs(values)))
@@ -189,7 +189,7 @@ def rounded(values: np.ndarray) -> Any:
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """``above / below``; NaN where there is nothing below."""
+    """Return ``above / below``, and NaN where ``below`` is 0."""
     with np.errstate(all="ignore"):
         return np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
 
@@ -208,7 +208,7 @@ _SUMS = ("commits", "samples", "skipped", "compute", "wait", "wire", "retries", 
 
 
 class WorkerRows:
-    """All workers of a job.
+    """The rows of a job's table of workers.
 
     Args:
         workers: their number.
@@ -223,7 +223,7 @@ class WorkerRows:
         self._state = np.full(workers, WAITING, np.int64)
 
     def add(self, commits: np.ndarray, samples: np.ndarray, split: TimeSplit) -> None:
-        """Takes rows of the commit log in, with the samples behind each and where the time before it went."""
+        """Add rows of the commit log, with the samples behind each and where the time before it went."""
         workers = commits["worker"]
         added: dict[str, Any] = {"commits": 1.0, "samples": samples, "skipped": commits["skipped"]}
         added |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
@@ -235,27 +235,27 @@ class WorkerRows:
         self._state[workers] = np.maximum(self._state[workers], TRAINING)
 
     def note_loss(self, workers: np.ndarray, losses: np.ndarray) -> None:
-        """Takes the mean loss behind each of some commits in; NaN where there is none."""
+        """Add the mean loss behind each commit; NaN if there is none."""
         for worker, loss in zip(workers.tolist(), losses.tolist(), strict=True):
             if loss == loss:
                 before = self._loss[worker]
                 self._loss[worker] = loss if before != before else before + _SHARE * (loss - before)
 
     def note_event(self, worker: int, kind: str) -> None:
-        """Counts an event that concerns a worker."""
+        """Count an event that concerns a worker."""
         if 0 <= worker < len(self._state):
             self._sums["retries"][worker] += kind == "takeover"
             self._sums["fenced"][worker] += kind == "fenced"
 
     def forgetting_commits(self) -> WorkerRows:
-        """The same workers before their first commit, with the events that concern them."""
+        """Return the same workers before their first commit, with the events that concern them."""
         fresh = WorkerRows(len(self._state))
         for name in ("retries", "fenced"):
             fresh._sums[name] = self._sums[name]
         return fresh
 
     def set_table(self, table: np.ndarray) -> set[int]:
-        """Takes in who has joined and has data left (`messages.WorkerTable`); returns whose row has changed."""
+        """Note which workers have joined and have data left (`messages.WorkerTable`); return those that changed."""
         there = table[:, 0].astype(np.int64)
         state, attempt = self._state.copy(), self._attempt.copy()
         gone = np.setdiff1d(np.flatnonzero(state == TRAINING), there)
@@ -266,15 +266,15 @@ class WorkerRows:
         return set(changed.tolist())
 
     def finish(self) -> None:
-        """Let no worker count as training any more."""
+        """Count no worker as training any more."""
         self._state[self._state == TRAINING] = FINISHED
 
     def totals(self) -> tuple[int, int]:
-        """Samples and commits of all."""
+        """Return the samples and commits of all workers."""
         return int(self._sums["samples"].sum()), int(self._sums["commits"].sum())
 
     def told(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-        """The rows of some workers, a list for each column, JSON-ready.
+        """Return the rows of some workers, JSON-ready, as a list for each column.
 
         Args:
             workers: whose.
@@ -343,7 +343,7 @@ class Now:
 
 @dataclass
 class _Told:
-    """What of a record has not been sent yet."""
+    """What has been sent of a record."""
 
     events: int = 0
     evaluations: int = 0
@@ -352,7 +352,7 @@ class _Told:
 
 
 class _CommitSums:
-    """What came with commits: it is forgotten where they are read again from the first.
+    """Everything that comes with commits. It is forgotten when they are read again from the first one.
 
     Args:
         facts, metrics: of the job.
@@ -405,16 +405,16 @@ class JobRecord:
 
     @property
     def commits(self) -> int:
-        """Rows of the commit log that are in it."""
+        """Return how many rows of the commit log it has."""
         return self._sums.commits
 
     @property
     def last_commit(self) -> np.ndarray | None:
-        """The last one of them, as an array of one; None before the first."""
+        """Return the last of these rows, as an array of one; None before the first."""
         return self._sums.last_commit
 
     def add_commits(self, commits: np.ndarray, steps: np.ndarray) -> None:
-        """Takes the next rows of the commit log in.
+        """Add the next rows of the commit log.
 
         Args:
             commits: rows of `commit_log.COMMIT`, which follow the last ones.
@@ -442,7 +442,7 @@ class JobRecord:
         self._told.workers.update(commits["worker"].tolist())
 
     def _add_steps(self, commits: np.ndarray, steps: np.ndarray, places: np.ndarray, applied: np.ndarray) -> np.ndarray:
-        """The metrics of the mini-batches; returns the samples behind each commit."""
+        """Add the metrics of the mini-batches, and return the samples behind each commit."""
         counts, workers = commits["steps"], commits["worker"]
         if len(steps) != counts.sum():  # a resumed job whose records were lost in part
             return np.zeros(len(commits))
@@ -463,7 +463,7 @@ class JobRecord:
         return np.bincount(commit, weights, len(commits))
 
     def add_events(self, events: Sequence[Event]) -> None:
-        """Takes events in: the latest ones of the job, by time, of which those before are known."""
+        """Add the events that have come since the last call, in order of time."""
         for event in events:
             row = [self._moment(event.timestamp), event.source, event.kind, event.worker, event.attempt, event.text]
             self._events.append(row)
@@ -474,7 +474,7 @@ class JobRecord:
                 self._told.workers.add(event.worker)
 
     def add_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        """Takes what the center was found to be worth in."""
+        """Add evaluations of the center."""
         for one in evaluations:
             values = {name: number(value) for name, value in one.values.items()}
             self._evaluations.append([self._moment(one.timestamp), one.clock, one.source, values])
@@ -483,11 +483,11 @@ class JobRecord:
                 self._told.whole = True
 
     def set_table(self, table: np.ndarray) -> None:
-        """Takes in who is there: rows of `messages.WorkerTable`."""
+        """Note which workers are there, from rows of `messages.WorkerTable`."""
         self._told.workers.update(self.workers.set_table(table))
 
     def whole(self) -> dict[str, Any]:
-        """All of it, JSON-ready; `more` goes on from there."""
+        """Return all of the record, JSON-ready; `more` continues from there."""
         self._told = _Told(self._events_seen, len(self._evaluations), whole=False)
         facts = asdict(self.facts) | {"options": {name: _json_of(value) for name, value in self.facts.options.items()}}
         entry = {"kind": "whole", "facts": facts, "metrics": list(self.metrics), "began": self.began}
@@ -499,7 +499,7 @@ class JobRecord:
         return entry
 
     def more(self) -> dict[str, Any] | None:
-        """What has changed since `whole` or the last `more`; None: so much that `whole` must be sent."""
+        """Return what has changed since `whole` or the last `more`; None if `whole` must be sent again."""
         sent, buckets = self._told, self._sums.buckets
         if sent.whole or buckets.folded:
             return None

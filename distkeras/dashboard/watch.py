@@ -69,7 +69,7 @@ class JobWatch(Callback):
 
     @property
     def path(self) -> Path:
-        """Of the journal."""
+        """Return the path of the journal."""
         return self._journal.path
 
     def on_begin(self, setup: TrainingSetup) -> None:
@@ -95,7 +95,7 @@ class JobWatch(Callback):
             self._write(whole=True)
 
     def on_center(self, context: CallbackContext) -> None:
-        """Looks at the job, if that is not too much to ask."""
+        """Look at the job, unless the last look took too long."""
         if time.monotonic() < self._next_look:
             return
         began = time.thread_time()
@@ -111,7 +111,7 @@ class JobWatch(Callback):
         self._next_look = time.monotonic() + (time.thread_time() - began) / _SHARE
 
     def forget_pause(self) -> None:
-        """Has the next call look, however long the last look took."""
+        """Make the next call look at the job, however long the last look took."""
         self._next_look = -math.inf
 
     def on_end(self, context: CallbackContext) -> None:
@@ -145,7 +145,7 @@ class JobWatch(Callback):
         self._write()
 
     def _follow(self, record: JobRecord, link: JobLink) -> bool:
-        """Takes commits in that have come; whether there are more.
+        """Add the commits that have come; return whether there are more.
 
         A server that was started again may have forgotten the latest ones, so the last one that is known is asked for
         as well: where it is another one now, all are read again.
@@ -209,7 +209,7 @@ class JobWatch(Callback):
             self._write(whole=True)
 
     def _take_rest(self, record: JobRecord, outcome: JobOutcome) -> None:
-        """What has come since the last look."""
+        """Add what has come since the last look."""
         assert outcome.records is not None
         commits, steps = outcome.records.commits_array, outcome.records.steps_array
         known, at = record.last_commit, record.commits
@@ -221,7 +221,7 @@ class JobWatch(Callback):
             record.add_commits(piece, steps[before : before + int(piece["steps"].sum())])
 
     def _write(self, *, whole: bool = False) -> None:
-        """The journal; training goes on where there is no room for it, and it is tried again."""
+        """Write the journal. If there is no room for it, training continues, and it is tried again."""
         record = self._record
         assert record is not None
         try:
@@ -240,7 +240,7 @@ class JobWatch(Callback):
 
 
 def _end_of(outcome: JobOutcome) -> tuple[str, str]:
-    """A job's state when it is over, and why."""
+    """Return the state of a job that has ended, and the reason."""
     if outcome.failure is None:
         return ("stopped", outcome.stopped) if outcome.stopped else ("done", "")
     return ("interrupted" if outcome.failure.startswith("KeyboardInterrupt") else "failed"), outcome.failure

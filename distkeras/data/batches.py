@@ -89,11 +89,7 @@ class Batch:
 def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:
     """Yield the same rows in blocks of exactly ``rows``, except for the last.
 
-    The columns of a block are copies only where pieces are not neighbors in memory.
-
-    Args:
-        pieces: columns of consecutive rows, in pieces of any length.
-        rows: rows of a block, at least 1.
+    The columns of a block are copies only where pieces, of any length, are not neighbors in memory.
     """
     held: list[ColumnArrays] = []
     missing = rows

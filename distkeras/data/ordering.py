@@ -69,14 +69,10 @@ SAVE_ROWS = "Save the rows before training if they come from rand(), from limit 
 
 
 def require_rows(df: DataFrame, expected: int) -> None:
-    """Check, in one pass in Spark, that the rows of ``df`` (with the column `ROW_HASH`) are those of an earlier job.
-
-    Args:
-        df: from `partitioned`, with any number of partitions.
-        expected: the sum over the rows, as `ps.checkpoint.row_sums` has it.
+    """Check, in one pass in Spark, that the rows of ``df``, which `partitioned` returned, are those of an earlier job.
 
     Raises:
-        LedgerError: they are not.
+        LedgerError: their sum is not ``expected``, as the earlier job's snapshot has it.
     """
     from pyspark.sql import functions as F
 
@@ -94,9 +90,6 @@ class RowChecksum:
 
     Its lower 32 bits are a CRC, which depends on the order; the others the sum of what the hashes begin with, which
     does not, nor on how rows are spread over partitions: see `distkeras.ps.checkpoint.snapshot`.
-
-    Args:
-        block_rows: rows of a block.
     """
 
     def __init__(self, block_rows: int) -> None:

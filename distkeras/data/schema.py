@@ -62,16 +62,11 @@ _CONVERSIONS = (
 
 
 def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
-    """Check that an argument is a Spark DataFrame, of the classic kind or of Spark Connect, whose session runs.
-
-    Args:
-        name: name of the argument.
-        value: the argument.
-        stream: whether it may be a stream.
+    """Check that the argument ``name`` is a Spark DataFrame, classic or of Spark Connect, whose session runs.
 
     Raises:
         ConfigurationError: it is something else, of which the text says how it becomes a DataFrame; its session has
-            ended; or it is a stream that must not be one.
+            ended; or it is a stream, and ``stream`` is false.
     """
     from pyspark.sql import DataFrame
 

@@ -81,8 +81,7 @@ class EpochOrder:
     Without `DataSpec.shuffle` that is the order in which the rows come, always.
 
     Args:
-        spec: columns, batch size, seed.
-        worker: id of the worker.
+        spec, worker: columns, batch size, seed and the worker's id, of which the order is a function.
         window: mini-batches that the worker is going to train on at a time: as many lie in one piece of memory, unless
             that takes more than `GATHER_BYTES`.
     """

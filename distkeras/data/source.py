@@ -430,10 +430,7 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch | None:
     Of more than ``most`` rows it has that many, chosen as good as at random by their values and ``spec.seed``: the same
     ones each time.
 
-    Args:
-        df: any DataFrame.
-        spec: columns; of one epoch, without shuffling.
-        most: number of rows, at least 1.
+    ``spec`` must have one epoch, without shuffling.
 
     Raises:
         BadValueError, ShapeError, MissingColumnError: as `BatchSource`.

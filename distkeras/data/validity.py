@@ -45,12 +45,7 @@ def reasons(rows: int, convert: Callable[[int, int], Any]) -> list[str | None]:
 
 
 def with_reasons(df: DataFrame, spec: DataSpec, name: str) -> DataFrame:
-    """Return the rows with a further column of text: why the row cannot be trained on, or null.
-
-    Args:
-        df: the data.
-        spec: the columns that training reads.
-        name: name of the new column.
+    """Return the rows with a further column of text, ``name``: why the row cannot be trained on, or null.
 
     Raises:
         ConfigurationError: ``df`` has a column of that name.

@@ -41,7 +41,7 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class JobClient:
-    """A job server, as one of its users.
+    """The connection of one user to a job server.
 
     ::
 
@@ -106,15 +106,14 @@ class JobClient:
             raise DescriptionError(
                 f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
             )
+        given: dict[str, Any] = {"tags": list(tags) or None, "webhook": webhook, "time_budget": time_budget}
+        given["early_stopping"] = None if early_stopping is None else dict(early_stopping)
         description: dict[str, Any] = {"data": str(data), "name": name, "checkpoint_every": checkpoint_every}
-        description |= {"tags": list(tags)} if tags else {}
-        description |= {} if webhook is None else {"webhook": webhook}
-        description |= {} if time_budget is None else {"time_budget": time_budget}
-        description |= {} if early_stopping is None else {"early_stopping": dict(early_stopping)}
+        description |= {field: value for field, value in given.items() if value is not None}
         if _is_trainer(model):
-            given = [rule, *hyper_parameters, *options]
-            if given != [None]:
-                raise DescriptionError(f"`rule` and options must be the trainer's own. Received: {given}", "rule")
+            others = [rule, *hyper_parameters, *options]
+            if others != [None]:
+                raise DescriptionError(f"`rule` and options must be the trainer's own. Received: {others}", "rule")
             from distkeras.job_server.submission import description_of, model_of
 
             return self.send("/jobs", description | description_of(model), model_of(model))
@@ -133,7 +132,7 @@ class JobClient:
         webhook: str | None = None,
         **options: Any,
     ) -> RemoteJob:
-        """Sends a predict job, and returns at once: it writes the rows of ``data`` with what the model predicts.
+        """Send a predict job, which writes the rows of ``data`` with the model's predictions, and return at once.
 
         Args:
             model: a built `keras.Model`, the path of one that Keras saved, or a job that has trained one.
@@ -166,7 +165,7 @@ class JobClient:
         return RemoteJob(self.connection, self.connection.upload(path, "job", description, "model", model))
 
     def job(self, job_id: str) -> RemoteJob:
-        """One of your jobs.
+        """Return one of your jobs.
 
         Raises:
             NotThereError: you have no such job.
@@ -174,7 +173,7 @@ class JobClient:
         return RemoteJob(self.connection, self.connection.call("GET", f"/jobs/{job_id}"))
 
     def jobs(self, state: str | None = None, *, text: str | None = None, tag: str | None = None) -> Iterator[RemoteJob]:
-        """Your jobs, the latest first; read in pages, as you go on.
+        """Yield your jobs, the latest first. They are read in pages.
 
         Args:
             state: only those in it.
@@ -185,7 +184,7 @@ class JobClient:
             yield RemoteJob(self.connection, record)
 
     def new_token(self, note: str = "", *, days: float | None = None, user: str | None = None) -> str:
-        """A new token, which the server tells this once.
+        """Return a new token, which the server shows only once.
 
         Args:
             note: what it is for.
@@ -197,7 +196,7 @@ class JobClient:
         return str(self.connection.call("POST", "/tokens", body)["token"])
 
     def tokens(self) -> list[dict[str, Any]]:
-        """Your tokens, or everyone's if you are an administrator: id, user, note, created, expires, revoked.
+        """Return your tokens, or everyone's for an administrator: id, user, note, created, expires, revoked.
 
         Times are seconds since the epoch.
         """
@@ -212,11 +211,11 @@ class JobClient:
         self.connection.call("DELETE", f"/tokens/{token_id}")
 
     def add_user(self, name: str, role: str = "user") -> None:
-        """Adds a user, if you are an administrator; `new_token` makes their token."""
+        """Add a user, if you are an administrator; `new_token` makes their token."""
         self.connection.call("POST", "/users", {"name": name, "role": role})
 
     def users(self) -> list[dict[str, Any]]:
-        """All users, if you are an administrator: name, role, active, created."""
+        """Return all users, if you are an administrator: name, role, active, created."""
         return list(self.connection.call("GET", "/users")["users"])
 
     def remove_user(self, name: str) -> None:
@@ -224,10 +223,7 @@ class JobClient:
         self.connection.call("DELETE", f"/users/{name}")
 
     def audit(self) -> Iterator[dict[str, Any]]:
-        """Who did what, the latest first, if you are an administrator: number, time, user, address, action, subject.
-
-        Read in pages, as you go on.
-        """
+        """Yield the audit log, the latest entries first, if you are an administrator. It is read in pages."""
         return self._pages("/audit", "entries")
 
     def _pages(self, path: str, part: str, **query: Any) -> Iterator[dict[str, Any]]:
@@ -257,21 +253,21 @@ class RemoteJob:
 
     @property
     def id(self) -> str:
-        """What the server calls it."""
+        """Return the server's id of the job."""
         return str(self.record["id"])
 
     @property
     def state(self) -> JobState:
-        """As the server has last said; see `refresh`."""
+        """Return the state at the last `refresh`."""
         return JobState(self.record["state"])
 
     def refresh(self) -> RemoteJob:
-        """Asks the server again."""
+        """Read the job from the server again."""
         self.record = self.connection.call("GET", self._path())
         return self
 
     def wait(self, timeout: float = _WEEK, *, progress: bool | None = None) -> RemoteJob:
-        """Waits until the job has ended well; shows how it gets on.
+        """Wait until the job has ended well, and show its progress.
 
         Args:
             timeout: seconds.
@@ -300,7 +296,7 @@ class RemoteJob:
         return self
 
     def require_done(self) -> None:
-        """Check that the job has ended well, as the server has last said.
+        """Check that the job had ended well at the last `refresh`.
 
         Raises:
             JobFailedError: it has not; the text says how it ended.
@@ -310,7 +306,7 @@ class RemoteJob:
             raise JobFailedError(f"job {self.id} ended as {self.state}{text}")
 
     def watch(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """What the job says of itself, as it comes, until the job has ended; an empty row where there is no news.
+        """Yield the job's records as they come, until the job has ended, and an empty one when there is none.
 
         Args:
             deadline: by `time.monotonic`.
@@ -322,17 +318,7 @@ class RemoteJob:
             yield from answer["rows"] or [{}]
 
     def _answers(self, part: str, offset: int, key: str, deadline: float) -> Iterator[dict[str, Any]]:
-        """The parts of something that grows, as they come, until the job has ended; also those without news.
-
-        Args:
-            part: path of it, below that of the job.
-            offset: where to begin.
-            key: name of the news in an answer.
-            deadline: by `time.monotonic`.
-
-        Raises:
-            DeadlineError, ServerLostError: as in `wait`.
-        """
+        """Yield the answers about a part of the job that grows, until the job has ended and ``key`` is empty."""
         away = time.monotonic() + _AWAY
         while True:
             try:
@@ -355,7 +341,7 @@ class RemoteJob:
             time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All that the job has said of itself so far: a row a second, and one for each event."""
+        """Return the job's records so far: one per second of training, and one for each event."""
         rows: list[dict[str, Any]] = []
         offset = 0
         while True:
@@ -366,7 +352,7 @@ class RemoteJob:
             offset = answer["next"]
 
     def follow_log(self, last: int = 20_000, timeout: float = _WEEK) -> Iterator[str]:
-        """What its driver and Spark print, as it comes, until the job has ended.
+        """Yield what the driver and Spark print, as it comes, until the job has ended.
 
         Args:
             last: bytes of what has been printed so far to begin with, at most.
@@ -392,11 +378,11 @@ class RemoteJob:
         return RemoteJob(self.connection, self.connection.call("POST", self._path("resubmit")))
 
     def log(self, last: int = 20_000) -> str:
-        """The end of what its driver and Spark have printed: at most so many bytes."""
+        """Return the last bytes of what the driver and Spark have printed."""
         return str(self.connection.call("GET", self._path("log"), offset=-last)["text"]) if last else ""
 
     def cancel(self) -> RemoteJob:
-        """Asks for its end; `wait`, `refresh` and others tell when that has come.
+        """Ask the server to end the job; `wait` and `refresh` show when it has ended.
 
         Raises:
             StateError: it has ended already.
@@ -405,11 +391,11 @@ class RemoteJob:
         return self
 
     def remove(self) -> None:
-        """Removes the job, which has ended, and its files."""
+        """Remove the job, which must have ended, and its files."""
         self.connection.call("DELETE", self._path())
 
     def save_model(self, path: str | PathLike[str]) -> None:
-        """Writes the trained model to a file (.keras).
+        """Write the trained model to a file (.keras).
 
         Raises:
             StateError: the job is not done.
@@ -417,7 +403,7 @@ class RemoteJob:
         self.connection.fetch(self._path("model"), Path(path))
 
     def model(self, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-        """The trained model, compiled as it was trained. Lambdas in it are refused.
+        """Return the trained model, compiled as it was trained. Lambdas in it are refused.
 
         Args:
             custom_objects: registered name to class or function, in addition to what this process has registered.
@@ -428,7 +414,7 @@ class RemoteJob:
         return archive.from_bytes(self._bytes("model"), custom_objects, compiled=True)
 
     def history(self) -> pd.DataFrame:
-        """One row a mini-batch, as `distkeras.Trainer.history` has it.
+        """Return one row for each mini-batch, as `distkeras.Trainer.history` has it.
 
         Raises:
             StateError: the job is not done.
@@ -436,7 +422,7 @@ class RemoteJob:
         return self._table("history")
 
     def commits(self) -> pd.DataFrame:
-        """One row a commit, as `distkeras.Trainer.commits` has it.
+        """Return one row for each commit, as `distkeras.Trainer.commits` has it.
 
         Raises:
             StateError: the job is not done.

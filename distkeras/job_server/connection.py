@@ -29,7 +29,7 @@ _FROM_PROXIES = (502, 503, 504)
 
 
 class ServerConnection:
-    """Where requests go, and in whose name.
+    """Sends requests to a server in the name of a user.
 
     Args:
         url: of the server.
@@ -64,7 +64,7 @@ class ServerConnection:
         return f"{type(self).__name__}({self.url!r})"
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """An endpoint's answer of JSON; None where it has none.
+        """Return an endpoint's answer of JSON; None if it is empty.
 
         Raises:
             JobServerError: of the kind that the server says.
@@ -94,7 +94,7 @@ class ServerConnection:
             raise ServerLostError(f"{error.message}, of {len(data)} bytes: perhaps more than it takes") from error
 
     def fetch(self, path: str, target: Path) -> None:
-        """Writes an endpoint's file to ``target``, whole or not at all."""
+        """Write an endpoint's file to ``target``, completely or not at all."""
         with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=".distkeras-", delete=False) as partial:
             try:
                 with self._open(self._request("GET", path, None, "", {})) as answer:
@@ -137,10 +137,10 @@ class ServerConnection:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Follows nowhere: the token would go along."""
+    """Follows no redirect: the token would be sent along."""
 
     def redirect_request(self, *_arguments: Any, **_keywords: Any) -> None:
-        """Has the answer be an error."""
+        """Return no new request, so that the answer is an error."""
 
 
 def _error_of(status: int, body: bytes) -> JobServerError | ServerLostError:

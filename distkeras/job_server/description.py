@@ -331,7 +331,7 @@ def json_of(text: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: readers disagree about which of two equal keys counts."""
+    """Return an object with distinct keys: readers disagree about which of two equal keys counts."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key that occurs twice")
@@ -350,7 +350,7 @@ def _finite(text: str) -> float:
 
 
 def _of_field(error: ConfigurationError, group: str, keywords: Collection[str], else_: str) -> DescriptionError:
-    """The error of an argument, with the field that has its name."""
+    """Return the error of an argument with the field that has its name."""
     if isinstance(error, DescriptionError):
         return error
     named = re.search(r"`(\w+)`", error.message)

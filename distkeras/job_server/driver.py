@@ -50,7 +50,7 @@ _ERROR_MAX = 2000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the job; returns the exit status, which says less than the file of the result."""
+    """Run the job, and return the exit status; the file of the result says more."""
     folder, attempt = JobFolder(Path(arguments[0])), int(arguments[1])
     if sys.stdin.buffer.readline() != GO:
         return 3
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
-    """Trains or predicts.
+    """Train or predict.
 
     Returns:
         What a summary has: of training rule, workers, commits, samples, seconds, and why it was stopped; of predictions
@@ -102,7 +102,7 @@ def _predict(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[
 
 
 def _train(folder: JobFolder, attempt: int, order: Mapping[str, Any]) -> dict[str, Any]:
-    """The model, history and commits are in the folder then. Goes on with the attempt before."""
+    """Train, from the checkpoint of the attempt before, and write model, history and commits to the folder."""
     description = JobDescription.from_json(order["description"])
     callbacks: list[Callback] = [ProgressLines(folder.progress, attempt), JobWatch(folder.journal)]
     if description.time_budget is not None:
@@ -134,7 +134,7 @@ def _session(folder: JobFolder, order: Mapping[str, Any]) -> SparkSession:
 
 
 def trainer_of(data: bytes, description: JobDescription) -> Trainer:
-    """The trainer that a description is of.
+    """Return the trainer that a description describes.
 
     Args:
         data: of the archive that was sent.
@@ -169,7 +169,7 @@ def _save(trainer: Trainer, folder: JobFolder) -> dict[str, Any]:
 
 
 def _stop(spark: SparkSession) -> None:
-    """Ends Spark, also where a signal has come between two of its answers."""
+    """Stop Spark, even if a signal has interrupted one of its answers."""
     try:
         spark.stop()
     except Exception:  # noqa: BLE001 - the processes of this session are ended by who started it
@@ -177,7 +177,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Has the job end as Ctrl-C does; a second signal finds it doing so."""
+    """End the job as Ctrl-C does, and ignore further signals."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -11,13 +11,13 @@ from distkeras.ps.errors import ConfigurationError, DistkerasError
 
 
 class JobServerError(DistkerasError):
-    """Base of what the job server answers in place of a result."""
+    """The base of the errors that the job server answers with."""
 
     status: ClassVar[int] = 500
 
 
 class DescriptionError(JobServerError, ConfigurationError):
-    """A job's description, or its model, that cannot work.
+    """A job's description or model cannot work.
 
     Args:
         message: what was expected and what came.
@@ -35,31 +35,31 @@ class DescriptionError(JobServerError, ConfigurationError):
 
 
 class UnauthorizedError(JobServerError, PermissionError):
-    """No token, or one that is not valid."""
+    """The token is missing or not valid."""
 
     status = 401
 
 
 class ForbiddenError(JobServerError, PermissionError):
-    """What takes another role."""
+    """The request needs another role."""
 
     status = 403
 
 
 class NotThereError(JobServerError, LookupError):
-    """There is no such thing, or it belongs to another user: the answer is the same."""
+    """It does not exist, or it belongs to another user: the answer is the same."""
 
     status = 404
 
 
 class StateError(JobServerError):
-    """What a job's state does not allow; the text names the state."""
+    """The state of a job, which the text names, does not allow the request."""
 
     status = 409
 
 
 class QuotaError(JobServerError):
-    """More than a user may have: of bytes, or of jobs that wait."""
+    """The user would have too many bytes or waiting jobs."""
 
     status = 413
 
@@ -71,13 +71,13 @@ class StorageError(JobServerError):
 
 
 class RateError(JobServerError):
-    """Too many attempts to come in that failed."""
+    """Too many requests without a valid token came from one address."""
 
     status = 429
 
 
 class JobFailedError(JobServerError, RuntimeError):
-    """A job ended otherwise than well; raised by the client, with what the server says of it."""
+    """A job failed, was cancelled or was lost. The client raises it, with the server's reason."""
 
 
 #: What a client makes of a status; any other is a `JobServerError`.

@@ -100,12 +100,12 @@ def _require_members(archive: zipfile.ZipFile, size: int) -> None:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file that gives no more than ``bound`` bytes at once: an archive's own numbers say how much is read."""
+    """A file that returns at most ``bound`` bytes at a time, because an archive decides how much is read."""
 
     bound = _LIST_MAX
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As of any file.
+        """Read as any file does.
 
         Raises:
             ValueError: it is more.
@@ -121,7 +121,7 @@ def _opened(file: Path | BytesIO) -> _BoundedReader:
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Every object of JSON within ``config``."""
+    """Yield every JSON object in ``config``."""
     pending = [(config, 0)]
     while pending:
         value, depth = pending.pop()

@@ -24,7 +24,7 @@ _LOCAL = "file://"
 
 @dataclass(frozen=True)
 class Place:
-    """Where something lies that a job may read or write.
+    """A place that a job may read or write.
 
     Args:
         uri: as Spark gets it; of a local file without symbolic links.
@@ -54,7 +54,7 @@ def require_no_links(uri: str) -> None:
 
 
 def require_allowed(place: str, roots: Sequence[str], field: str = "data") -> Place:
-    """Where ``place`` is, if that lies below one of ``roots``.
+    """Return where ``place`` is, if it lies below one of ``roots``.
 
     Args:
         place: a path, or a URI.
@@ -114,7 +114,7 @@ def require_existing(place: Place, field: str) -> None:
 
 
 def _located(place: str) -> tuple[str, PurePosixPath]:
-    """Scheme and host, and the path there; that of a local file without its symbolic links."""
+    """Return scheme and host, and the path there; a local path is without symbolic links."""
     parts = urlsplit(place if "://" in place else f"{_LOCAL}{Path(place).absolute()}")
     if parts.scheme == "file" and not parts.netloc:
         return _LOCAL, PurePosixPath(Path(parts.path).resolve())

@@ -55,7 +55,7 @@ class PredictionDescription(Description):
 def predict(
     spark: SparkSession, folder: JobFolder, description: PredictionDescription, places: tuple[str, str], attempt: int
 ) -> dict[str, Any]:
-    """Writes the rows with their predictions.
+    """Write the rows with their predictions.
 
     Args:
         spark: the session.
@@ -105,7 +105,7 @@ def _exists(spark: SparkSession, place: str) -> bool:
 
 
 def _tell_tasks(spark: SparkSession, folder: JobFolder, stop: threading.Event) -> None:
-    """Tells how many of Spark's tasks are done, whenever that has changed."""
+    """Report how many of Spark's tasks are done, whenever that has changed."""
     tracker, before = spark.sparkContext.statusTracker(), None
     while not stop.wait(_EVERY):
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]

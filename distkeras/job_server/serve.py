@@ -8,9 +8,9 @@ import os
 import signal
 import stat
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from distkeras.job_server.runner.files import JobFiles
@@ -38,24 +38,16 @@ _LAST_LOOK = 30.0
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `serve`."""
     add = parser.add_argument
+
+    def several(flag: str, metavar: str, text: str) -> None:
+        add(flag, action="append", default=[], metavar=metavar, help=f"{text}; repeatable")
+
     add("--folder", type=Path, default=Path("distkeras-jobs"), help="of database, files and first token (%(default)s)")
-    add("--data", action="append", default=[], metavar="PLACE", help="folder or URI that jobs may read; repeatable")
-    add(
-        "--output",
-        action="append",
-        default=[],
-        metavar="PLACE",
-        help="folder or URI that predict jobs may write to; repeatable",
-    )
-    add(
-        "--webhooks",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="beginning of the URLs that the ends of jobs may be posted to; repeatable",
-    )
+    several("--data", "PLACE", "folder or URI that jobs may read")
+    several("--output", "PLACE", "folder or URI that predict jobs may write to")
+    several("--webhooks", "URL", "beginning of the URLs that the ends of jobs may be posted to")
     add("--master", default="local[*,4]", help="of Spark (default: %(default)s)")
-    add("--conf", action="append", default=[], metavar="NAME=VALUE", help="setting of Spark; repeatable")
+    several("--conf", "NAME=VALUE", "setting of Spark")
     add("--slots", type=int, default=1, help="jobs at a time (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     add("--port", type=int, default=PORT, help="port to bind; 0: one that is free (default: %(default)s)")
@@ -80,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class JobServer:
-    """The job server, bound; `run` serves until `stop`.
+    """The job server, whose port is bound; `run` serves until `stop`.
 
     Args:
         options: of `add_flags`.
@@ -136,32 +128,30 @@ class JobServer:
             trusted_proxy=options.trusted_proxy,
             room=lambda: files.free() - settings.reserve,
         )
-        self._stop = threading.Event()
+        self._stop = Event()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the address at which it listens."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._http.port}"
 
     def run(self) -> None:
-        """Serves until `stop`; the drivers of jobs go on, and are found by the next server."""
-        looking = threading.Thread(target=self._runner.run, args=(self._stop,), name="distkeras-jobs", daemon=True)
-        looking.start()
-        sending = threading.Thread(
-            target=self._webhooks.run, args=(self._stop,), name="distkeras-webhooks", daemon=True
-        )
-        sending.start()
+        """Serve until `stop`. The drivers of jobs continue, and the next server finds them."""
+        works = {"distkeras-jobs": self._runner.run, "distkeras-webhooks": self._webhooks.run}
+        threads = [Thread(target=work, args=(self._stop,), name=name, daemon=True) for name, work in works.items()]
+        for thread in threads:
+            thread.start()
         log.info("the job server listens at %s , its page is %s/dashboard", self.url, self.url)
         try:
             self._http.run(self._stop)
         finally:
             self._stop.set()
-            looking.join(_LAST_LOOK)
-            sending.join(_LAST_LOOK)
+            for thread in threads:
+                thread.join(_LAST_LOOK)
             self._engine.dispose()
 
     def stop(self) -> None:
-        """Has `run` return."""
+        """Make `run` return."""
         self._stop.set()
 
     def _write_first_token(self, accounts: Accounts) -> None:
@@ -176,7 +166,7 @@ class JobServer:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Runs the server; returns the exit status."""
+    """Run the server, and return the exit status."""
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("distkeras").setLevel(logging.INFO)

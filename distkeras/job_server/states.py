@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class JobState(enum.StrEnum):
-    """Of a job."""
+    """The states of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -41,5 +41,5 @@ AT_WORK = {TRAIN: JobState.TRAINING, PREDICT: JobState.PREDICTING}
 
 
 def before(state: JobState) -> frozenset[JobState]:
-    """The states that ``state`` may follow."""
+    """Return the states that ``state`` may follow."""
     return frozenset(earlier for earlier, following in FOLLOWS.items() if state in following)

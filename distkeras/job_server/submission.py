@@ -94,7 +94,7 @@ def _require_known_rule(rule: Rule) -> None:
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """The functions in an argument of ``compile`` that are not Keras'."""
+    """Yield the functions in an argument of ``compile`` that are not Keras'."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):

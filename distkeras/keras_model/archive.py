@@ -42,10 +42,6 @@ _ARCHIVE_ERRORS = (
 def to_bytes(model: keras.Model, name: str = "model") -> bytes:
     """Return a model as a ``.keras`` archive: its configuration, weights, and the optimizer's state if it has one.
 
-    Args:
-        model: the caller's model.
-        name: name of the caller's argument.
-
     Raises:
         ConfigurationError: not a Keras model; the model or one of its layers has no weights yet; a part of it cannot
             be described by its configuration; or Keras runs on a backend that does not train.

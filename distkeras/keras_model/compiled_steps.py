@@ -32,16 +32,9 @@ _CompiledLoop = Callable[..., Any]
 
 
 def model_inputs(model: keras.Model, x: Sequence[Any], y: Sequence[Any], weight: Any | None) -> tuple[Any, Any, Any]:
-    """Return (x, y, sample weight) as ``train_step`` takes them.
+    """Return (x, y, sample weight) as ``train_step`` takes them, from an array or tensor for each input and output.
 
-    Args:
-        model: built.
-        x: an array or tensor for each input, in the model's order.
-        y: an array or tensor for each output, in the model's order.
-        weight: sample weights ``(n,)``, or None.
-
-    Returns:
-        Inputs and targets bare where there is one, a list in the model's order, or a dictionary by its names.
+    Inputs and targets are bare where there is one, a list in the model's order, or a dictionary by its names.
     """
     return _structured(model, "input", x), _structured(model, "output", y), weight
 

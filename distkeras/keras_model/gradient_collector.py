@@ -61,11 +61,7 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
 class CollectingOptimizer:
     """An optimizer that takes the place of a model's own for a step, and leaves the gradient in variables.
 
-    It costs a vector of the model's size.
-
-    Args:
-        model: compiled.
-        variables: its trainable variables.
+    It costs a vector of the model's size; ``variables`` are the trainable ones of the compiled ``model``.
     """
 
     def __init__(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:

@@ -103,8 +103,8 @@ class JobResults:
         attempt where one is concerned, text. All of them are in the log too.
 
         Kinds: takeover (a retried task goes on), fenced (a request of a task that lost its lease), restart (of the
-        server), snapshot (failed, or succeeding again), records (lost, or
-        kept in memory), refused (peers), skipped (commits), stall, stop, failed.
+        server), snapshot (failed, or succeeding again), records (lost, or kept in memory), optimizer (its state is
+        taken over, or is not), refused (peers), skipped (commits), stall, stop, failed.
         """
         self._require(self.outcome.df, "events")
         return self._table(event_table(self.outcome.events.all()))

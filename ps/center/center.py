@@ -367,7 +367,8 @@ class Center:
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
             self.log.add(commit, skipped)
             lease.advance(commit, now)
-            lease.skipped, lease.optimizer = True, None  # what led to these numbers may be in the state
+            lease.optimizer = None  # what led to these numbers may be in the state
+            lease.skipped = True
             lease.require_pull()
             self.scheduler.committed(commit.worker)
             if isinstance(self.scheduler, Synchronous):

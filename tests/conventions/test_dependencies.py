@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def sources(folder: Path) -> list[Path]:
     ]
 
 
-def imports(path: Path, *, everywhere: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
     """Full names that ``path`` imports; without ``everywhere``, only those that importing it executes."""
 
     def walk(nodes: list[ast.stmt]) -> Iterator[str]:
@@ -69,9 +71,7 @@ def imports(path: Path, *, everywhere: bool = True) -> Iterator[str]:
                     yield from walk(handler.body)
 
     tree = ast.parse(path.read_text())
-    yield from walk(tree.body)
-    if everywhere:
-        yield from imported_by_call(tree)
+    return (*walk(tree.body), *(imported_by_call(tree) if everywhere else ()))
 
 
 def imported_by_call(tree: ast.AST) -> Iterator[str]:
@@ -81,8 +81,11 @@ def imported_by_call(tree: ast.AST) -> Iterator[str]:
             yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
 
 
-def ids(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def all_imports(paths: Iterable[Path], *, everywhere: bool = True) -> Iterator[tuple[str, Path, str]]:
+    """Each import of each of ``paths``: its full name, the path, and what to call the two in a failure."""
+    for path in paths:
+        for name in imports(path, everywhere=everywhere):
+            yield name, path, f"{path.relative_to(ROOT)}: {name}"
 
 
 def module_of(path: Path) -> str:
@@ -128,61 +131,48 @@ def test_the_order_of_the_folders_is_the_documented_one(package: str) -> None:
         assert not arrows[name] & set(listed[place:]), f"{name} imports what stands above it"
 
 
-@pytest.mark.parametrize("path", sources(PS), ids=ids)
-def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only(path: Path) -> None:
-    for name in imports(path):
+def test_ps_needs_the_standard_library_numpy_and_ml_dtypes_only() -> None:
+    for name, path, where in all_imports(sources(PS)):
         top = name.split(".")[0]
         own = OPTIONAL.get(path.name, set())
-        assert top in own | {"distkeras", "numpy", "ml_dtypes", "__future__"} or top in sys.stdlib_module_names, name
+        assert top in own | {"distkeras", "numpy", "ml_dtypes", "__future__"} or top in sys.stdlib_module_names, where
         # The bare package is nearly empty; it is there to ask where it lives.
-        assert top != "distkeras" or name == "distkeras" or name.startswith("distkeras.ps"), name
+        assert top != "distkeras" or name == "distkeras" or name.startswith("distkeras.ps"), where
 
 
-@pytest.mark.parametrize("path", sources(PS / "rules"), ids=ids)
-def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center(path: Path) -> None:
-    for name in imports(path):
+def test_a_rule_knows_neither_sockets_nor_threads_nor_the_center() -> None:
+    for name, _, where in all_imports(sources(PS / "rules")):
         top = name.split(".")[0]
-        assert top not in {"socket", "threading", "asyncio", "subprocess"}, name
+        assert top not in {"socket", "threading", "asyncio", "subprocess"}, where
         if name.startswith("distkeras"):
-            assert name.startswith(("distkeras.ps.rules", "distkeras.ps.errors", "distkeras.ps.validate")), name
+            assert name.startswith(("distkeras.ps.rules", "distkeras.ps.errors", "distkeras.ps.validate")), where
 
 
-@pytest.mark.parametrize("module", SANS_IO)
-def test_state_machines_open_no_socket_and_start_no_thread(module: str) -> None:
-    tops = {name.split(".")[0] for name in imports(PS / f"{module}.py")}
-    assert not tops & {"socket", "threading", "asyncio", "selectors", "subprocess", "queue"}
+def test_state_machines_open_no_socket_and_start_no_thread() -> None:
+    for name, _, where in all_imports(PS / f"{module}.py" for module in SANS_IO):
+        assert name.split(".")[0] not in {"socket", "threading", "asyncio", "selectors", "subprocess", "queue"}, where
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sources(CORE) if path.parent.name != "ml" and module_of(path) not in OF_TRANSFORMERS],
-    ids=ids,
-)
-def test_the_core_does_not_import_the_transformers_on_import(path: Path) -> None:
-    for name in imports(path, everywhere=False):
-        assert not name.startswith(("distkeras.transformers", "tests", "scripts", "notebooks")), name
+def test_the_core_does_not_import_the_transformers_on_import() -> None:
+    core = [path for path in sources(CORE) if path.parent.name != "ml" and module_of(path) not in OF_TRANSFORMERS]
+    for name, _, where in all_imports(core, everywhere=False):
+        assert not name.startswith(("distkeras.transformers", "tests", "scripts", "notebooks")), where
 
 
-@pytest.mark.parametrize("path", sources(TRANSFORMERS), ids=ids)
-def test_the_transformers_do_not_import_the_trainers(path: Path) -> None:
-    for name in imports(path):
-        assert name.split(".")[:2] not in (
-            ["distkeras", "trainer"],
-            ["distkeras", "trainers"],
-            ["distkeras", "training"],
-        ), name
+def test_the_transformers_do_not_import_the_trainers() -> None:
+    trainers = (["distkeras", "trainer"], ["distkeras", "trainers"], ["distkeras", "training"])
+    for name, _, where in all_imports(sources(TRANSFORMERS)):
+        assert name.split(".")[:2] not in trainers, where
 
 
-@pytest.mark.parametrize("path", [*sources(CORE), *sources(PS), *sources(TRANSFORMERS)], ids=ids)
-def test_nobody_imports_by_the_bare_names_or_unpickles(path: Path) -> None:
-    for name in imports(path):
-        assert name.split(".")[0] not in {"ps", "transformers", "pickle", "marshal", "shelve"}, name
+def test_nobody_imports_by_the_bare_names_or_unpickles() -> None:
+    for name, _, where in all_imports(MODULES.values()):
+        assert name.split(".")[0] not in {"ps", "transformers", "pickle", "marshal", "shelve"}, where
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_what_executors_import_chooses_no_backend(module: str) -> None:
-    tops = {name.split(".")[0] for name in imports(CORE / f"{module}.py", everywhere=False)}
-    assert not tops & {"keras", "tensorflow", "jax", "torch", "pyspark"}
+def test_what_executors_import_chooses_no_backend() -> None:
+    for name, _, where in all_imports((CORE / f"{module}.py" for module in LIGHT), everywhere=False):
+        assert name.split(".")[0] not in {"keras", "tensorflow", "jax", "torch", "pyspark"}, where
 
 
 def test_the_reader_sees_imports_at_every_depth(tmp_path: Path) -> None:

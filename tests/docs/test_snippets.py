@@ -31,6 +31,8 @@ FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
 FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
+#: Of these, the pages that fit a model many times.
+SEARCHES = ("spark-ml",)
 ROWS = {"train": 256, "test": 64}
 PIXELS = 784
 
@@ -80,7 +82,11 @@ def test_the_readme_runs(spark: SparkSession) -> None:
     assert namespace["trained"].count_params() > 0
 
 
-@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in SEARCHES else ()) for path in FURTHER],
+    ids=lambda path: path.stem,
+)
 def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:
     run(path, dict(started))
 

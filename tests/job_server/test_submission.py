@@ -91,6 +91,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tls": (True, {}),
     "authenticate_vectors": (True, {}),
     "threads": (1, {}),
+    "keep_optimizer": (False, {}),
     "stall_after": (None, {}),
 }
 

@@ -22,8 +22,8 @@ from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 
-#: Pairs in a default run, over all chains.
-PAIRS = 224
+#: Pairs over all chains where `--pairs` does not say: by default, and among the slow tests.
+FEW, MANY = 42, 420
 #: Wrappers: one that is drawn as an option, and one that no worker takes.
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 OPTIMIZERS = [
@@ -257,9 +257,12 @@ def walk(draw: random.Random, optimizer: str, pairs: int) -> list[Job]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Adafactor's smallest number is none of float16
+@pytest.mark.parametrize("pairs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_second_of_two_jobs_trains_as_if_it_were_alone(optimizer: str, pytestconfig: pytest.Config) -> None:
-    pairs = pytestconfig.getoption("pairs") or PAIRS
+def test_the_second_of_two_jobs_trains_as_if_it_were_alone(
+    optimizer: str, pairs: int, pytestconfig: pytest.Config
+) -> None:
+    pairs = pytestconfig.getoption("pairs") or pairs
     draw = random.Random(optimizer)
     cache, before = ReplicaCache(), None
     alone.cache_clear()

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.ml.evaluation import RegressionEvaluator
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit, TrainValidationSplitModel
+from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Callback, EarlyStopping, KerasEstimator, KerasModel
@@ -113,18 +113,3 @@ class TestFits:
         fitted = search.fit(df)
         assert fitted.validationMetrics[1] < fitted.validationMetrics[0]
         assert {folder.name for folder in tmp_path.iterdir()} == {"saved", "saved-2", "saved-3"}  # of three fits
-        fitted.save(str(tmp_path / "search"))
-        loaded = TrainValidationSplitModel.load(str(tmp_path / "search"))
-        np.testing.assert_array_equal(
-            column(loaded.transform(df), "prediction"), column(fitted.transform(df), "prediction")
-        )
-
-    def test_a_search_over_models(self, df: DataFrame) -> None:
-        made = estimator(linear(), num_epoch=2)
-        models = [linear(), linear(keras.layers.Dense(4))]
-        grid = ParamGridBuilder().addGrid(made.getParam("model"), models).build()
-        search = CrossValidator(
-            estimator=made, estimatorParamMaps=grid, evaluator=RegressionEvaluator(labelCol="target"), numFolds=2
-        )
-        fitted: Any = search.fit(df)
-        assert len(fitted.bestModel.keras_model.layers) == len(models[int(np.argmin(fitted.avgMetrics))].layers)

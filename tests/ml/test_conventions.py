@@ -16,12 +16,12 @@ from pyspark.ml.linalg import Vectors
 from pyspark.ml.param import Param
 from pyspark.ml.tuning import (
     CrossValidator,
-    CrossValidatorModel,
     ParamGridBuilder,
     TrainValidationSplit,
     TrainValidationSplitModel,
 )
 from pyspark.sql import DataFrame, SparkSession
+from support.present import present
 
 from distkeras import KerasEstimator, KerasModel, rules
 from distkeras.ps.errors import ConfigurationError, ShapeError
@@ -96,6 +96,9 @@ class TestSearches:
         fitted.save(str(tmp_path / "fitted"))
         loaded = TrainValidationSplitModel.load(str(tmp_path / "fitted"))
         assert loaded.validationMetrics == fitted.validationMetrics
+        best = fitted.getEstimatorParamMaps()[int(np.argmax(fitted.validationMetrics))]
+        expected = len(made.copy(best).value("model").layers)
+        assert len(loaded.bestModel.keras_model.layers) == expected  # type: ignore[attr-defined]  # a KerasModel
         np.testing.assert_array_equal(
             column(loaded.transform(df), "probability"), column(fitted.transform(df), "probability")
         )
@@ -111,17 +114,20 @@ class TestSearches:
         made = estimator(worker_optimizer=keras.optimizers.Adam(0.1, beta_1=0.5), num_epoch=4, batch_size=8)
         grid = ParamGridBuilder().addGrid(made.getParam("worker_learning_rate"), [1e-9, 0.1]).build()
         evaluator = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]  # its stub forgets it
-        fitted = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(df)
-        assert fitted.avgMetrics[1] < fitted.avgMetrics[0]
-        for rate, least, most in ((1e-9, 0.0, 1e-6), (0.1, 0.1, np.inf)):
-            found = made.copy({made.getParam("worker_learning_rate"): rate}).fit(df).keras_model.get_weights()
+        search = TrainValidationSplit(
+            estimator=made, estimatorParamMaps=grid, evaluator=evaluator, collectSubModels=True
+        )
+        fitted = search.fit(df)
+        assert fitted.validationMetrics[1] < fitted.validationMetrics[0]
+        for model, least, most in zip(present(fitted.subModels), (0.0, 0.1), (1e-6, np.inf), strict=True):
+            found: list[np.ndarray] = model.keras_model.get_weights()  # type: ignore[attr-defined]  # a KerasModel
             moved = [np.abs(now - was).max() for now, was in zip(found, made.value("model").get_weights(), strict=True)]
             assert least <= max(moved) <= most
         optimizer = fitted.bestModel.keras_model.optimizer  # type: ignore[attr-defined]  # a KerasModel
         assert optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
         assert optimizer.get_config()["beta_1"] == 0.5
         fitted.save(str(tmp_path / "search"))
-        loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+        loaded = TrainValidationSplitModel.load(str(tmp_path / "search"))
         assert [list(one.values()) for one in loaded.getEstimatorParamMaps()] == [[1e-9], [0.1]]
 
     def test_a_rule_without_steps_at_the_workers_has_no_such_rate(self, df: DataFrame) -> None:

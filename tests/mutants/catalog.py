@@ -6,9 +6,10 @@ from mutants.center import CENTER
 from mutants.checkpoint import CHECKPOINT
 from mutants.driver import DRIVER
 from mutants.mutant import Mutant
+from mutants.optimizers import OPTIMIZERS
 from mutants.protocol import PROTOCOL
 from mutants.resume import RESUME
 from mutants.server import SERVER
 from mutants.transport import TRANSPORT
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *CENTER, *SERVER, *CHECKPOINT, *TRANSPORT, *DRIVER, *RESUME)
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *CENTER, *SERVER, *CHECKPOINT, *TRANSPORT, *DRIVER, *RESUME, *OPTIMIZERS)

@@ -156,8 +156,8 @@ CENTER = (
     Mutant(
         "a skipped commit's worker goes on",
         CENTER_FILE,
-        "  # what led to these numbers may be in the state\n            lease.require_pull()",
-        "",
+        "            lease.skipped = True\n            lease.require_pull()",
+        "            lease.skipped = True",
         "it goes on from parameters that hold a NaN",
         (*_TESTS, *_SKIPPING),
     ),

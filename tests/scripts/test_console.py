@@ -42,7 +42,8 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patience(240))
 
 
-def test_train_and_score(files: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # the tables and the report are in test_train.py, what reaches the terminal meanwhile is below
+def test_train(files: Path, tmp_path: Path) -> None:
     trained = run(command(files, "--out", "out", "--epochs", "2"), tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert all(LINE.match(line) for line in trained.stderr.splitlines()), trained.stderr
@@ -59,13 +60,17 @@ def test_train_and_score(files: Path, tmp_path: Path) -> None:
     assert [row.split()[:2] for row in rows] == [["1", "2,000"], ["2", "2,000"]]
     assert last == "Model, history and commits are in out"
 
-    data, model = str(files / "data.parquet"), str(tmp_path / "out" / "model.keras")
+
+@pytest.mark.slow
+def test_score(files: Path, tmp_path: Path) -> None:
+    data, model = str(files / "data.parquet"), str(files / "model.keras")
     words = [sys.executable, "-m", "distkeras", "score", "--data", data, "--model", model, "--out", "scored"]
     scored = run([*words, "--thresholds", "0.9", "0.1"], tmp_path)
     assert (scored.returncode, scored.stderr) == (0, "")
     assert scored.stdout == "Predictions are in scored\n"
 
 
+@pytest.mark.slow  # what the line says is in test_train.py
 def test_an_error_is_one_line(files: Path, tmp_path: Path) -> None:
     ended = run(command(files, "--out", "out", "--features", "pixels"), tmp_path)
     assert ended.returncode == 2
@@ -74,6 +79,7 @@ def test_an_error_is_one_line(files: Path, tmp_path: Path) -> None:
     assert line.startswith("distkeras train: MissingColumnError: the DataFrame must have the column 'pixels'")
 
 
+@pytest.mark.slow
 def test_debug_shows_everything(files: Path, tmp_path: Path) -> None:
     ended = run(command(files, "--out", "out", "--features", "pixels", "--debug"), tmp_path)
     assert ended.returncode != 0
@@ -81,7 +87,7 @@ def test_debug_shows_everything(files: Path, tmp_path: Path) -> None:
     assert "log4j" in ended.stderr
 
 
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(files: Path, tmp_path: Path, saved: bool) -> None:
     words = ["--out", "out", "--epochs", "1000000", "--log-every", "0.5"]
     words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
@@ -91,6 +97,8 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(files: Path, tmp_path: Pa
         )
         try:
             until(lambda: "samples/s" in (tmp_path / "printed").read_text())
+            begun = (tmp_path / "printed").read_text().splitlines()
+            assert all(map(LINE.match, begun)), begun
             os.kill(process.pid, signal.SIGINT)
             assert process.wait(patience(60)) == 130
         finally:

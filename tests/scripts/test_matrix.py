@@ -88,6 +88,7 @@ def test_a_run_is_counted(core: Callable[[str], str]) -> None:
     assert set(present(row.versions)) >= {"pyspark", "keras", "tensorflow", "numpy"}
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_without_tests_is_no_success(core: Callable[[str], str]) -> None:
     row = suite.tested(Environment(HERE, "tensorflow"), Path(sys.executable), [core("import no_such_module")])
     assert not row.good

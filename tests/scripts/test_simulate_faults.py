@@ -16,6 +16,8 @@ from simulation.scheduler import Finding, Killed, Process, Scheduler
 from simulation.shrink import shrink
 from simulation.simulation import simulate
 
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).parents[2]
 #: What is planted and found within so many schedules; the others take longer.
 SOON = {

@@ -9,6 +9,8 @@ from simulation.mutations import planted
 from simulation.plan import Fault, Plan, draw
 from simulation.simulation import simulate
 
+pytestmark = pytest.mark.no_cover
+
 #: Runs of which all messages, options and states are noted, and draws of which all options are.
 RUNS, DRAWS = range(250), range(250, 1500)
 #: What is planted and found within so many schedules.

@@ -256,6 +256,18 @@ def test_spark_submit(files: Path, tmp_path: Path) -> None:
     assert keras.saving.load_model(out / "model.keras").count_params() == 10
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["rule"], summary["hyper_parameters"]) == ("agn", {"window": 4})
+    assert [(row["epoch"], row["samples"]) for row in summary["epochs"]] == [(1, ROWS), (2, ROWS)]
+    for row, (_, part) in zip(summary["epochs"], history.to_pandas().groupby("epoch"), strict=True):
+        assert row["loss"] == pytest.approx(np.average(part["loss"], weights=part["samples"]))
+        assert row["accuracy"] == pytest.approx(np.average(part["accuracy"], weights=part["samples"]))
+    said = done.stdout.splitlines()
+    (start,) = [place for place, line in enumerate(said) if line.startswith("agn: 600 samples and ")]
+    assert [line.split()[:2] for line in said[start + 1 : start + 4]] == [
+        ["epoch", "samples"],
+        ["1", "300"],
+        ["2", "300"],
+    ]
+    assert said[start + 4] == "Model, history and commits are in out"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from support.patience import patience
 
 
@@ -28,6 +29,7 @@ import matplotlib.pyplot
 """)
 
 
+@pytest.mark.slow
 def test_another_thread_may_make_pictures_meanwhile() -> None:
     run("""
 import builtins, sys, threading
@@ -50,6 +52,7 @@ assert builtins.__import__ is own
 """)
 
 
+@pytest.mark.slow
 def test_what_a_process_has_imported_is_left_alone() -> None:
     run("""
 import gc, keras
@@ -75,6 +78,7 @@ assert gc.isenabled() and not any(type(finder).__module__.startswith("distkeras"
 """)
 
 
+@pytest.mark.slow
 def test_a_driver_has_its_pictures_and_lets_go_of_what_it_had() -> None:
     run("""
 import gc

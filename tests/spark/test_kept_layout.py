@@ -15,8 +15,8 @@ from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
 from distkeras.spark.kept_layout import Arrangement, KeptLayout
 
-#: Pairs of layouts that are drawn where `--pairs` does not say.
-PAIRS = 90
+#: Pairs of layouts that are drawn where `--pairs` does not say: by default, and among the slow tests.
+FEW, MANY = 24, 200
 
 
 @pytest.fixture
@@ -160,9 +160,10 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def test_drawn_pairs_of_layouts(spark: SparkSession, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("pairs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_drawn_pairs_of_layouts(spark: SparkSession, pairs: int, pytestconfig: pytest.Config) -> None:
     """The second of two jobs on rows that differ in one thing sees what it would see alone."""
-    pairs = pytestconfig.getoption("--pairs") or PAIRS
+    pairs = pytestconfig.getoption("--pairs") or pairs
     draw = random.Random(20)
     base = spark.range(24).selectExpr("id as x", "id % 4 as y", "id % 5 + 0.5 as w").persist()
     spark.range(7).write.mode("overwrite").saveAsTable("changing")

@@ -84,7 +84,11 @@ spark.stop()
 
 @pytest.mark.parametrize(
     ("warm_up", "backend", "found", "logged"),
-    [(True, None, True, ""), (False, None, False, ""), (True, "unknown", False, "Keras could not be imported")],
+    [
+        (True, None, True, ""),
+        pytest.param(False, None, False, "", marks=pytest.mark.slow),
+        pytest.param(True, "unknown", False, "Keras could not be imported", marks=pytest.mark.slow),
+    ],
 )
 def test_the_driver_has_keras_when_the_session_is_there(
     monkeypatch: pytest.MonkeyPatch, warm_up: bool, backend: str | None, found: bool, logged: str

@@ -22,76 +22,59 @@ PIECE_MAX = 1 << 20
 _STRAY = 86400.0
 
 
+class _Within:
+    """A path in a folder, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: JobFolder, _kind: type[JobFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class JobFolder:
-    """One job's files.
+    """The files of one job.
 
     Args:
         path: of the folder.
+
+    Attributes:
+        sent_model: the archive that was submitted.
+        model: the trained model.
+        history: Parquet with a row for each mini-batch.
+        commits: Parquet with a row for each commit.
+        fence: the number of the first attempt that may still work.
+        log: what the drivers and Spark print.
+        progress: a line of JSON for each look at the job and for each event, of all attempts.
+        journal: what a page of the job follows; see `distkeras.dashboard.journal`.
+        begun: exists once a predict job may write to its output, where nothing was before.
+        checkpoint: what an attempt continues from.
     """
 
     path: Path
 
-    @property
-    def sent_model(self) -> Path:
-        """The archive that was submitted."""
-        return self.path / "sent.keras"
-
-    @property
-    def model(self) -> Path:
-        """The trained model."""
-        return self.path / "model.keras"
-
-    @property
-    def history(self) -> Path:
-        """A row a mini-batch, as Parquet."""
-        return self.path / "history.parquet"
-
-    @property
-    def commits(self) -> Path:
-        """A row a commit, as Parquet."""
-        return self.path / "commits.parquet"
-
-    @property
-    def fence(self) -> Path:
-        """The number of the first attempt that may still work."""
-        return self.path / "fence"
+    sent_model = _Within("sent.keras")
+    model = _Within("model.keras")
+    history = _Within("history.parquet")
+    commits = _Within("commits.parquet")
+    fence = _Within("fence")
+    log = _Within("driver.log")
+    progress = _Within("progress.jsonl")
+    journal = _Within("journal.jsonl")
+    begun = _Within("begun")
+    checkpoint = _Within("checkpoint")
 
     def beat(self, attempt: int) -> Path:
-        """The sign of life of a driver."""
+        """Return the file that a driver changes every second."""
         return self.path / f"beat-{attempt}"
 
-    @property
-    def log(self) -> Path:
-        """What the drivers and Spark print."""
-        return self.path / "driver.log"
-
-    @property
-    def progress(self) -> Path:
-        """A line of JSON for each look at the job, and for each event; of all attempts."""
-        return self.path / "progress.jsonl"
-
-    @property
-    def journal(self) -> Path:
-        """What a page of the job follows: see `distkeras.dashboard.journal`."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def begun(self) -> Path:
-        """There once a predict job may write to its output, where nothing was before."""
-        return self.path / "begun"
-
-    @property
-    def checkpoint(self) -> Path:
-        """What an attempt goes on from."""
-        return self.path / "checkpoint"
-
     def order(self, attempt: int) -> Path:
-        """What the driver of an attempt is to do."""
+        """Return the file that says what the driver of an attempt has to do."""
         return self.path / f"order-{attempt}.json"
 
     def result(self, attempt: int) -> Path:
-        """What became of an attempt; there as soon as the driver knows, and whole."""
+        """Return the file with the result of an attempt, which its driver writes at once."""
         return self.path / f"result-{attempt}.json"
 
     def read_result(self, attempt: int) -> dict[str, Any] | None:
@@ -103,7 +86,7 @@ class JobFolder:
         return result if isinstance(result, dict) else None
 
     def cut_log(self, most: int) -> None:
-        """Leaves of a log with more bytes than ``most`` its latest half of so many; drivers go on at its end."""
+        """Shorten a log of more than ``most`` bytes to its latest half; drivers continue at its end."""
         try:
             with self.log.open("rb") as file:
                 if file.seek(0, os.SEEK_END) <= most:
@@ -117,7 +100,7 @@ class JobFolder:
             file.write("… what came before was left out\n".encode() + latest)
 
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         total = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -129,7 +112,7 @@ class JobFolder:
 
 
 class JobFiles:
-    """The folders of all jobs, below one that servers of one database share.
+    """The folders of all jobs, in one folder that the servers of a database share.
 
     Args:
         root: which is made if it is not there; no other user may read it.
@@ -137,44 +120,37 @@ class JobFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+        self._jobs, self._incoming = self.root / "jobs", self.root / "incoming"
         for folder in (self.root, self._jobs, self._incoming):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root.chmod(stat.S_IRWXU)
 
-    @property
-    def _jobs(self) -> Path:
-        return self.root / "jobs"
-
-    @property
-    def _incoming(self) -> Path:
-        return self.root / "incoming"
-
     def of(self, job_id: str) -> JobFolder:
-        """The folder of a job."""
+        """Return the folder of a job."""
         return JobFolder(self._jobs / job_id)
 
     def incoming(self) -> JobFolder:
-        """A new folder, of a job that is being submitted."""
+        """Make a folder for a job that is being submitted."""
         folder = JobFolder(self._incoming / uuid.uuid4().hex)
         folder.path.mkdir(mode=0o700)
         return folder
 
     def accept(self, folder: JobFolder, job_id: str) -> JobFolder:
-        """Makes a folder of `incoming` that of a job."""
+        """Make a folder of `incoming` the folder of a job."""
         accepted = self.of(job_id)
         folder.path.rename(accepted.path)
         return accepted
 
     def remove(self, folder: JobFolder) -> None:
-        """Removes a job's files, if they are there."""
+        """Remove a job's files, if they exist."""
         shutil.rmtree(folder.path, ignore_errors=True)
 
     def temporary(self) -> Path:
-        """Where what is being sent may wait, on the same disk."""
+        """Return the folder for uploads that are being received, on the same disk."""
         return self._incoming
 
     def free(self) -> int:
-        """Bytes that the file system has left."""
+        """Return the free bytes of the file system."""
         return shutil.disk_usage(self.root).free
 
     def strays(self) -> list[JobFolder]:
@@ -195,7 +171,7 @@ def write_whole(path: Path, value: Any) -> None:
 
 
 def read_progress(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines from byte ``offset`` on, at most `PIECE_MAX` of bytes, and the byte to go on from."""
+    """Return the whole lines from byte ``offset`` on, at most `PIECE_MAX` bytes, and the next offset."""
     try:
         with path.open("rb") as file:
             # Some file systems refuse a place that no file of theirs reaches.
@@ -220,7 +196,7 @@ _EVERY = 1.0
 
 
 class ProgressLines(Callback):
-    """Writes a line when training begins, one every second while there is news, and one at its end.
+    """Writes a line when training begins, one per second while commits come, and one at the end.
 
     Args:
         path: of the file, which is gone on with.
@@ -234,19 +210,16 @@ class ProgressLines(Callback):
         self._clock = -1
 
     def on_begin(self, setup: TrainingSetup) -> None:
-        """Tells that the job is about to train."""
+        """Write that the job is about to train."""
         append(self._path, {"kind": "training", "attempt": self._attempt, "metrics": list(setup.metrics)})
 
     def on_center(self, context: CallbackContext) -> None:
-        """Tells how it gets on."""
+        """Write the status, if there are new commits."""
         if context.status.clock != self._clock:
-            self._tell(context)
+            self.on_end(context)
 
     def on_end(self, context: CallbackContext) -> None:
-        """Tells how it ended."""
-        self._tell(context)
-
-    def _tell(self, context: CallbackContext) -> None:
+        """Write the status."""
         status = context.status
         self._clock = status.clock
         names = ("clock", "batches", "samples", "loss", "staleness", "joined", "finished", "epochs")
@@ -266,7 +239,7 @@ class EventLines(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes the record, if it is an event."""
+        """Write the record, if it is an event."""
         kind = getattr(record, "event", None)
         if kind is not None:
             about = {name: getattr(record, name, None) for name in ("worker", "attempt")}
@@ -284,5 +257,4 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -50,7 +50,7 @@ def _started(process: psutil.Process) -> int:
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process, never mistaken for another one of the same number.
+    """The identity of a process, which no other process ever has.
 
     Args:
         pid: its number.
@@ -131,7 +131,7 @@ class ProcessId:
 
 
 class LeaseRenewal:
-    """The sign of life of a driver, as a context; it ends the driver when a server has fenced it.
+    """A context in which a driver has a heartbeat, and ends when a server has fenced it.
 
     Args:
         beat: file that changes every second.

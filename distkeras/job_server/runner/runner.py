@@ -52,7 +52,7 @@ _SERVER = Account(0, "server", ADMIN)
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """What the server's operator says of running jobs.
+    """The operator's settings for running jobs.
 
     Args:
         slots: jobs at a time.
@@ -98,7 +98,7 @@ class RunnerSettings:
 
 
 class JobRunner:
-    """See the module.
+    """Runs jobs; see the module.
 
     Args:
         store: the jobs.
@@ -123,7 +123,7 @@ class JobRunner:
         return time.monotonic() - self._looked_at
 
     def run(self, stop: threading.Event) -> None:
-        """Looks after the jobs until ``stop``; the drivers go on after it."""
+        """Look after the jobs until ``stop``. The drivers continue."""
         while not stop.wait(_LOOK):
             try:
                 self.tick()
@@ -132,7 +132,7 @@ class JobRunner:
                 log.warning("the jobs could not be looked after, and will be again: %s", str(error).partition("\n")[0])
 
     def tick(self) -> None:
-        """One look at all that is there to do."""
+        """Look at all jobs once."""
         running = 0
         if time.monotonic() >= self._next_renewal:
             self._next_renewal = time.monotonic() + self._settings.lease / _RENEWALS
@@ -180,7 +180,7 @@ class JobRunner:
             return f"{job.attempt}"
 
     def _launch(self, job: StoredJob) -> bool:
-        """Starts a job's driver; whether it is there."""
+        """Start a job's driver; return whether it was started."""
         folder = self._files.of(job.id)
         settings = self._settings
         order = {
@@ -216,7 +216,7 @@ class JobRunner:
         return True
 
     def _look(self, job: StoredJob) -> bool:
-        """Looks after one job; whether nothing of it is left."""
+        """Look after one job; return whether nothing of it is left."""
         folder = self._files.of(job.id)
         child = self._children.get(job.id)
         if child is not None:
@@ -271,7 +271,7 @@ class JobRunner:
             driver.kill_session()
 
     def _settle(self, job: StoredJob, folder: JobFolder) -> None:
-        """Tells what became of a job whose driver is gone."""
+        """Record how a job whose driver is gone has ended, or put it back into the queue."""
         child = self._children.pop(job.id, None)
         self._asked.pop(job.id, None)
         status = None
@@ -299,7 +299,7 @@ class JobRunner:
             self._store.move(job, JobState.LOST, text.replace("the last one died", "the last one"), size, died)
 
     def _sweep(self) -> None:
-        """Removes what is kept no longer, now and then."""
+        """Remove jobs and folders that are too old, every `_SWEEP` seconds."""
         if time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + _SWEEP
@@ -329,6 +329,6 @@ def _works(folder: JobFolder, job: StoredJob) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """What a driver is given of this process' environment: none of the server's own secrets, nor its operator's."""
+    """Return the environment of a driver: this process' without the secrets of the server and its operator."""
     secrets = ("DISTKERAS_JOBS_", "DISTKERAS_TOKEN")
     return {name: value for name, value in os.environ.items() if not name.startswith(secrets)}

@@ -35,7 +35,7 @@ _SHOWN = ("kind", "state", "error", "attempts")
 
 
 def _file_of(media: str, schema: Mapping[str, Any] | None = None) -> dict[Any, Any]:
-    """The OpenAPI description of an answer that is a file."""
+    """Return the OpenAPI description of an answer that is a file."""
     return {200: {"content": {media: {"schema": schema or {"type": "string", "format": "binary"}}}}}
 
 

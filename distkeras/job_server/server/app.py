@@ -120,7 +120,7 @@ def _details(name: str, value: Any) -> str:
 
 
 def _dashboard() -> Response:
-    """A page that holds no data: it asks for a token, and reads with it."""
+    """Return the page, which has no data: it asks its reader for a token."""
     page = server_page()
     return Response(page.html, mimetype="text/html", headers={_POLICY: page.policy})
 

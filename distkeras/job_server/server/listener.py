@@ -46,19 +46,19 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class _Unauthorized(Error):  # type: ignore[misc]  # waitress has no types
-    """What waitress answers in place of the application."""
+    """The answer to a large body without a valid token."""
 
     code, reason = 401, "Unauthorized"
 
 
 class _NoRoom(Error):  # type: ignore[misc]  # waitress has no types
-    """Likewise."""
+    """The answer to a body for which the disk has no room."""
 
     code, reason = 507, "Insufficient Storage"
 
 
 class HttpListener:
-    """A server of an application, bound from the beginning.
+    """Serves an application over HTTP. The port is bound in the constructor.
 
     Args:
         app: of WSGI.
@@ -120,7 +120,7 @@ class HttpListener:
         return len(self._server.active_channels)
 
     def run(self, stop: threading.Event) -> None:
-        """Serves until ``stop``."""
+        """Serve until ``stop``."""
         looked = time.monotonic()
         try:
             while not stop.is_set():

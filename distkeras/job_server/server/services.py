@@ -95,5 +95,5 @@ _ADDRESSES = 10_000
 
 
 def data_roots(roots: Sequence[str]) -> list[str]:
-    """Places as the command line has them: paths absolute, so that they mean the same in each process."""
+    """Return places with absolute paths, which mean the same in each process."""
     return [root if "://" in root else str(Path(root).absolute()) for root in roots]

@@ -34,7 +34,7 @@ _NOBODY = hashlib.sha256(b"").digest()
 
 @dataclass(frozen=True)
 class Account:
-    """Who speaks.
+    """The user of a request.
 
     Args:
         id: of the database.
@@ -50,7 +50,7 @@ class Account:
 
     @property
     def is_admin(self) -> bool:
-        """Return whether everybody's jobs are theirs to see and to cancel."""
+        """Return whether the user may see and cancel all jobs."""
         return self.role == ADMIN
 
     def require_admin(self) -> None:
@@ -95,7 +95,7 @@ class AuditEntry(BaseModel, frozen=True):
 
 
 class Accounts:
-    """Who may do what; thread-safe.
+    """Users, tokens and the audit log; thread-safe.
 
     Args:
         engine: of `open_database`.
@@ -118,7 +118,7 @@ class Accounts:
         return self.add_token(ADMIN, "first token")
 
     def add_user(self, name: str, role: str = USER) -> UserInfo:
-        """A new user, without a token.
+        """Add a user, without a token.
 
         Raises:
             DescriptionError: no such role, or not a name.
@@ -137,13 +137,13 @@ class Accounts:
         return UserInfo.model_validate(added)
 
     def users(self) -> list[UserInfo]:
-        """Everybody, by name."""
+        """Return all users, by name."""
         query = select(USERS.c.name, USERS.c.role, USERS.c.active, USERS.c.created).order_by(USERS.c.name)
         with self._engine.connect() as connection:
             return [UserInfo.model_validate(row) for row in connection.execute(query).mappings()]
 
     def remove_user(self, name: str) -> None:
-        """Has none of the user's tokens count any more, and gives out no new ones; the jobs stay.
+        """Invalidate all tokens of a user, for whom no new ones are made. The jobs stay.
 
         Raises:
             NotThereError: there is no such user.
@@ -181,7 +181,7 @@ class Accounts:
         return f"dk_{token_id}_{secret}"
 
     def tokens(self, viewer: Account) -> list[TokenInfo]:
-        """The viewer's own, or everybody's for an administrator; the oldest first."""
+        """Return the viewer's tokens, or all for an administrator, the oldest first."""
         columns = TOKENS.c
         query = select(
             columns.id, USERS.c.name.label("user"), columns.note, columns.created, columns.expires, columns.revoked
@@ -193,7 +193,7 @@ class Accounts:
             return [TokenInfo.model_validate(row) for row in rows]
 
     def revoke(self, viewer: Account, token_id: str) -> None:
-        """Has a token not count any more.
+        """Revoke a token.
 
         Raises:
             NotThereError: the viewer sees no such token.
@@ -208,7 +208,7 @@ class Accounts:
                 raise NotThereError(f"there must be such a token. Received: {token_id}")
 
     def authenticate(self, token: str) -> Account | None:
-        """Whose token it is; None if it is nobody's, or does not count any more."""
+        """Return the user of a token; None if it is not valid."""
         parts = _TOKEN.fullmatch(token)
         row = None if parts is None else self._token_row(parts[1])
         known = hmac.compare_digest(_digest(parts[2] if parts else ""), row.digest if row else _NOBODY)
@@ -224,13 +224,13 @@ class Accounts:
             return connection.execute(query.where(TOKENS.c.id == token_id)).first()
 
     def record(self, user: str, address: str, action: str, subject: str = "") -> None:
-        """Writes down who did what."""
+        """Add an entry to the audit log."""
         values = {"user": user[:64], "address": address[:64], "action": action[:32], "subject": subject[:200]}
         with self._engine.begin() as connection:
             connection.execute(insert(AUDIT).values(time=self._clock(), **values))
 
     def audit(self, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
-        """The latest entries first; those before number ``before``."""
+        """Return entries of the audit log with numbers below ``before``, the latest first."""
         query = select(AUDIT).order_by(AUDIT.c.number.desc()).limit(limit)
         if before is not None:
             query = query.where(AUDIT.c.number < before)

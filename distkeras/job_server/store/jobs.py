@@ -16,6 +16,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Row,
+    Select,
     Update,
     delete,
     func,
@@ -93,19 +94,19 @@ class StoredJob:
 
     @property
     def order(self) -> Mapping[str, Any]:
-        """What only the driver gets: its job's kind, and where it reads and writes."""
+        """Return what only the driver receives: the job's kind, and where it reads and writes."""
         driver_order: Mapping[str, Any] = self.description.get(ORDER, {})
         return driver_order
 
     @property
     def submitted(self) -> dict[str, Any]:
-        """The description as its user has said it."""
+        """Return the description as the user submitted it."""
         return {name: value for name, value in self.description.items() if name != ORDER}
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What one user may have.
+    """The limits of one user.
 
     Args:
         bytes_max: of the files of all their jobs.
@@ -146,7 +147,7 @@ class JobStore:
     def add(
         self, account: Account, name: str, description: Mapping[str, Any], size: int, quota: Quota, job_id: str = ""
     ) -> StoredJob:
-        """A new job, which waits for its turn.
+        """Add a job to the queue.
 
         Args:
             account: whose it is.
@@ -183,16 +184,14 @@ class JobStore:
         return self.get(account, job_id)
 
     def get(self, viewer: Account, job_id: str) -> StoredJob:
-        """One job.
+        """Return one job.
 
         Raises:
             NotThereError: the viewer sees no such job.
         """
-        with self._engine.connect() as connection:
-            row = connection.execute(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))).first()
-        if row is None:
-            raise NotThereError(f"there must be such a job. Received: {job_id}")
-        return _job_of(row)
+        for job in self._read(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))):
+            return job
+        raise NotThereError(f"there must be such a job. Received: {job_id}")
 
     def page(
         self,
@@ -204,7 +203,7 @@ class JobStore:
         before: int | None = None,
         limit: int = 100,
     ) -> list[StoredJob]:
-        """The latest jobs first, without their descriptions, which may be long.
+        """Return jobs, the latest first, without their descriptions, which may be long.
 
         Args:
             viewer: who sees their own, or as an administrator all.
@@ -214,7 +213,7 @@ class JobStore:
             before: only those of a lower number.
             limit: how many at most.
         """
-        query = _LISTED.where(_seen_by(viewer)).order_by(JOBS.c.number.desc()).limit(limit)
+        query = _LISTED.where(_seen_by(viewer))
         if state is not None:
             query = query.where(JOBS.c.state == state)
         if text:
@@ -224,8 +223,7 @@ class JobStore:
             query = query.where(JOBS.c.tags.contains(f" {tag} ", autoescape=True))
         if before is not None:
             query = query.where(JOBS.c.number < before)
-        with self._engine.connect() as connection:
-            return [_job_of(row) for row in connection.execute(query)]
+        return self._read(query, JOBS.c.number.desc(), limit)
 
     def attempts(self, job: StoredJob) -> list[Attempt]:
         """Return the drivers that a job has had, the first one first."""
@@ -241,7 +239,7 @@ class JobStore:
         return {state: found.get(state, 0) for state in JobState}
 
     def request_cancel(self, viewer: Account, job_id: str) -> StoredJob:
-        """Ends a job that waits at once; has the server of one that runs end it.
+        """Cancel a job that waits, or ask the server of a job that runs to end it.
 
         Raises:
             NotThereError: the viewer sees no such job.
@@ -260,7 +258,7 @@ class JobStore:
         return job
 
     def remove(self, job: StoredJob) -> None:
-        """Forgets a job.
+        """Delete a job that has ended.
 
         Raises:
             StateError: it has not ended.
@@ -270,7 +268,7 @@ class JobStore:
                 raise StateError(f"a job must have ended to be removed. Received: {job.id}, which is {job.state}")
 
     def claim(self, server: str) -> StoredJob | None:
-        """Takes the next job that waits, for ``server``: of the user with the fewest that run; None if there is none.
+        """Take the next waiting job for ``server``, of the user with the fewest that run; return None if there is none.
 
         Of two such users, the one whose turn was longer ago is first.
         """
@@ -294,10 +292,8 @@ class JobStore:
         return None
 
     def active(self) -> list[StoredJob]:
-        """What some server answers for, the oldest first."""
-        with self._engine.connect() as connection:
-            query = _JOINED.where(JOBS.c.state.in_(ACTIVE)).order_by(JOBS.c.number)
-            return [_job_of(row) for row in connection.execute(query)]
+        """Return the jobs for which a server is responsible, the oldest first."""
+        return self._read(_JOINED.where(JOBS.c.state.in_(ACTIVE)))
 
     def adopt(self, job: StoredJob, server: str) -> bool:
         """Have ``server`` answer for a job whose lease has ended; return False if it was renewed or taken meanwhile."""
@@ -310,7 +306,7 @@ class JobStore:
             connection.execute(update(JOBS).where(theirs).values(renewal=JOBS.c.renewal + 1))
 
     def set_driver(self, job: StoredJob, driver: str) -> bool:
-        """Notes the process that does a job; False if the job is no more this server's."""
+        """Note the process of a job's driver; return False if another server has the job."""
         return self._swap(job, driver=driver)
 
     def move(
@@ -347,16 +343,12 @@ class JobStore:
         return self._swap(job, allowed, attempt, **values)
 
     def ended_before(self, moment: float) -> list[StoredJob]:
-        """Jobs that ended before then, the oldest first."""
-        query = _JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment).order_by(JOBS.c.number)
-        with self._engine.connect() as connection:
-            return [_job_of(row) for row in connection.execute(query)]
+        """Return the jobs that ended before ``moment``, the oldest first."""
+        return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.ended < moment))
 
     def due_webhooks(self) -> list[StoredJob]:
-        """Jobs that have ended, and whose webhook is to be tried now; the oldest first."""
-        due = JOBS.c.state.in_(FINAL) & (JOBS.c.notify <= self._clock())
-        with self._engine.connect() as connection:
-            return [_job_of(row) for row in connection.execute(_JOINED.where(due).order_by(JOBS.c.number))]
+        """Return ended jobs whose webhook has to be tried now, the oldest first."""
+        return self._read(_JOINED.where(JOBS.c.state.in_(FINAL), JOBS.c.notify <= self._clock()))
 
     def claim_webhook(self, job: StoredJob, pause: float | None) -> bool:
         """Note a try of a job's webhook; return False if another server has tried meanwhile.
@@ -371,9 +363,15 @@ class JobStore:
             return bool(connection.execute(change.values(**values)).rowcount)
 
     def end_webhook(self, job: StoredJob) -> None:
-        """Try a job's webhook no more: it was answered."""
+        """Note that a job's webhook was answered."""
         with self._engine.begin() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job.id).values(notify=None))
+
+    def _read(
+        self, query: Select[Any], order: ColumnElement[Any] = JOBS.c.number, limit: int | None = None
+    ) -> list[StoredJob]:
+        with self._engine.connect() as connection:
+            return [_job_of(row) for row in connection.execute(query.order_by(order).limit(limit))]
 
     def _swap(
         self, job: StoredJob, condition: ColumnElement[bool] | None = None, then: Update | None = None, **values: Any
@@ -404,7 +402,7 @@ def _require_free_output(connection: Connection, account: Account, description: 
 
 
 def new_id() -> str:
-    """Of a job that is to come."""
+    """Return an id for a new job."""
     return uuid.uuid4().hex
 
 

@@ -112,7 +112,7 @@ AUDIT = Table(
 
 
 def open_database(url: str) -> Engine:
-    """The database, with its tables; made where there are none.
+    """Open a database, and make its tables if there are none.
 
     Args:
         url: of SQLAlchemy, such as ``sqlite:////var/lib/distkeras/jobs.sqlite`` or ``postgresql+psycopg://host/name``.
@@ -148,7 +148,7 @@ def open_database(url: str) -> Engine:
 
 
 def _create_tables(engine: Engine) -> int:
-    """Makes what is not there; returns the version of what is. Another server may do so at the same moment."""
+    """Make missing tables, perhaps together with another server, and return the version of the tables."""
     try:
         METADATA.create_all(engine)
     except DBAPIError:
@@ -164,6 +164,6 @@ def _create_tables(engine: Engine) -> int:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    """Readers and a writer do not wait for each other; what is committed outlives the machine."""
+    """Let readers and a writer work at the same time, and have a commit survive a crash of the machine."""
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").close()

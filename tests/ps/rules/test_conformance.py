@@ -167,10 +167,10 @@ def test_docstring_names_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("window", [0, -1, 1.5, "2", True])
-def test_bad_window_is_refused(name: str, window: float | str) -> None:
-    with pytest.raises(ConfigurationError, match="`window` must be"):
-        rules.make(name, window=window)
+def test_bad_window_is_refused(name: str) -> None:
+    for window in (0, -1, 1.5, "2", True):
+        with pytest.raises(ConfigurationError, match="`window` must be"):
+            rules.make(name, window=window)
 
 
 def test_unknown_rule_and_unknown_hyper_parameter_are_refused() -> None:

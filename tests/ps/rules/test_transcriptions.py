@@ -29,9 +29,9 @@ CASES = [
     ("dynsgd", {"window": 1}),
     ("dynsgd", {"window": 3}),
     *[
-        ("adag", {"window": 3, "form": form, "gamma": 0.02, "algorithm": algorithm, "normalize": normalize})
-        for form, algorithm, normalize in itertools.product(
-            ["4.1", "4.7", "4.10", "4.1norm", "4.7norm"], [11, 12, 13], [True, False]
+        ("adag", {"window": 3, "form": form, "gamma": 0.02, "algorithm": algorithm, "normalize": place % 2 == 0})
+        for place, (form, algorithm) in enumerate(
+            itertools.product(["4.1", "4.7", "4.10", "4.1norm", "4.7norm"], [11, 12, 13])
         )
     ],
     ("adag", {"window": 1}),
@@ -89,7 +89,7 @@ CASES = [
                 "dana_zero",
                 "dana_slim",
             ],
-            [0.0, 0.5, 0.9],
+            [0.0, 0.9],
         )
     ],
     *[("dana_dc", {"momentum": m, "compensation": c}) for m, c in [(0.9, 2.0), (0.5, 0.3), (0.0, 1.0)]],
@@ -143,22 +143,17 @@ def test_every_rule_has_a_transcription_and_a_case(name: str) -> None:
     assert name in {case for case, _ in CASES}
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
 @pytest.mark.parametrize(("name", "hyper"), CASES, ids=label)
-def test_the_simulator_equals_the_papers_formulas(name: str, hyper: dict[str, Any], n: int) -> None:
-    for seed in range(2):
+def test_the_simulator_equals_the_papers_formulas(name: str, hyper: dict[str, Any]) -> None:
+    for n, seed in itertools.product((1, 3, 4), range(2)):
         check(name, hyper, n, seed)
 
 
-@pytest.mark.parametrize("eta", RATES, ids=lambda rate: rate.name)
 @pytest.mark.parametrize(("name", "hyper"), GRADIENT, ids=label)
-def test_it_does_under_learning_rate_schedules(name: str, hyper: dict[str, float], eta: Schedule) -> None:
+def test_it_does_under_learning_rate_schedules_and_with_weight_decay(name: str, hyper: dict[str, float]) -> None:
     # The rules whose momentum holds eta rescale it when eta changes; those with eta outside need not.
-    check(name, hyper, 3, seed=7, eta=eta)
-
-
-@pytest.mark.parametrize(("name", "hyper"), GRADIENT, ids=label)
-def test_it_does_with_weight_decay(name: str, hyper: dict[str, float]) -> None:
+    for eta in RATES:
+        check(name, hyper, 3, seed=7, eta=eta)
     check(name, hyper, 4, seed=8, weight_decay=0.1)
 
 

@@ -1,0 +1,77 @@
+"""Faults in the states of the workers' optimizers."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_KEEPER, _REQUESTS = "ps/worker/optimizer_keeper.py", "ps/server/optimizer_requests.py"
+_FILES, _STATE = "ps/checkpoint/optimizer_files.py", "distkeras/keras_model/optimizer_state.py"
+_AT_SERVER = ("tests/ps/server/test_optimizer_states.py",)
+_IN_FILES = ("tests/ps/checkpoint/test_optimizer_files.py",)
+
+OPTIMIZERS = (
+    Mutant(
+        "a state of another commit is kept",
+        "ps/center/leases.py",
+        "if message.sequence != self.sequence or not self.sequence:",
+        "if not self.sequence:",
+        "a successor begins with steps that do not count",
+        _AT_SERVER,
+    ),
+    Mutant(
+        "a torn state is kept",
+        _REQUESTS,
+        "if message.damaged:",
+        "if False:",
+        "it takes the place of a good one",
+        _AT_SERVER,
+    ),
+    Mutant(
+        "a skipped commit leaves the state",
+        "ps/center/center.py",
+        "lease.optimizer = None  # what",
+        "pass  # what",
+        "what led to a NaN is loaded again",
+        _AT_SERVER,
+    ),
+    Mutant(
+        "one slow state counts for all",
+        _KEEPER,
+        "statistics.median_low(self._took)",
+        "max(self._took)",
+        "after a short standstill of the network no state is sent for long",
+        ("tests/ps/worker/test_optimizer_keeper.py",),
+    ),
+    Mutant(
+        "states are written with each snapshot",
+        _FILES,
+        "if new and (now or began >= self._due):",
+        "if new:",
+        "snapshots take as long as all states",
+        _IN_FILES,
+    ),
+    Mutant(
+        "a damaged state is an error",
+        "ps/checkpoint/directory.py",
+        '        except DamagedError as error:\n            report(log, "optimizer"',
+        '        except KeyError as error:\n            report(log, "optimizer"',
+        "a job cannot be resumed because of it",
+        _IN_FILES,
+    ),
+    Mutant(
+        "files of old states stay",
+        "ps/checkpoint/directory.py",
+        '_NEEDED = ("log", "optimizer")',
+        '_NEEDED = ("log",)',
+        "the checkpoint grows without end",
+        _IN_FILES,
+    ),
+    Mutant(
+        "a state of another optimizer is loaded",
+        _STATE,
+        "if state.layout != layout:",
+        "if False:",
+        "moments of other weights move these",
+        ("tests/keras_model/test_optimizer_state.py",),
+    ),
+)

@@ -1,0 +1,114 @@
+"""The state of a worker's optimizer outlives its worker, in real jobs of Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from support.training.spark_jobs import counting_model, counting_rows, step_callback_layer, total
+
+from distkeras import Executors, Trainer
+from distkeras.ps.rules import make
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def recording(folder: Path) -> Callable[[int], None]:
+    """An action at each step that writes down the optimizer's state, and kills the first worker that has sent one."""
+    # ruff: noqa: SLF001 - workers get it by value, and it looks at what they have
+
+    def action(step: int) -> None:
+        from distkeras.keras_model.optimizer_state import read_state
+
+        keeper = running_keeper()
+        state = read_state(keeper._replica.model.optimizer)
+        assert state is not None
+        with (folder / f"states-{os.getpid()}").open("ab") as stream:
+            stream.write(state.content.tobytes())
+        (folder / "size").write_text(str(state.content.nbytes))
+        if keeper._interval._took:
+            try:
+                (folder / "killed").open("x").close()
+            except FileExistsError:
+                return
+            (folder / "killed").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def running_keeper() -> Any:
+        """What the worker's loop has, which waits for the step, in whichever thread."""
+        for innermost in sys._current_frames().values():
+            frame: FrameType | None = innermost
+            while frame is not None and not (frame.f_code.co_name == "work" and "keeper" in frame.f_locals):
+                frame = frame.f_back
+            if frame is not None:
+                return frame.f_locals["keeper"]
+        raise AssertionError("no loop runs")
+
+    return action
+
+
+def adam(model: keras.Model, **options: Any) -> Trainer:
+    return Trainer(
+        model,
+        make("downpour", window=2),
+        worker_optimizer=keras.optimizers.Adam(0.01),
+        loss=total,
+        num_workers=1,
+        batch_size=2,
+        num_epoch=40,
+        **options,
+    )
+
+
+def test_the_successor_of_a_killed_worker_begins_with_the_state_that_was_sent(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = 41
+    trainer = adam(counting_model(rows, step_callback_layer(recording(tmp_path))))
+    trainer.train(counting_rows(spark, rows))
+    size = int((tmp_path / "size").read_text())
+    killed = (tmp_path / "killed").read_text()
+    first, second = b"", b""
+    for path in tmp_path.glob("states-*"):
+        if path.name == f"states-{killed}":
+            first = path.read_bytes()
+        else:
+            second = path.read_bytes()
+    had = [first[at : at + size] for at in range(0, len(first), size)]
+    assert second[:size] in had[1:]  # the first one is that of a new optimizer
+    (event,) = trainer.events.where("kind = 'optimizer'").collect()
+    numbers = re.match(
+        r"attempt (\d+) goes on after commit (\d+) with the optimizer of attempt (\d+) after commit (\d+)",
+        event["text"],
+    )
+    assert numbers is not None
+    successor, at, predecessor, after = map(int, numbers.groups())
+    assert (event["source"], event["attempt"]) == ("server", successor)
+    assert predecessor < successor
+    assert 1 <= after <= at
+    ledger = trainer.ledger.toPandas()
+    taken = ledger[ledger.attempt == predecessor].sort_values("clock").head(after)
+    steps = int((taken.last_batch - taken.first_batch + 1).sum())
+    assert had.index(second[:size]) == steps  # the state when its next step began
+
+
+def test_an_undisturbed_job_is_the_same_to_the_bit_without_it(spark: SparkSession) -> None:
+    weights = []
+    for keep in (True, False):
+        keras.utils.set_random_seed(0)
+        trainer = adam(counting_model(21), executors=Executors(keep_optimizer=keep))
+        weights.append(
+            np.concatenate([value.ravel() for value in trainer.train(counting_rows(spark, 21)).get_weights()])
+        )
+        assert trainer.events.where("kind = 'optimizer'").count() == 0
+    np.testing.assert_array_equal(weights[0], weights[1])
