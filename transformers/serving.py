@@ -308,7 +308,7 @@ def outputs_of_call(model: keras.Model, inputs: Sequence[np.ndarray]) -> list[np
 
 
 def pad(array: np.ndarray, full: int) -> np.ndarray:
-    """Return ``array`` with its last row repeated up to ``full`` rows or a power of two, whichever is less.
+    """Return ``array`` with its last row repeated up to the next power of two, but to at most ``full`` rows.
 
     Backends compile for each batch size they meet: this leaves them a handful, and wastes less than half a call.
     """

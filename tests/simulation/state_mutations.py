@@ -326,7 +326,7 @@ def _states_of_optimizers_are_not_in_snapshots() -> list[Patch]:
 
 @mutation
 def _a_successor_is_given_another_partitions_state() -> list[Patch]:
-    """Whatever state came last is given to whoever asks first."""
+    """The server gives the latest state of any partition to the first worker that asks."""
     keep = PartitionLease.keep_optimizer
     latest: list[Any] = []
 

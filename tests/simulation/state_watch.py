@@ -1,4 +1,4 @@
-"""What must hold of the states of the workers' optimizers, whatever strikes a run."""
+"""Checks of the states of the workers' optimizers, which hold under any fault."""
 
 from __future__ import annotations
 

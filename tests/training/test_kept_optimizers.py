@@ -45,7 +45,7 @@ def recording(folder: Path) -> Callable[[int], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def running_keeper() -> Any:
-        """What the worker's loop has, which waits for the step, in whichever thread."""
+        """Return the keeper of the worker's loop, which is suspended during the step; look in all threads."""
         for innermost in sys._current_frames().values():
             frame: FrameType | None = innermost
             while frame is not None and not (frame.f_code.co_name == "work" and "keeper" in frame.f_locals):
