@@ -284,7 +284,7 @@ def _require_place(server: str, host: str | None) -> None:
     if host is not None:
         require_text("host", host, "a host name or address, or None")
         if server == "cluster":
-            raise invalid("host", host, "None with server='cluster': the server has that of whichever executor runs it")
+            raise invalid("host", host, "None with server='cluster': the server has that of the executor that runs it")
 
 
 def _require_profile(value: Any) -> None:

@@ -58,7 +58,7 @@ def measured_momentum(
 
     Fits :math:`\bar\delta_{t+1} = \mu\bar\delta_t + b\,(-\eta\bar g_t)` by least squares over all times t and all
     parameters at once, where the bar is the mean over the runs. The relation holds for these means only: a single run's
-    step is the gradient of whichever worker came, and says nothing about the next. The means of R runs still carry
+    step is the gradient of the worker that came, and says nothing about the next. The means of R runs still carry
     noise, which would pull mu towards 0 by about noise / (R signal); so the normal equations are built from products of
     *different* runs only,
 

@@ -80,7 +80,7 @@ HISTORY_KEYS = ("worker", "epoch", "iteration", "timestamp", "samples")
 def per_worker(history: Any) -> pd.DataFrame:
     """Return each worker's own curve: the history by worker and iteration, with the column ``seconds`` in front.
 
-    ``seconds`` is the time since the job's first completed step, whichever worker took it.
+    ``seconds`` is the time since the job's first completed step, of any worker.
 
     Raises:
         EmptyDataError: there is no row.

@@ -62,7 +62,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         gradient: ``gradient(theta, worker)`` gives a gradient, shape ``(size,)``; called once a local step, in the
             order in which the steps end. It must neither change ``theta`` nor keep it.
         workers: number of virtual workers, n.
-        learning_rate: eta, of the server or of the workers' steps, whichever the rule has; a schedule for the former.
+        learning_rate: eta, of the server if the rule steps there, which may be a schedule; else of the workers' steps.
         schedule: worker ids in the order in which their commits complete, or are refused. Either this or `timing`.
         timing: how long local steps take.
         steps: commits in all. Default: as many as `schedule` has.

@@ -68,7 +68,7 @@ class VirtualJob:
         theta0: initial parameters, shape ``(size,)``.
         gradient: ``gradient(theta, worker, batch)``.
         workers: number of workers, n.
-        learning_rate: of the server or of the workers' steps, whichever the rule has.
+        learning_rate: of the server if the rule steps there; else of the workers' steps.
         scheduler: when replies are released.
         measure_gap: measure the gaps.
         keep_centers: keep the center after each commit.

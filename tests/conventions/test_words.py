@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 #: The words that are not used, as regular expressions, and what to write instead.
 WORDS = {
     r"who(?:m)?ever|whosoever": "the caller, the process that, anyone who",
-    r"whatever": "any, every, regardless of",
+    r"whatever|whichever": "any, every, regardless of; or name the thing",
     r"somebody": "someone, or name the process or the person",
     r"nobody": "no one, or name the process or the person",
     r"likewise": "also, the same; or repeat the words",

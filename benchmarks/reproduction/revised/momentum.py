@@ -289,8 +289,8 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     single = chosen(found.rate("alone"), SINGLE_RATES)
     setting = (
         f"{scale.budget(BUDGET):,} commits a run; momentum, compensation, decay and warm-up as first. For each N one "
-        "rate for all rules: that with which the best of the eight is best on held-out rows with seed 0, whichever "
-        "rule that is. In addition, each rule runs with its own best rate, which the paper does not do. Rates: "
+        "rate for all rules: that with which the best of the eight is best on held-out rows with seed 0, any of "
+        "them. In addition, each rule runs with its own best rate, which the paper does not do. Rates: "
         + "; ".join(f"{listed(grid)} (N = {n})" for n, grid in RATES.items())
         + ". "
         f"The single worker: {found.alone.percent} % with a rate of {single}, and {found.long['alone'].percent} % "
