@@ -8,8 +8,8 @@ import numpy as np
 
 from distkeras.ps.rules.base import Chunk, Context, Rule, RuleInfo, Scalars, Traits
 from distkeras.ps.rules.fedbuff import age
-from distkeras.ps.rules.fedopt import adaptive_step, average
-from distkeras.ps.validate import check_field, require_integer, require_number
+from distkeras.ps.rules.fedopt import adaptive_step, average, check_adaptive_step
+from distkeras.ps.validate import check_field, require_integer
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,7 @@ class FADAS(Rule):
         for name in ("buffer", "delay_threshold"):
             if getattr(self, name) is not None:
                 check_field(self, name, require_integer)
-        check_field(self, "server_rate", require_number)
-        check_field(self, "beta_1", require_number, inclusive=True, below=1)
-        check_field(self, "beta_2", require_number, inclusive=True, below=1)
-        check_field(self, "epsilon", require_number)
+        check_adaptive_step(self)
 
     @property
     def traits(self) -> Traits:

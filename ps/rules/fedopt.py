@@ -67,10 +67,7 @@ class FedOpt(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("form", self.form, FORMS)
-        check_field(self, "server_rate", require_number)
-        check_field(self, "beta_1", require_number, inclusive=True, below=1)
-        check_field(self, "beta_2", require_number, inclusive=True, below=1)
-        check_field(self, "epsilon", require_number)
+        check_adaptive_step(self)
 
     @property
     def traits(self) -> Traits:
@@ -94,6 +91,14 @@ class FedOpt(Rule):
             second = np.maximum(maximum, second, out=maximum)
         adaptive_step(momentum, second, self.server_rate, self.epsilon, out=scratch)
         np.add(chunk.center, scratch, out=chunk.out)
+
+
+def check_adaptive_step(rule: Rule) -> None:
+    """Check the hyper-parameters of `average` and `adaptive_step`."""
+    check_field(rule, "server_rate", require_number)
+    check_field(rule, "beta_1", require_number, inclusive=True, below=1)
+    check_field(rule, "beta_2", require_number, inclusive=True, below=1)
+    check_field(rule, "epsilon", require_number)
 
 
 def average(mean: Vector, value: Vector, decay: float, scratch: Vector) -> None:

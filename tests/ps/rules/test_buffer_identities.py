@@ -8,37 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.present import present
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
+from support.ps.virtual_centers import ETA, N, assert_close, at_barriers, centers, rounds, schedules
 
 from distkeras.ps.rules import make
 from distkeras.ps.rules.base import Context
 from distkeras.ps.rules.fedbuff import age
-from distkeras.ps.simulation.virtual_job import Trace
 
-N, ETA = 3, 0.05
-
-schedules = st.lists(st.integers(0, N - 1), min_size=1, max_size=20)
-rounds = st.lists(st.permutations(range(N)), min_size=1, max_size=6).map(lambda orders: np.ravel(orders).tolist())
 sizes = st.sampled_from([1, 2, 5])
 fast = settings(max_examples=20, deadline=None)
-
-
-def run(name: str, schedule: list[int], *, n: int = N, barrier: bool = False, **hyper: Any) -> Trace:
-    return Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), rounds=barrier)
-
-
-def centers(name: str, schedule: list[int], **options: Any) -> np.ndarray:
-    return present(run(name, schedule, **options).centers)
-
-
-def at_barriers(name: str, schedule: list[int], **options: Any) -> np.ndarray:
-    return centers(name, schedule, **options)[N - 1 :: N]
-
-
-def assert_close(actual: Any, expected: Any) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
 @fast

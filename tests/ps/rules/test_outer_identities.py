@@ -12,30 +12,14 @@ from support.present import present
 from support.ps.center_commits import center_of, commit_of, joined, send
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
+from support.ps.virtual_centers import ETA, ROUND_ROBIN, N, assert_close, at_barriers, centers, rounds, run, schedules
 
 from distkeras.ps.checkpoint.snapshot import capture
 from distkeras.ps.rules import all_rules, make
-from distkeras.ps.simulation.virtual_job import Trace
 
-N, ETA = 3, 0.05
-ROUND_ROBIN = [*range(N)] * 8
 MOVES = np.array([-0.2, 0.1, 0.4])
 
-schedules = st.lists(st.integers(0, N - 1), min_size=1, max_size=20)
-rounds = st.lists(st.permutations(range(N)), min_size=1, max_size=6).map(lambda orders: np.ravel(orders).tolist())
 fast = settings(max_examples=20, deadline=None)
-
-
-def run(name: str, schedule: list[int], *, n: int = N, barrier: bool = False, **hyper: Any) -> Trace:
-    return Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), rounds=barrier)
-
-
-def centers(name: str, schedule: list[int], **options: Any) -> np.ndarray:
-    return present(run(name, schedule, **options).centers)
-
-
-def at_barriers(name: str, schedule: list[int], **options: Any) -> np.ndarray:
-    return centers(name, schedule, **options)[N - 1 :: N]
 
 
 def constant_moves(name: str, moves: int, n: int = 1, **hyper: Any) -> tuple[np.ndarray, ToyJob]:
@@ -45,10 +29,6 @@ def constant_moves(name: str, moves: int, n: int = 1, **hyper: Any) -> tuple[np.
     for number in range(moves * n):
         positions.append(job.run([number % n]).copy())
     return np.diff(positions[::n] if job.rule.traits.synchronous else positions, axis=0), job
-
-
-def assert_close(actual: Any, expected: Any) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
 
 
 def sequential(window: int, windows: int) -> Any:

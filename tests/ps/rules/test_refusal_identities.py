@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.present import present
+from support.ps import virtual_centers
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
+from support.ps.virtual_centers import ETA, ROUND_ROBIN, N, schedules
 
 from distkeras.ps.rules import make
-from distkeras.ps.simulation.virtual_job import Trace
 
-N, ETA = 3, 0.05
-ROUND_ROBIN = [*range(N)] * 8
-
-schedules = st.lists(st.integers(0, N - 1), min_size=1, max_size=30)
 limits = st.sampled_from([1, 2, 4])
 patiences = st.sampled_from([0, 1, 2, None])
 fast = settings(max_examples=25, deadline=None)
-
-
-def run(name: str, schedule: list[int], *, n: int = N, **hyper: Any) -> Trace:
-    return Problem(n, schedule, eta=ETA).simulated(make(name, **hyper), numbered=True)
-
-
-def centers(name: str, schedule: list[int], **options: Any) -> np.ndarray:
-    return present(run(name, schedule, **options).centers)
+#: A window that is computed again meets the same mini-batches: gradients are given their numbers.
+run, centers = partial(virtual_centers.run, numbered=True), partial(virtual_centers.centers, numbered=True)
 
 
 @fast
