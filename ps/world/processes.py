@@ -17,6 +17,8 @@ from typing import Protocol
 
 #: Seconds between two checks of the other process, where the system does not report its end.
 LOOK = 0.5
+#: Seconds to collect the exit status of a process that has ended.
+_COLLECT = 10.0
 PIECE = 65536
 
 
@@ -119,10 +121,10 @@ class ChildProcess:
             try:
                 end = select.poll()
                 end.register(descriptor, select.POLLIN)
-                end.poll(1000 * timeout)
+                # `subprocess` does not look while another thread does: then the status is there a moment later.
+                timeout = _COLLECT if end.poll(1000 * timeout) else 0.0
             finally:
                 os.close(descriptor)
-            timeout = 0.0
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
