@@ -315,6 +315,7 @@ class Trainer(JobResults):
         """
         replica = self._build_replica(to_train=True)
         rows, spec = self._weighted_rows(df, replica)
+        fitting = max(1, self.settings.spool_bytes // spec.row_bytes)
         plan = GroupPlan(
             df=rows,
             by=key_names(by),
@@ -326,7 +327,8 @@ class Trainer(JobResults):
             replica=replica,
             path=None if path is None else str(path),
             resume=require_boolean("resume", resume),
-            rows_max=None if rows_max is None else require_integer("rows_max", rows_max),
+            rule=repr(self.rule),
+            rows_max=require_integer("rows_max", fitting if rows_max is None else rows_max),
         )
         return train_each_group(plan, self._train_large_group)
 

@@ -1,1 +1,1 @@
-"""A model for each group of rows: one key after another on executors, and what they leave behind."""
+"""Trains a model for each group of rows, one key after another on executors, and keeps the models."""

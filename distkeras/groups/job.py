@@ -26,15 +26,16 @@ from distkeras.groups.pieces import (
     Pieces,
     TrainedGroup,
     folder,
+    packed_weights,
     piece_name,
     piece_schema,
     write_whole,
 )
-from distkeras.groups.replica import weights_of
 from distkeras.groups.results import GroupResults, GroupTable
 from distkeras.groups.task import GroupTask
 from distkeras.keras_model.recipe import Recipe, model_identity
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.checkpoint.directory import require_same_job
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, Origin
 from distkeras.settings import TrainSettings
@@ -54,10 +55,10 @@ _PARTITIONS_A_SLOT = 4
 _WRITE_SECONDS = 1.0
 #: Seconds from one look at the Spark job to the next, and that Spark may take to end a cancelled one.
 _LOOK_SECONDS, _CANCEL_SECONDS = 1.0, 60.0
-#: The "partition" of groups that were trained as jobs of their own.
+#: The number that stands for a partition in the pieces of groups that were trained as jobs of their own.
 _LARGE = 99_999
 
-#: Trains one group as a job of its own: its rows to the model's weights, the number of rows, loss, and metrics.
+#: Trains the rows of one group as a job of its own.
 TrainLarge = Callable[["DataFrame"], TrainedGroup]
 
 
@@ -76,7 +77,8 @@ class GroupPlan:
         replica: the model, compiled like the workers', for its metrics' names.
         path: the folder of the result; None: one that this process removes when it ends.
         resume: go on with the job that the folder holds.
-        rows_max: rows of a group that one task trains; None: as many as fit into ``spool_bytes``.
+        rule: that of large groups, as it is written in Python.
+        rows_max: rows of a group that one task trains.
     """
 
     df: DataFrame
@@ -89,18 +91,22 @@ class GroupPlan:
     replica: KerasReplica
     path: str | None
     resume: bool
-    rows_max: int | None
+    rule: str
+    rows_max: int
 
     def identity(self, partitions: int) -> dict[str, Any]:
-        """What a job that goes on in this one's folder must share; JSON-ready."""
-        weights = hashlib.sha256(weights_of(self.replica.model)).hexdigest()
+        """Return what a job that is resumed in this one's folder must have in common with it; JSON-ready."""
+        model = self.replica.model
+        state = packed_weights([numpy_value(variable) for variable in [*model.weights, *model.optimizer.variables]])
         return {
             **self.settings.row_settings,
             "num_epoch": self.spec.epochs,
             "by": list(self.by),
             "partitions": partitions,
             "model": model_identity(self.model_file),
-            "weights": weights,
+            "state": hashlib.sha256(state).hexdigest(),
+            "rows_max": self.rows_max,
+            "rule": self.rule,
             "compilation": self.recipe.identity(self.replica.model),
         }
 
@@ -132,7 +138,7 @@ def train_each_group(plan: GroupPlan, train_large: TrainLarge) -> GroupResults:
         spec=plan.spec,
         recipe=plan.recipe,
         metrics=plan.replica.metric_names,
-        rows_max=plan.rows_max or max(1, plan.settings.spool_bytes // plan.spec.row_bytes),
+        rows_max=plan.rows_max,
         threads=plan.threads,
         write_seconds=_WRITE_SECONDS,
     )
@@ -180,7 +186,7 @@ def _begin(plan: GroupPlan, uri: str, partitions: int) -> Manifest:
 
 
 def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
-    """Run ``task`` on the rows in the order of their keys, and return what its attempts that count have yielded."""
+    """Run ``task`` on the rows in the order of their keys; return what the attempts that Spark counts have yielded."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -206,7 +212,7 @@ def _run(plan: GroupPlan, task: GroupTask, partitions: int) -> list[Row]:
 
 
 def _rows_by_key(plan: GroupPlan, partitions: int) -> DataFrame:
-    """The rows of a key in one partition and next to one another, in the order of a hash of their values."""
+    """Put the rows of each key next to one another in one partition, in the order of a hash of their values."""
     from pyspark.sql import functions as F
 
     keys = [f"distkeras_key_{number}" for number in range(len(plan.by))]

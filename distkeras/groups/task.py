@@ -174,7 +174,7 @@ class _Partition:
         return replace(result, seconds=time.monotonic() - began)
 
     def _columns(self, group: _GroupRows) -> tuple[np.ndarray, ...]:
-        """The group's rows as arrays; taken from it, so that they are in memory once."""
+        """Return the group's rows as arrays, and drop its record batches, so that the rows are in memory once."""
         parts, rows = [], 0
         size = self._task.spec.batch_size
         for record in group.records:

@@ -179,6 +179,8 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
         trainer().train_groups(df, by="shop", path=path)
     with pytest.raises(DifferentJobError, match="`num_epoch` must be 3"):
         trainer(num_epoch=4).train_groups(df, by="shop", path=path, resume=True)
+    with pytest.raises(DifferentJobError, match="`rows_max` must be"):
+        trainer().train_groups(df, by="shop", path=path, resume=True, rows_max=12)
     again = trainer().train_groups(df, by="shop", path=path, resume=True)
     assert {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")} == before
     assert again.table.count() == first.table.count() == 4
