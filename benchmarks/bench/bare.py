@@ -3,7 +3,7 @@
 Each commit is added whole, and its reply is the center. No protocol, sessions, leases, ledger, clock or rule. What it
 does, it does in the way that was found to be fastest for numpy and a thread a connection: a vector is received whole
 into memory used before, checked in one pass outside the lock, and becomes the next version of the center, block by
-block. Trusts whoever connects: for measuring only.
+block. Trusts every peer that connects: for measuring only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class BareCenter:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._lock = threading.Lock()  # of the center; the pool's own, for nobody is to wait there for an addition
+        #: Of the center; separate from the pool's, so that no thread of the pool waits for an addition.
+        self._lock = threading.Lock()
         self._pool = threading.Lock()
         self._free: list[_Version] = []
         self._current = _Version(np.zeros(size, np.float32))
@@ -67,7 +68,7 @@ class BareCenter:
             for start in range(0, self._size, BLOCK):
                 block = after[start : start + BLOCK]
                 np.add(before[start : start + BLOCK], block, out=block)
-            payload.connections = 2  # nobody else knows it yet
+            payload.connections = 2  # no other thread has it yet
             last, self._current = self._current, payload
         self._drop(last)
 

@@ -4,7 +4,7 @@ The cable is a veth pair. Both ends send through a token bucket: `BURST` bytes a
 and up to `QUEUE` of it in line, more than the sockets' buffers hold, so that nothing is dropped. A larger bucket would
 let the beginning of each frame through for nothing; a smaller one overflows between two wake-ups of a busy machine.
 Nothing is delayed beyond that: a real network is slower still. Packets are cut to 1500 bytes in the last moment, as
-network cards do it, and TCP controls congestion by cubic, as Linux does unless told otherwise.
+network cards do it, and TCP controls congestion by cubic, as Linux does by default.
 
 Needs Linux, root, iproute2 and util-linux.
 """
@@ -64,7 +64,7 @@ def shaped(gbps: int) -> Iterator[Link]:
     with ExitStack() as stack:
         holder = stack.enter_context(_namespace())
         namespace = f"/proc/{holder}/ns/net"
-        stack.callback(_remove, device)  # before it is there: whatever happens next, it is removed
+        stack.callback(_remove, device)  # before it is there: it is removed even if the next call fails
         _tool("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}f", "netns", str(holder))
         for end, address, within in ((device, near, ()), (f"{device}f", far, ("nsenter", f"--net={namespace}"))):
             _tool(*within, "ip", "address", "add", f"{address}/30", "dev", end)
@@ -79,7 +79,7 @@ def shaped(gbps: int) -> Iterator[Link]:
 def _namespace() -> Iterator[int]:
     """A process with a network namespace that has no name: the kernel takes it away with the last process within.
 
-    It ends with this one, in whatever way that ends, and what is attached to the namespace goes with it.
+    It ends with this one, however that ends, and what is attached to the namespace goes with it.
     """
     command = ["unshare", "--net", "sh", "-c", "echo; exec cat"]
     try:

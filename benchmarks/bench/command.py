@@ -1,7 +1,7 @@
-"""Measures the project beside the limits of the machine it runs on, and beside the plain way to do the same.
+"""Compares the project with the limits of the machine it runs on, and with the plain way to do the same.
 
-Only ratios are told: absolute figures drift from run to run on a shared machine. The full run takes some tens of
-minutes; nothing else should run beside it.
+Only ratios are reported: absolute figures drift from run to run on a shared machine. The full run takes some tens of
+minutes; nothing else should run at the same time.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def _bound() -> int:
 
 
 def _peak(path: str, directory: str, sender: Connection) -> None:
-    """In a fresh process: the most memory that draining a source takes beside what the process had before."""
+    """In a fresh process: the most memory that draining a source takes in addition to what the process had before."""
 
     def drain(batches: int | None) -> None:
         with pa.OSFile(path) as file:

@@ -1,4 +1,4 @@
-"""Each rule's commit and release at the center, 19.2 MB, beside its bare kernels over the same chunks in a plain loop.
+"""Each rule's commit and release at the center, 19.2 MB, and its bare kernels over the same chunks in a plain loop.
 
 No server and no sockets: what is left is what the center adds to the arithmetic. One thread that waits for nothing, so
 processor time is what counts, and other programs disturb little. A new rule joins by existing.

@@ -100,7 +100,7 @@ def _server(link: Link, rule: str, workers: int) -> Iterator[Address]:
 
 
 class PacedTrainee:
-    """A worker that trains on the same rows again and again, a window whenever it is told to.
+    """A worker that trains on the same rows again and again, one window for each request.
 
     Args:
         number: of the worker.
@@ -160,7 +160,7 @@ def _answer_at_once(loop: Loop) -> None:
 
 @contextmanager
 def _formats(gbps: int, seconds: float) -> Iterator[list[Case]]:
-    """Shorter wire formats beside float32 over the same link, one client that computes nothing."""
+    """Shorter wire formats and float32 over the same link, one client that computes nothing."""
     found = {
         name: Case(
             SECTION,

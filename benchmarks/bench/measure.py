@@ -1,4 +1,4 @@
-"""How a figure is taken: ours beside its limit, an echo and the plain way, in turns, and only their ratios are told.
+"""How a figure is taken: ours, its limit, an echo and the plain way, in turns; only their ratios are reported.
 
 Absolute rates drift from run to run on a shared machine; what two neighboring runs have in common does not. So the
 ratio is taken round by round, its median is the figure, and how far the rounds disagree is its spread. A ratio whose
@@ -35,7 +35,7 @@ class Case:
         target_limit: ratio to the limit that is wanted.
         target_naive: ratio to the plain way that is wanted.
         turns: times that each side runs within a round, in turns; its rate is their mean. For a case whose runs are
-            short beside the time over which a shared machine's speed changes.
+            short compared with the time over which a shared machine's speed changes.
         note: what else the row says; a callable is asked after the last round.
         missing: what this machine lacks to measure it; empty: nothing.
         echo: of an exchange: one timed run of a server that only sends back what it received.

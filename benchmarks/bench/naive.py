@@ -1,6 +1,6 @@
 """The plain way to write a parameter server, as the first of its kind was: pickled lists of arrays, one lock, a deep
 copy a pull, commit and pull as two exchanges, the system's own socket buffers, what arrives appended piece by piece.
-Trusts whoever connects: for measuring only.
+Trusts every peer that connects: for measuring only.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from distkeras.ps.world.streams import SOCKET_BUFFER
 
 _SPAWN = get_context("spawn")  # a fork would take TensorFlow's threads along, or rather not
 _PROCESSES = 8
-#: For a process to come up, or to answer beyond the time that it was told to run, in seconds.
+#: For a process to come up, or to answer beyond the time that it is to run, in seconds.
 _PATIENCE = 120.0
 
 Where = tuple[str, int]

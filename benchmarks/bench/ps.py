@@ -1,4 +1,4 @@
-"""The parameter server: exchanges beside a bare server, an echo and the plain one; its memory, processor time, kernels.
+"""The parameter server: exchanges, next to a bare server, an echo, a plain one; its memory, processor time, kernels.
 
 Servers run in processes of their own, as in production, and so do the clients (`processes.Fleet`); all over loopback,
 with the same socket buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by
@@ -22,7 +22,7 @@ SECTION = "ps"
 MEDIUM = dense(784, 1000, 2000, 1000, 10)  # 19.2 MB
 SMALL = dense(784, 128, 128, 10)  # 0.47 MB
 LARGE: Shapes = ((5000, 5000),)  # 100 MB
-#: Rules that send a view, or keep a vector for each worker, and what is wanted of them beside a server that only adds.
+#: Rules that send a view, or keep a vector for each worker, and their targets compared with a server that only adds.
 OTHER_RULES = {"dana_dc": 0.5, "dana_zero": 0.6, "lwp": 0.6, "smega2": 0.6, "multi_asgd": 0.7, "dana_slim": 0.8}
 #: Of half a second and more a round.
 TURNS = 6
@@ -84,7 +84,7 @@ def exchanges(
 
 @contextmanager
 def other_rule(rule: str, clients: int, seconds: float, target_limit: float) -> Iterator[Case]:
-    """A rule that does more than add, beside the same bare server, which only adds."""
+    """A rule that does more than add, compared with the same bare server, which only adds."""
     with rig(MEDIUM, clients, rule=rule) as built:
         yield Case(
             SECTION,

@@ -1,4 +1,4 @@
-"""What is told of the measured rows: the table, the machine they come from, and what became slower since."""
+"""The report of the measured rows: the table, the machine they come from, and what became slower since."""
 
 from __future__ import annotations
 

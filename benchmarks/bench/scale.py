@@ -30,7 +30,7 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def clients(count: int, seconds: float) -> Iterator[list[Case]]:
-    """``count`` clients; with the most, also beside fewer of them."""
+    """``count`` clients; the largest count is also compared with smaller ones."""
     with rig(MEDIUM, count) as built:
 
         def rate(side: str, active: int | None = None) -> float:

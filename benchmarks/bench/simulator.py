@@ -1,4 +1,4 @@
-"""Commits a second of the simulator beside those of its arithmetic alone: 128 virtual workers under ASGD, float32."""
+"""Commits a second of the simulator, next to those of its arithmetic alone: 128 virtual workers under ASGD, float32."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from bench.workload import PATIENCE, WORKERS
 
 SECTION = "start"
 EPOCHS = {"S": 3, "M": 2}
-#: What is told of the sessions that jobs run in, and the speed that is wanted, in times of the peer's.
+#: How the sessions that jobs run in are described, and the speed that is wanted, in times of the peer's.
 SESSIONS = {"plain": ("a session", 1.0), "ready": ("a session of `distkeras.spark`", 1.25)}
 
 #: What the peer is measured with, and the interpreter of an environment that has it already; else one is made.
@@ -139,7 +139,7 @@ class Programs:
         return took
 
     def compared(self, name: str, together: tuple[Program, ...], target: float, kind: str) -> Case:
-        """Jobs of ``kind`` beside the peer's, and beside plain Keras' where it takes its turns with them."""
+        """Jobs of ``kind`` and the peer's, in turns, and plain Keras' where it takes part."""
         ours, naive = _one(together, kind), _one(together, "elephas")
         limit = _one(together, "keras") if any("keras" in program.kind for program in together) else None
         sides = {"ours": ours, "limit": limit, "naive": naive}
@@ -172,7 +172,7 @@ class Programs:
         )
 
     def first_step(self, name: str, program: Program, seconds: float) -> Case:
-        """Time to a step, beside what is wanted of it."""
+        """Time to a step, and its target."""
         return Case(
             SECTION,
             f"first step of {name}",
@@ -184,14 +184,14 @@ class Programs:
         )
 
     def jobs(self, model: str, epochs: int, rule: str) -> list[Case]:
-        """In both kinds of sessions, beside the peers once."""
+        """In both kinds of sessions, compared with the peers once."""
         peers = tuple(Program(kind, model, epochs, "") for kind in ("keras", "elephas"))
         together = (*peers, *(Program(kind, model, epochs, rule) for kind in SESSIONS))
         job = _job(model, epochs, rule)
         return [self.compared(f"{job}, {told}", together, target, kind) for kind, (told, target) in SESSIONS.items()]
 
     def long_job(self, model: str, epochs: int, rule: str) -> Case:
-        """Where the start is a smaller part of it; beside the peer alone, for all take long."""
+        """Where the start is a smaller part of it; compared with the peer alone, because every job takes long."""
         together = Program("elephas", model, epochs, ""), Program("plain", model, epochs, rule)
         return self.compared(f"{_job(model, epochs, rule)}, a session", together, 1 / 0.9, "plain")
 

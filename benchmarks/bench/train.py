@@ -1,4 +1,4 @@
-"""Whole jobs on Spark: their steady rate beside what the cores could give at most, and where the rest of a job goes."""
+"""Whole jobs on Spark: their steady rate, the most that the cores could give, and where the rest of a job goes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Job:
         window: mini-batches between two exchanges.
         batch: rows of a mini-batch.
         epochs: the first one does not count.
-        target_limit, target_naive: beside independent processes, and beside plain Keras.
+        target_limit, target_naive: compared with independent processes, and with plain Keras.
     """
 
     model: str
@@ -112,7 +112,7 @@ def _rate(job: Job, frame: DataFrame, ceiling: _Ceiling, plain: keras.Model, dat
 
 
 def _watched(frame: DataFrame) -> Case:
-    """A job of many commits that a dashboard follows, beside one that nobody does."""
+    """A job of many commits that a dashboard follows, and one without a dashboard."""
     return Case(
         SECTION,
         f"{OFTEN.name}, with a dashboard",

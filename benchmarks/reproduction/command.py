@@ -1,6 +1,6 @@
 """Runs the papers' claims again at small scale, in the simulator, and writes a report with pictures.
 
-There are two sets of criteria: the first ones, and those that stand beside them where they cannot decide. The report in
+There are two sets of criteria: the first ones, and revised ones where the first ones cannot decide. The report in
 DIR shows what DIR has figures of. A scale gives the same figures each time. What was interrupted goes on where it was.
 """
 

@@ -179,7 +179,7 @@ class _MomentumFigures:
         )
 
     def accuracy_table(self) -> Table:
-        """Beside the paper's."""
+        """Next to the paper's."""
         of, het = self.of, self.het
         shown = [n for n in self.counts if n in PAPER]
         return Table(

@@ -17,7 +17,7 @@ class Check:
         paper: what the paper says.
         here: what the runs gave.
         holds: whether it is met; None where the spread over the seeds does not let this be said.
-        first: number of the first criterion, from 1, beside which a revised one stands.
+        first: number of the first criterion, from 1, that a revised one is added to.
     """
 
     criterion: str

@@ -206,7 +206,7 @@ def _claim(number: int, part: Part, scales: Mapping[str, Scale]) -> list[str]:
 
 
 def _criteria(section: Section, first: Section | None) -> str:
-    """The table of criteria, numbered; with ``first``, the verdict of those beside which they stand."""
+    """The table of criteria, numbered; with ``first``, the verdict of the first ones, in the same row."""
     rows = []
     for number, check in enumerate(section.checks, 1):
         row = [str(number), check.criterion, check.paper, check.here, VERDICTS[check.holds]]

@@ -54,7 +54,7 @@ class Spread:
         return self.mean > limit
 
     def below(self, limit: float) -> bool | None:
-        """Whether the mean is below ``limit``; None likewise."""
+        """Whether the mean is below ``limit``; None in the same case."""
         above = self.above(limit)
         return None if above is None else not above
 

@@ -1,1 +1,1 @@
-"""Fashion-MNIST on Spark under five update rules beside plain Keras."""
+"""Fashion-MNIST on Spark under five update rules, compared with plain Keras."""

@@ -1,4 +1,4 @@
-"""Trains Fashion-MNIST on Spark under five update rules, beside plain Keras, and compares them.
+"""Trains Fashion-MNIST on Spark under five update rules and with plain Keras, and compares them.
 
 Writes to DIR: summary.json (the table, and the machine), data/ (Parquet), models/, histories/ and commits/ (Parquet),
 plots/ (PNG), and log.txt, which takes what Spark and TensorFlow have to say. Ends with status 1 if a rule diverges or,

@@ -55,9 +55,10 @@ class RunResult:
 
 RATE_MEANS = (
     "samples_per_second counts the mini-batches that ended after every worker had ended its first one (by then all "
-    "have compiled the model), over the seconds from then to the end of the last mini-batch; plain Keras likewise. "
-    "job_seconds is everything: for a rule from the call of train to its return (layout of the rows by Spark, start of "
-    "server and workers, training, collection), for plain Keras the call of fit on arrays in memory."
+    "have compiled the model), over the seconds from then to the end of the last mini-batch; plain Keras is "
+    "counted in the same way. job_seconds is everything: for a rule from the call of train to its return (layout of "
+    "the rows by Spark, start of server and workers, training, collection), for plain Keras "
+    "the call of fit on arrays in memory."
 )
 
 

@@ -36,7 +36,7 @@ DOCUMENTS = [
 ]
 
 #: Packages whose docstrings, comments and messages are searched.
-PACKAGES: tuple[str, ...] = ("distkeras", "docs/docsite", "notebooks", "ps", "transformers")
+PACKAGES: tuple[str, ...] = ("benchmarks", "distkeras", "docs/docsite", "notebooks", "ps", "scripts", "transformers")
 
 _PATTERN = re.compile(
     "|".join(rf"(?P<w{place}>\b(?:{word}))" for place, word in enumerate(WORDS)).replace(" ", r"\s+"), re.IGNORECASE

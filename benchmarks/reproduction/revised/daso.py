@@ -95,7 +95,7 @@ def _picture(accuracy: dict[str, dict[int, Spread]], behind: dict[int, Spread], 
     figure, axes = draw.panels(2, 1, 3.0)
     left, right = axes[0]
     for place, (kind, title) in enumerate({"blocking": "blocking", "daso": "DASO"}.items()):
-        shift = 1.03 ** (2 * place - 1)  # bars of one number beside each other
+        shift = 1.03 ** (2 * place - 1)  # bars of one number next to each other
         x = [n * DEVICES * shift for n in NODES]
         draw.spreads(left, x, list(accuracy[kind].values()), place, title, 100)
     left.set_ylim(0, 100)

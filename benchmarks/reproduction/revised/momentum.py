@@ -212,7 +212,7 @@ class _MomentumByRate:
         )
 
     def accuracy_table(self, choice: str) -> Table:
-        """By rule and N; the paper's beside those with one rate for all."""
+        """By rule and N; the paper's next to those with one rate for all."""
         common = choice == "common"
         rows = []
         for rule, title in NAMES.items():
@@ -260,7 +260,7 @@ class _MomentumByRate:
         figure, axes = draw.panels(2, 2, 3.4)
         (common, own), counts = axes[0], self.counts
         for place, (rule, title) in enumerate(NAMES.items()):
-            beside = [n * 1.025 ** (place - 3.5) for n in counts]  # bars of one N beside each other
+            beside = [n * 1.025 ** (place - 3.5) for n in counts]  # bars of one N next to each other
             draw.spreads(common, beside, [self.of(rule, n) for n in counts], place, title, 100)
             behind = [Spread.of(self.alone.mean - np.array(self.of(rule, n, choice="own").values)) for n in counts]
             draw.spreads(own, beside, behind, place, title, 100)
