@@ -60,7 +60,8 @@ def session_of(running: Running, peer: AuthenticatedPeer) -> Any:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    with Running(RULE, workers=1, size=SIZE) as running:
+    # No thread that waits for news ends by its own deadline within a test's.
+    with Running(RULE, workers=1, size=SIZE, deadlines=dataclasses.replace(PATIENT, reply=10 * WAIT)) as running:
         yield running
 
 
