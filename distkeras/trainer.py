@@ -327,7 +327,7 @@ class Trainer(JobResults):
             replica=replica,
             path=None if path is None else str(path),
             resume=require_boolean("resume", resume),
-            rule=repr(self.rule),
+            rule=self.rule,
             rows_max=require_integer("rows_max", fitting if rows_max is None else rows_max),
         )
         return train_each_group(plan, self._train_large_group)

@@ -1,4 +1,4 @@
-"""The parameter server: exchanges, next to a bare server, an echo, a plain one; its memory, processor time, kernels.
+"""The parameter server: exchanges compared with a bare server, an echo and a plain one; memory, time, kernels.
 
 Servers run in processes of their own, as in production, and so do the clients (`processes.Fleet`); all over loopback,
 with the same socket buffers. An exchange is a commit with its history, checked and entered in the ledger, answered by

@@ -131,7 +131,7 @@ def many_of_elephas(folder: Path, model: str, epochs: int, _: str) -> Result:
 def fit_elephas(spark: Any, built: Any, x: Any, y: Any, epochs: int) -> Any:
     """The model that elephas makes of ``built``."""
     from elephas.spark_model import SparkModel  # type: ignore[import-not-found]  # it is in the peer's environment only
-    from elephas.utils.rdd_utils import to_simple_rdd  # type: ignore[import-not-found]  # it is there only, too
+    from elephas.utils.rdd_utils import to_simple_rdd  # type: ignore[import-not-found]  # as above
 
     trainer = SparkModel(built, frequency="epoch", mode="asynchronous", num_workers=WORKERS)
     trainer.fit(to_simple_rdd(spark.sparkContext, x, y), epochs=epochs, batch_size=BATCH, verbose=0, validation_split=0)

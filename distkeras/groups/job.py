@@ -37,7 +37,9 @@ from distkeras.keras_model.recipe import Recipe, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.checkpoint.directory import require_same_job
+from distkeras.ps.checkpoint.snapshot import rule_json
 from distkeras.ps.errors import ConfigurationError, DistkerasError, EmptyDataError, Origin
+from distkeras.ps.rules import Rule
 from distkeras.settings import TrainSettings
 from distkeras.spark.actions import SparkAction
 from distkeras.spark.cluster import SparkFacts
@@ -77,7 +79,7 @@ class GroupPlan:
         replica: the model, compiled like the workers', for its metrics' names.
         path: the folder of the result; None: one that this process removes when it ends.
         resume: go on with the job that the folder holds.
-        rule: that of large groups, as it is written in Python.
+        rule: that of large groups.
         rows_max: rows of a group that one task trains.
     """
 
@@ -91,7 +93,7 @@ class GroupPlan:
     replica: KerasReplica
     path: str | None
     resume: bool
-    rule: str
+    rule: Rule
     rows_max: int
 
     def identity(self, partitions: int) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class GroupPlan:
             "model": model_identity(self.model_file),
             "state": hashlib.sha256(state).hexdigest(),
             "rows_max": self.rows_max,
-            "rule": self.rule,
+            "rule": rule_json(self.rule),
             "compilation": self.recipe.identity(self.replica.model),
         }
 

@@ -15,11 +15,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from distkeras import Trainer
+from distkeras import Trainer, rules
 from distkeras.data.ordering import partitioned
 from distkeras.groups import job
 from distkeras.groups.pieces import Manifest, folder
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, EmptyDataError, LedgerError
+from distkeras.ps.rules import Rule
 
 SHOPS, BATCH, EPOCHS, SEED = 12, 8, 3, 5
 
@@ -60,6 +61,26 @@ def trainer(model: keras.Model | None = None, **options: Any) -> Trainer:
         "seed": SEED,
     }
     return Trainer(model or model_with_all_kinds_of_state(), "agn", **settings | options)
+
+
+def compiled_model() -> keras.Model:
+    model = model_with_all_kinds_of_state()
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def compiled_trainer(model: keras.Model, rule: str | Rule = "agn") -> Trainer:
+    return Trainer(model, rule, num_workers=1, batch_size=BATCH)
+
+
+@pytest.fixture(scope="module")
+def one_shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, Path]:
+    """Rows, and the folder of a job that has trained on them, and that an equal one has resumed."""
+    df, path = rows_of(spark, 1), tmp_path_factory.mktemp("one shop") / "models"
+    for resume in (False, True):
+        compiled_trainer(compiled_model()).train_groups(df, by="shop", path=path, resume=resume)
+    return df, path
 
 
 def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession) -> None:
@@ -179,13 +200,35 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
         trainer().train_groups(df, by="shop", path=path)
     with pytest.raises(DifferentJobError, match="`num_epoch` must be 3"):
         trainer(num_epoch=4).train_groups(df, by="shop", path=path, resume=True)
-    with pytest.raises(DifferentJobError, match="`rows_max` must be"):
-        trainer().train_groups(df, by="shop", path=path, resume=True, rows_max=12)
     again = trainer().train_groups(df, by="shop", path=path, resume=True)
     assert {file.name: file.stat().st_mtime_ns for file in path.glob("piece-*")} == before
     assert again.table.count() == first.table.count() == 4
     with pytest.raises(LedgerError, match="the input has not yielded the same rows again"):
         trainer().train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ("weights", "state"),
+        ("optimizer", "state"),
+        ("rule", "rule.hyper_parameters.window"),
+        ("rows_max", "rows_max"),
+    ],
+)
+def test_a_job_is_not_resumed_with_what_would_train_other_models(
+    one_shop: tuple[DataFrame, Path], changed: str, named: str
+) -> None:
+    df, path = one_shop
+    model = compiled_model()
+    if changed == "weights":
+        model.layers[0].bias.assign(np.ones(6))
+    elif changed == "optimizer":
+        model.optimizer.iterations.assign(1)
+    rule = rules.make("agn", window=7) if changed == "rule" else "agn"
+    rows_max = 9 if changed == "rows_max" else None
+    with pytest.raises(DifferentJobError, match=rf"`{named}` must be [^;]*$"):
+        compiled_trainer(model, rule).train_groups(df, by="shop", path=path, resume=True, rows_max=rows_max)
 
 
 def test_data_that_cannot_work(spark: SparkSession) -> None:

@@ -15,18 +15,16 @@ def test_the_end_is_seen_while_other_threads_ask_for_the_exit_status() -> None:
     # `subprocess` lets one thread at a time collect the status; another one that asks at that moment learns nothing.
     for _ in range(30):
         child = ChildProcess([sys.executable, "-I", "-S", "-c", "input()"], os.environ)
-        ended = threading.Event()
 
-        def ask(child: ChildProcess = child, ended: threading.Event = ended) -> None:
-            while not ended.is_set():
-                str(child.exit_code)
+        def ask(child: ChildProcess = child) -> None:
+            while child.exit_code is None:
+                pass
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
         child.kill()
         seen = child.wait(patience(10))
-        ended.set()
         for thread in threads:
             thread.join(patience(10))
         child.end_input(b"")
