@@ -30,7 +30,7 @@ SOON = {
     "no-owner": 400,
     "a-server-outlives-its-driver": 100,
     "a-gap-in-the-mini-batches-is-taken": 100,
-    "a-file-of-somebody-elses-is-read": 100,
+    "a-file-that-is-no-snapshot-is-read": 100,
     "numbers-are-not-looked-at": 100,
     "a-skipped-commit-leaves-its-worker-where-it-was": 100,
     "other-partitions-go-on-where-these-were": 200,
@@ -94,7 +94,7 @@ def test_a_wait_that_a_stopped_server_is_in_does_not_end_the_job() -> None:
         assert "the driver to publish the center" in str(simulate(plan).finding)
 
 
-#: Two drivers at one checkpoint, who came to harm each other: of what is planted, and where the story is told.
+#: Plans in which a planted fault, by its name, lets two drivers at one checkpoint harm each other.
 RIVALRIES = {
     "a-server-that-is-started-again-takes-the-highest-claim": Plan(
         3019241,

@@ -24,7 +24,7 @@ SOON = {
     "who-leaves-keeps-its-momentum": 60,
     "those-who-ended-hold-up-the-others": 60,
     "a-restored-ledger-lacks-its-last-commit": 30,
-    "the-end-is-told-once": 100,
+    "the-end-is-sent-once": 100,
     "states-of-optimizers-are-not-in-snapshots": 100,
     "a-successor-is-given-another-partitions-state": 20,
     "the-first-state-is-kept": 20,

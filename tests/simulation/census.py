@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "ServerSettings.deadlines": "time is a number here, so only their proportions matter, which are the real ones",
     "WorkerSettings.deadlines": "they are the server's",
     "WorkerSettings.threads": "nothing is computed here",
-    "StartMode.same_attempts": "drivers never ask for it; in a job's own snapshot it holds, whatever is asked",
+    "StartMode.same_attempts": "drivers never ask for it; in a job's own snapshot it always holds",
     "StartRequest.job": "another job's snapshots are refused before anything else happens: `training/test_resume.py`",
     "Checkpoint.uri": "a run has one checkpoint",
     "PartitionLease.active_at": "it is a time, and always there",

@@ -1,6 +1,6 @@
 """Runs whole jobs in virtual time, each with its own faults in its own order, and looks for a promise that breaks.
 
-A run that breaks one prints its seed, is made as small as it still breaks it, and is told as a story.
+A run that breaks one prints its seed, is reduced as far as it still breaks it, and its story is printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=1000, metavar="N", help="runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first one (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of faults (default: all)")
-    parser.add_argument("--story", action="store_true", help="tell the first run, whatever comes of it")
+    parser.add_argument(
+        "--story", action="store_true", help="print the story of the first run even if no promise breaks"
+    )
     parser.add_argument("--findings", type=int, default=3, metavar="N", help="end after so many (default: %(default)s)")
     parser.add_argument(
         "--planted", nargs="*", choices=MUTATIONS, help="plant faults in the code: these, or all, in turn"

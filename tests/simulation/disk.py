@@ -10,7 +10,7 @@ from simulation.scheduler import Process, Scheduler
 
 
 class _File:
-    """A file's bytes, and those that survive a power cut; None: nobody asked for any to."""
+    """A file's bytes, and those that survive a power cut: those that were synced last, or None before any were."""
 
     def __init__(self, writer: Process | None = None) -> None:
         self.content = b""

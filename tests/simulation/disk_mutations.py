@@ -1,4 +1,4 @@
-"""Likewise, in snapshots, in who owns them, and in servers that are started from them."""
+"""Faults planted in snapshots, in who owns them, and in servers that are started from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _let_go_before_the_snapshot() -> list[Patch]:
 
 @mutation
 def _durable_before_the_snapshot() -> list[Patch]:
-    """A worker is told that its commit outlives the server, which has not saved it."""
+    """The server promises a worker that its commit outlives the server, which has not saved it."""
     return [(Dispatcher, "_durable", lambda self, worker, sequence: sequence)]
 
 
@@ -42,7 +42,7 @@ def _restart_from_an_older_snapshot() -> list[Patch]:
 
 @mutation
 def _no_owner() -> list[Patch]:
-    """Nobody looks for a higher claim."""
+    """No server looks for a higher claim."""
     return [(Ownership, "require", nothing), (Ownership, "require_own", nothing)]
 
 
@@ -54,7 +54,7 @@ def _nothing_is_synced() -> list[Patch]:
 
 @mutation
 def _one_exception_ends_the_checkpointer() -> list[Patch]:
-    """What nobody has thought of ends its thread."""
+    """An unexpected exception ends the checkpointer's thread."""
 
     def tried(self: Checkpointer, closing: bool, idle: bool) -> bool:
         try:
@@ -103,24 +103,24 @@ def _a_damaged_log_costs_the_snapshot() -> list[Patch]:
 
 @mutation
 def _damage_is_not_noticed() -> list[Patch]:
-    """Whatever a disk has made of a file is gone on from."""
+    """The server goes on from a file that the disk has damaged."""
     return [(store, "hashlib", SimpleNamespace(blake2b=lambda *arguments, **options: _Digest()))]
 
 
 class _Digest:
-    """The same one of everything."""
+    """A digest that is the same for all data."""
 
     def update(self, data: Any) -> None:
-        """Takes it."""
+        """Take the data and ignore it."""
 
     def digest(self) -> bytes:
-        """Of whatever was taken."""
+        """Return the same bytes for all data."""
         return bytes(16)
 
 
 @mutation
-def _a_file_of_somebody_elses_is_read() -> list[Patch]:
-    """Whatever lies beside the snapshots is taken for one of them."""
+def _a_file_that_is_no_snapshot_is_read() -> list[Patch]:
+    """Every file in the directory of the snapshots is taken for one of them."""
 
     def names(self: SnapshotDirectory) -> list[Any]:
         return [parsed(text) for text in self._store.names()]
@@ -154,7 +154,7 @@ def _other_partitions_go_on_where_these_were() -> list[Patch]:
 
 @mutation
 def _a_server_that_is_started_again_takes_the_highest_claim() -> list[Patch]:
-    """Whatever its job has lost meanwhile."""
+    """It claims the snapshots even if another job has taken them over in the meantime."""
     write = Ownership.write
 
     def again(self: Ownership, names: Iterable[Name], epoch: int = 0, after: int = 0, *where: Any) -> None:

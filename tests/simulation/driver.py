@@ -272,7 +272,7 @@ class Driver:
             self._world.sleep(max(_STATUS, supervisor.news_seconds))
 
     def _check_table(self, table: np.ndarray) -> None:
-        """Who is told to be silent has joined."""
+        """Raise a finding unless every partition in the table belongs to the job."""
         if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches))):
             raise Finding("table", f"partitions must be those of the job. Received: {table.tolist()}")
 

@@ -73,7 +73,7 @@ class Striker:
             "speculate": lambda _: self._speculate(),
             "nan": lambda fault: self._surroundings.poisoned.append(fault.place),
         }
-        #: Kinds of files that somebody has damaged.
+        #: Kinds of files that a fault has damaged.
         self.rotten: set[str] = set()
 
     def strike(self, fault: Fault, stream: VirtualStream) -> float | None:
@@ -104,7 +104,7 @@ class Striker:
             self._scheduler.kill(stream.process)
 
     def _spoil(self, stream: VirtualStream, share: float) -> None:
-        # Whoever meets a stranger at first is told so, and tries no further: that is meant.
+        # A client that meets a stranger at first gets an error and, as intended, does not try again: spare greetings.
         if stream.link.sends > _GREETING:
             stream.spoiled = min(share, 0.999)
             # Who has read a length that was changed waits for the rest of a frame, and says nothing meanwhile.

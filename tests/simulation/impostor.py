@@ -1,4 +1,4 @@
-"""Somebody who takes the port of a server that is away."""
+"""A stranger that takes the port of a server that is away."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = ["MUTATIONS", "planted"]
 
 @mutation
 def _no_lease_check() -> list[Patch]:
-    """Whoever commits is heard, whether it has the lease or not."""
+    """A commit counts whether its worker has the lease or not."""
     return [
         (Leases, "held", lambda self, worker, attempt: self[worker]),
         (LeaseConnections, "require", nothing),
@@ -33,21 +33,21 @@ def _no_lease_check() -> list[Patch]:
 
 
 @mutation
-def _late_connections_are_heard() -> list[Patch]:
+def _late_connections_are_served() -> list[Patch]:
     """What an attempt had sent over an older connection counts."""
     return [(LeaseConnections, "require", nothing), (LeaseConnections, "require_newest", nothing)]
 
 
 @mutation
-def _duplicates_are_new_where_late_connections_are_heard() -> list[Patch]:
-    """A commit that comes again is no duplicate; by itself nobody would notice, for none comes."""
+def _duplicates_are_new_where_late_connections_are_served() -> list[Patch]:
+    """A commit that comes again counts as new; none comes again unless late connections are served."""
     due = Center._lease_for  # noqa: SLF001 - a fault within
 
     def never_again(self: Center, commit: Any, parts: int) -> PartitionLease | None:
         lease = due(self, commit, parts)
         return self.leases[commit.worker] if lease is None else lease
 
-    return [(Center, "_lease_for", never_again), *_late_connections_are_heard()]
+    return [(Center, "_lease_for", never_again), *_late_connections_are_served()]
 
 
 @mutation
@@ -139,7 +139,7 @@ def _a_header_waits_for_what_may_follow() -> list[Patch]:
 
 @mutation
 def _a_server_outlives_its_driver() -> list[Patch]:
-    """Nobody tells a server that its driver is gone."""
+    """A server does not learn that its driver is gone."""
 
     def until_goodbye(self: VirtualChild, server: Any) -> int:
         self.server = server
@@ -152,7 +152,7 @@ def _a_server_outlives_its_driver() -> list[Patch]:
 
 @mutation
 def _tags_are_not_checked() -> list[Patch]:
-    """Whatever a frame has become on its way is taken."""
+    """A frame that was changed on its way is accepted."""
     return [(Seal, "check", nothing)]
 
 
@@ -168,7 +168,7 @@ def _the_driver_asks_once() -> list[Patch]:
 
 @mutation
 def _a_server_that_stands_still_is_left_alone() -> list[Patch]:
-    """Nobody kills a server that answers nobody."""
+    """A server that does not answer is not killed."""
     return [(Supervisor, "_end_silent", nothing), (Supervisor, "_answers", lambda self: True)]
 
 
@@ -192,7 +192,7 @@ def _a_gap_in_the_mini_batches_is_taken() -> list[Patch]:
 
 @mutation
 def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
-    """Who met the server before believes whoever has its port."""
+    """A client that met the server before trusts every process that has its port."""
     connect = Client._connect  # noqa: SLF001 - a fault within
 
     def credulous(self: Client) -> Any:
@@ -216,7 +216,7 @@ def _numbers_are_not_looked_at() -> list[Patch]:
 
 @mutation
 def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
-    """Whoever has sent a NaN goes on with the parameters that made it."""
+    """A worker that has sent a NaN goes on with the parameters that made it."""
     commit = WorkerClient.commit
 
     def goes_on(self: WorkerClient, record: Any) -> Any:

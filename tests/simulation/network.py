@@ -62,7 +62,7 @@ class Link:
                 self.network.wake(end)
 
     def vanish(self) -> None:
-        """Nothing comes through from now on, and nobody is told."""
+        """Let nothing through from now on, and report it to neither end."""
         if self.vanished is None and not self.reset:
             now = self.network.scheduler.now
             self.vanished = now
@@ -255,7 +255,7 @@ class VirtualStream:
             self.end()
 
     def end(self) -> None:
-        """Sends the end of the stream; whoever reads here is told, too."""
+        """Send the end of the stream, and wake those who read here, too."""
         if not self.shut:
             self.shut = True
             self._scheduler.wake_all(self.incoming.readers)

@@ -150,7 +150,7 @@ class Plan:
         workers, epochs: of the job.
         batches: mini-batches an epoch of each partition.
         rule, hyper_parameters, learning_rate: what the job trains with.
-        overlap, wire_format, tls: likewise.
+        overlap, wire_format, tls: how the job's workers exchange vectors with the server.
         compute: seconds of a step; ``long`` of them take several leases.
         every, keep: of the checkpoint; ``every`` 0: there is none.
         latency, fragmenting, capacity, yielding, disk: of the surroundings.
@@ -166,7 +166,7 @@ class Plan:
         cluster: the server is a task in the cluster, and not the driver's process.
         lists: the driver asks for the table of workers now and then.
         keeps: states of the workers' optimizers are kept.
-        stray: whether somebody has put a file of his own beside the snapshots.
+        stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: of every wait.
         faults: in no order.
     """
@@ -257,7 +257,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     )
     struck = {fault.kind for fault in faults}
     damage = struck & {"snapshot rot", "log rot"}
-    # Whoever is held back waits for windows of others: long ones outlast its deadline.
+    # A worker that is held back waits for windows of others: long ones outlast its deadline.
     paced = rule in _PACED and not long
     resized = _dealt(chance, batches) if every and not damage and chance.random() < 0.25 else ()
     paced = paced and not resized
@@ -325,7 +325,7 @@ def _with_options(plan: Plan, chance: random.Random, *, damage: bool) -> Plan:  
                 at -= 1
         drawn["faults"] = _survivable(faults, standstills=True)
     if plan.every and not damage and chance.random() < 0.06:
-        # It ends early, and its server dies: the next one must be told, too.
+        # It ends early, and its server dies: the next server must learn of the early end, too.
         drawn |= {"enough": chance.choice((1, 2)), "compute": 3.0}
         drawn["faults"] = (Fault("kill server", 15 + int(60 * chance.random())),)
     plan = replace(plan, **drawn)
@@ -473,7 +473,7 @@ _RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
 )
 
 
-#: Of the server's learning rate, beside a constant one.
+#: Schedules of the server's learning rate; some runs have a constant one instead.
 _SCHEDULES: tuple[dict[str, Any], ...] = (
     {"schedule": "step", "boundaries": (3, 9), "factor": 0.5},
     {"schedule": "warm_up", "length": 6, "divisor": 4.0, "boundaries": (9,), "factor": 0.5},

@@ -26,7 +26,7 @@ _MEAN = ("ssgd",)
 _MOMENTUM = ("dana_zero", "multi_asgd")
 #: By how much of a number (and of 1) float32 arithmetic may be off after all commits of a run.
 _TOLERANCE = 1e-4
-#: Likewise, of what a coarse wire format gives a worker.
+#: By how much of a number (and of 1) that may be off which a coarse wire format gives a worker.
 _COARSE = 0.02
 #: What of a lease the next steps depend on.
 _OF_LEASE = ("sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
@@ -54,7 +54,7 @@ class Standing(NamedTuple):
 
     Args:
         center, statistics: the vectors.
-        model: what the rule keeps beside the center.
+        model: what the rule keeps in addition to the center.
         workers: what it keeps for each worker.
         total, contributed: of the present round; the former is empty where nothing was contributed.
         numbers: clock, counters, round, progress of the scheduler, and sums of the log.

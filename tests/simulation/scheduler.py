@@ -5,13 +5,12 @@ threads cost turns of the system's scheduler.
 
 Rules:
 
-1. Whoever holds the baton runs; it is handed on only within `Scheduler.wait`, `Scheduler.pass_on` and at a task's end.
+1. The task that holds the baton runs; it hands it on only within `Scheduler.wait`, `Scheduler.pass_on` and at its end.
 2. Nothing here depends on real time, on addresses of objects or on the order of a set: the same seed gives the same
    sequence of hand-overs, whose digest is `Scheduler.digest`.
 3. A killed task raises `Killed` at its next blocking call and at every later one, so that no ``finally`` talks after
-   death. A stopped process' tasks wait until it goes on, whatever wakes them.
-4. Whoever looks at the run after its steps does so after those of processes that are `Process.watched`: it looks at
-   what is theirs.
+   death. A stopped process' tasks wait until it goes on, even if they are woken.
+4. Checks of the run take place after each step of a process that is `Process.watched`: they look at what is theirs.
 5. An exception that a task lets out ends the whole run: it is a finding, or a mistake of the simulation.
 """
 
@@ -129,7 +128,7 @@ class Scheduler:
         self._order = 0
         self._tasks: list[Task] = []
         self._main = getcurrent()
-        #: Who goes on when a task has ended; None: nobody is left.
+        #: The task that goes on when one has ended; None: no task is left.
         self._following: Task | None = None
 
     # ---- from outside
@@ -138,7 +137,7 @@ class Scheduler:
         """Runs ``main`` in a task of ``process``, and what that starts, until it returns; raises what was found."""
         self.start(process, main, "main")
         self._following = self._ready.pop()
-        while self._following is not None:  # whoever ends comes back here
+        while self._following is not None:  # a task that ends comes back here
             self._pass_baton(self._following)
         if self.finding is not None:
             raise self.finding
@@ -166,7 +165,7 @@ class Scheduler:
         return self.over or (self.current.dead and not self._choosing)
 
     def wait(self, queue: list[Task] | None, timeout: float | None) -> bool:
-        """Waits in ``queue`` until somebody wakes this task, or for ``timeout`` seconds; whether it was woken."""
+        """Wait in ``queue`` until this task is woken, or for ``timeout`` seconds; return whether it was woken."""
         task = self.current
         if task.dead or self.over:
             raise Killed
@@ -216,7 +215,7 @@ class Scheduler:
             self._at(time, task, None)
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """``call()`` in so many seconds, by whoever has the baton then; it must not wait."""
+        """Let the task that has the baton in so many seconds run ``call()``, which must not wait."""
         self._at(self.now + seconds, None, call)
 
     # ---- processes
@@ -298,7 +297,7 @@ class Scheduler:
             pass
         except Finding as finding:
             self.fail(finding)
-        except BaseException as error:  # noqa: BLE001 - whatever a task lets out is a finding
+        except BaseException as error:  # noqa: BLE001 - every exception that a task lets out is a finding
             text = "".join(traceback.format_exception(error))
             self.fail(Finding("exception", f"{task.process.name}/{task.name} let out {text}"))
         task.ended = True

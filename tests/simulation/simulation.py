@@ -223,7 +223,7 @@ class _Run:
 
     def _covers(self, covered: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
         """Whether a partition's records are as they must be."""
-        if "log" in self.striker.rotten:  # some may be lost, and are told of
+        if "log" in self.striker.rotten:  # some may be lost, which is reported
             return sorted(set(covered) & set(due)) == covered
         if self.watch.ends_early:
             return due[: len(covered)] == covered

@@ -50,7 +50,7 @@ def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
 
 @mutation
 def _drafts_of_newer_owners_are_removed() -> list[Patch]:
-    """A server that begins to save removes whatever is half-written, another one's snapshot, too."""
+    """A server that begins to save removes all that is half-written, another server's snapshot, too."""
 
     def sweep(self: SnapshotDirectory) -> None:
         drafts = ((draft, parsed(draft)) for draft in self._store.drafts())
@@ -286,7 +286,7 @@ def _any_announcement_is_believed() -> list[Patch]:
 
 @mutation
 def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
-    """In the cluster, a driver whose job another one has taken over is not told."""
+    """In the cluster, a driver does not learn that another one has taken over its job."""
 
     def until_over(server: Any, world: Any) -> None:
         while not server.over and not server.superseded:
@@ -296,7 +296,7 @@ def _a_server_that_has_lost_its_job_stays() -> list[Patch]:
 
 
 @mutation
-def _the_end_is_told_once() -> list[Patch]:
+def _the_end_is_sent_once() -> list[Patch]:
     """A server that comes back goes on with a job that a callback has ended."""
 
     def end_early(self: Supervisor, reason: str) -> None:
@@ -306,7 +306,7 @@ def _the_end_is_told_once() -> list[Patch]:
 
 
 @mutation
-def _whoever_answers_is_the_server() -> list[Patch]:
+def _the_first_address_is_the_server() -> list[Patch]:
     """The driver's requests go to the address that was announced first."""
     locate = ownership.AnnouncedAddress.locate
 

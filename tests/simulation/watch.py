@@ -1,4 +1,4 @@
-"""What must hold after every step of a run, whatever strikes it."""
+"""What must hold after every step of a run, under all faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _QUIET = {
 }
 #: Faults after which a checkpoint may lack states of optimizers that were kept.
 _BAD_DISK = {"disk full", "disk slow", "store crawls", "snapshot rot", "log rot"}
-#: Seconds after which everybody must have been told that a job ends early; with a server in the cluster.
+#: Seconds after which all workers must have learned that a job ends early; with a server in the cluster.
 _TOLD, _TOLD_IN_CLUSTER = 5.0, 30.0
 #: Seconds from an attempt's look for another one to its own claim.
 _START_SECONDS = 10.0
@@ -86,7 +86,7 @@ class Watch:
 
     Args:
         plan: of the run.
-        surroundings: likewise.
+        surroundings: of the run.
         tell: takes what a story is made of.
     """
 
@@ -95,7 +95,7 @@ class Watch:
         self._lives: dict[Center, _Life] = {}
         #: When a commit was applied last.
         self.progressed = 0.0
-        #: What each partition was told outlives the server, by the numbers of layout and partition; and who was let
+        #: The commit that outlives the server by its promise, by the numbers of layout and partition; and who was let
         #: go, of a job of so many epochs.
         self.durable: dict[tuple[int, int], int] = {}
         self.let_go: dict[tuple[int, int], int] = {}
@@ -143,12 +143,12 @@ class Watch:
         )
 
     def end_early(self, driver: Process) -> None:
-        """A driver has told its server to end the job early."""
+        """Note that a driver has sent its server the early end of the job."""
         self.ends_early = True
         self._ended_early[driver] = self._surroundings.scheduler.now
 
     def promise(self, layout: Layout, worker: int, sequence: int) -> None:
-        """A worker was told that a commit outlives the server."""
+        """Note that the server has promised a worker that a commit outlives the server."""
         who = layout.number, worker
         if sequence > self.durable.get(who, 0):
             self.durable[who] = sequence
@@ -182,7 +182,7 @@ class Watch:
         if has < self.durable[who]:
             raise Finding(
                 "lost",
-                f"commit {self.durable[who]} of partition {worker} was told to outlive its server. "
+                f"commit {self.durable[who]} of partition {worker} must outlive its server, as was promised. "
                 f"Received: one that has {has}",
             )
 
@@ -220,7 +220,7 @@ class Watch:
             self._write_down(center, life)
         self.states.see(center, (life.driver, center.incarnation), (len(center.log), life.latest))
         holders = child.server.dispatcher.connections
-        if holders != life.holders:  # whoever gets a lease is one
+        if holders != life.holders:  # each connection that gets a lease is one
             life.holders = dict(holders)
             for worker, lease in center.leases.items():
                 standing = life.standings.setdefault(worker, _Standing())
@@ -478,7 +478,7 @@ class Watch:
     def _check_bound(self, center: Center, scheduler: BoundedStaleness, worker: int) -> None:
         """No worker begins a window further ahead than the bound, and what the scheduler counts is true."""
         if self.ends_early:
-            return  # nobody waits for those who have not joined
+            return  # no worker waits for those that have not joined
         leases = center.leases
         windows = {other: lease.sequence for other, lease in leases.items()}
         if self._traits.refuses:  # a refused commit has a number, and is no window
@@ -543,7 +543,7 @@ class Watch:
         return counts
 
     def _check_takeover(self, worker: int, standing: _Standing) -> None:
-        """Nobody loses a partition while it is there and heard."""
+        """Raise a finding if a worker lost a partition while it was there and its messages arrived."""
         peer = standing.peer
         if peer is None or standing.attempt == NO_ATTEMPT or peer.hung_up():
             return

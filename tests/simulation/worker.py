@@ -34,7 +34,7 @@ from simulation.scheduler import Finding, Process
 from simulation.watch import Watch
 from simulation.world import VirtualWorld
 
-#: As those of a task: Spark tries again, and nobody is told.
+#: Errors that end a task without a report: Spark tries it again.
 _UNREPORTED = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
 
 
@@ -387,7 +387,7 @@ def _replica(
 
 
 def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
-    """What the workers of a job are told."""
+    """Return the settings of a job's workers."""
     return WorkerSettings(
         plan.make_rule(),
         len(layout.batches),

@@ -176,7 +176,7 @@ class VirtualChild:
             raise ServerLostError("a server's driver must live. Received: its end")
 
     def tell(self, line: bytes) -> None:
-        """Writes a line to its output; waits while nobody reads that has many."""
+        """Write a line to its output, and wait first while many lines there are unread."""
         while len(self._told) >= _LINES:
             self._scheduler.wait(self._news, None)
         self._told.append(line)
