@@ -68,7 +68,7 @@ def test_another_edition_is_due_when_the_rest_outgrows_the_first(journal: Journa
     assert 256_000 < journal.path.stat().st_size < 300_000
 
 
-def test_nobody_else_may_read_it(journal: Journal) -> None:
+def test_only_its_owner_may_read_it(journal: Journal) -> None:
     journal.begin({})
     assert journal.path.stat().st_mode & 0o077 == 0
 

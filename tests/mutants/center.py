@@ -251,7 +251,7 @@ CENTER = (
         "ps/center/center.py",
         'over="raise", divide="raise", invalid="raise"',
         'over="raise"',
-        "the center becomes NaN at a commit that nobody names",
+        "the center becomes NaN, and no error names the commit",
         ("tests/ps/rules/test_extremes.py", *_TESTS),
     ),
     Mutant(
@@ -259,7 +259,7 @@ CENTER = (
         CENTER_FILE,
         "            self._blend_moving_statistics(commit, lease)\n",
         "            with np.errstate(all='ignore'):\n                self._blend_moving_statistics(commit, lease)\n",
-        "everybody's are infinite at a commit that nobody names",
+        "all workers get infinite ones, and no error names the commit",
         ("tests/ps/center/test_arithmetic.py",),
     ),
     Mutant(

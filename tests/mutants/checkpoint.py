@@ -162,7 +162,7 @@ CHECKPOINT = (
         "ps/checkpoint/ownership.py",
         "    if match is None or",
         "    if match is not None and",
-        "a file that somebody put there ends the job",
+        "a file that is no snapshot ends the job",
         _TESTS,
     ),
     Mutant(
@@ -170,7 +170,7 @@ CHECKPOINT = (
         CHECKPOINTER,
         "        except Exception as error:  # noqa",
         "        except SnapshotError as error:  # noqa",
-        "nothing is saved any more, and nobody is told",
+        "nothing is saved any more, and no error says so",
         _TESTS,
     ),
     Mutant(
@@ -210,7 +210,7 @@ CHECKPOINT = (
         SNAPSHOT,
         '        vector[...] = arrays[f"model/{number}"]\n',
         "        pass\n",
-        "a server's momentum begins anew",
+        "a server's momentum begins with zeros",
         _OF_SNAPSHOT,
     ),
     Mutant(
@@ -279,7 +279,7 @@ CHECKPOINT = (
         ("tests/ps/checkpoint/test_other_workers.py",),
     ),
     Mutant(
-        "rows that nobody has read count as compared",
+        "rows that no worker has read count as compared",
         SNAPSHOT,
         """lease["epoch"] < 1 or """,
         "",

@@ -1,4 +1,4 @@
-"""Faults at the driver, in the order of rows, and in what is told at the end."""
+"""Faults at the driver, in the order of rows, and in what is reported at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DRIVER = (
         SOURCE,
         "            rows = self._spool.append(rows)\n",
         "            self._spool.append(rows)\n",
-        "arrays of Arrow's are kept alive beside the spool",
+        "arrays of Arrow are kept alive in addition to the spool",
         _SOURCE,
     ),
     Mutant(

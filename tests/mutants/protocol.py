@@ -95,7 +95,7 @@ PROTOCOL = (
         FRAMING,
         "        if self.seal is not None:\n            self.seal.check",
         "        if self.seal is not None and not self._tag:\n            self.seal.check",
-        "whoever is between two ends changes what they say",
+        "a relay between two ends changes what they send",
         _OF_SEALING,
     ),
     Mutant(
@@ -159,7 +159,7 @@ PROTOCOL = (
         FRAMING,
         "    if at != table:\n",
         "    if at > table:\n",
-        "a peer hides bytes that nobody reads, or speaks of another message",
+        "a peer hides bytes that are not read, or means another message",
         _OF_FRAMING,
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Faults in what the server answers, to whom, and whom it hears."""
+"""Faults in what the server answers, and in whose messages it accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVER = (
         _SUPERSEDED,
     ),
     Mutant(
-        "what arrives late over an older connection is heard",
+        "what arrives late over an older connection is accepted",
         HOLDERS,
         "        if self.get(worker) is not peer:",
         "        if worker not in self:",
@@ -30,7 +30,7 @@ SERVER = (
         _SUPERSEDED,
     ),
     Mutant(
-        "a late Hello is heard",
+        "a late Hello is accepted",
         HOLDERS,
         "        if hello.connection < newest:",
         "        if hello.connection < 0:",
@@ -46,23 +46,23 @@ SERVER = (
         _SUPERSEDED,
     ),
     Mutant(
-        "a late commit is heard",
+        "a late commit is accepted",
         DISPATCHER,
         "                self._require_holder(peer, center, commit.worker, commit.attempt)\n                if",
         "                if",
-        "it counts although its attempt was told that it does not",
+        "it counts although its attempt got the answer that it does not",
         _SUPERSEDED,
     ),
     Mutant(
-        "a late commit with a NaN is heard",
+        "a late commit with a NaN is accepted",
         DISPATCHER,
         "            self._require_holder(peer, center, commit.worker, commit.attempt)\n            skipped",
         "            skipped",
-        "it is skipped although its attempt was told that it never came",
+        "it is skipped although its attempt got the answer that it never came",
         _SUPERSEDED,
     ),
     Mutant(
-        "a late Leave is heard",
+        "a late Leave is accepted",
         DISPATCHER,
         "                self._require_holder(peer, center, message.worker, message.attempt)\n",
         "                center.leases.held(message.worker, message.attempt)\n",
@@ -90,7 +90,7 @@ SERVER = (
         DISPATCHER,
         "            self._wait_until_saved(peer, message.worker)\n",
         "",
-        "its last commits die with the server, and nobody is left to repeat them",
+        "its last commits die with the server, and no worker is left to repeat them",
         (f"{_RESTART}::test_a_worker_is_let_go_when_a_snapshot_covers_its_last_commit",),
     ),
     Mutant(
@@ -98,15 +98,15 @@ SERVER = (
         DISPATCHER,
         "                self._wait_until_saved(peer, worker)\n",
         "                pass\n",
-        "a successor returns, and the end that it was told of is forgotten",
-        (f"{_RESTART}::test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are",),
+        "a successor returns, and the end that made it return is forgotten",
+        (f"{_RESTART}::test_workers_are_let_go_only_when_there_is_room_for_a_snapshot",),
     ),
     Mutant(
         "everything is durable",
         DISPATCHER,
         "return sequence if self._checkpointer is None else self._checkpointer.durable.get(worker, 0)",
         "return sequence",
-        "workers are told of snapshots that are not there",
+        "workers learn of snapshots that are not there",
         (f"{_RESTART}::test_a_reply_tells_which_commit_outlives_the_server",),
     ),
     Mutant(
@@ -130,7 +130,7 @@ SERVER = (
         DISPATCHER,
         '            if self._published not in (b"", digest):',
         "            if digest == self._published == digest[:0]:",
-        "a second driver is told that its center is the job's",
+        "a second driver gets the answer that its center is the job's",
         _SERVER,
     ),
     Mutant(
@@ -150,7 +150,7 @@ SERVER = (
         _JOINING,
     ),
     Mutant(
-        "a holder that came back is told that it lost",
+        "a holder that came back gets the answer that it lost its lease",
         DISPATCHER,
         "held = known is not None and former == attempt",
         "held = False",
@@ -158,7 +158,7 @@ SERVER = (
         ("tests/ps/server/test_server.py", *_SUPERSEDED),
     ),
     Mutant(
-        "the last fault is the one that is told",
+        "the last fault is the one that is reported",
         WAITING,
         "            if self.fault is None:\n",
         "            if fault is not None:\n",
@@ -202,7 +202,7 @@ SERVER = (
         "ps/server/server.py",
         "_ENDS_JOB = (NonFiniteError, LedgerError,",
         "_ENDS_JOB = (LedgerError,",
-        "a NaN ends one task after the other, and no driver is told",
+        "a NaN ends one task after the other, and no driver learns of it",
         _SERVER,
     ),
     Mutant(
@@ -234,7 +234,7 @@ SERVER = (
         "ps/server/start.py",
         "    starting = False\n",
         "",
-        "nobody reads it: the pipe is full at last, and no snapshot is taken any more",
+        "no process reads that: the pipe is full at last, and no snapshot is taken any more",
         _START,
     ),
     Mutant(

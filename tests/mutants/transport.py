@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 CLIENT, WORKER_CLIENT, STREAMS = "ps/transport/client.py", "ps/transport/worker_client.py", "ps/world/streams.py"
 LOOP = "ps/worker/loop.py"
 _SERVER = ("tests/ps/server/test_server.py",)
-_RESTART = ("tests/ps/server/test_restart.py::test_every_batch_counts_once_whatever_the_server_forgot",)
+_RESTART = ("tests/ps/server/test_restart.py::test_every_batch_counts_once_after_two_restarts",)
 _IMPOSTOR, _CHANNEL = ("tests/ps/transport/test_impostor.py",), ("tests/ps/transport/test_channel.py",)
 _LOOP = ("tests/ps/rules/test_golden_steps.py", "tests/ps/worker", "tests/ps/simulation/test_simulate.py")
 
@@ -49,7 +49,7 @@ TRANSPORT = (
         WORKER_CLIENT,
         "_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)",
         "_UNREACHED = (ServerLostError, DeadlineError)",
-        "whoever gets the port while the server is away ends the job",
+        "a stranger that gets the port while the server is away ends the job",
         _IMPOSTOR,
     ),
     Mutant(
@@ -57,11 +57,11 @@ TRANSPORT = (
         CLIENT,
         "            if not self._met:\n",
         "            if self._met or not self._met:\n",
-        "whoever gets the port while the server is away ends the job",
+        "a stranger that gets the port while the server is away ends the job",
         _IMPOSTOR,
     ),
     Mutant(
-        "a stream that somebody changed ends the job",
+        "a stream that was changed on its way ends the job",
         CLIENT,
         "        except (RemoteProtocolError, OSError) as error:",
         "        except OSError as error:",
@@ -129,7 +129,7 @@ TRANSPORT = (
         "ps/transport/tls.py",
         "    context.verify_mode = ssl.CERT_REQUIRED\n",
         "    context.verify_mode = ssl.CERT_NONE\n",
-        "whoever is in between reads everything",
+        "a relay in between reads everything",
         ("tests/ps/transport/test_tls.py",),
     ),
     Mutant(
@@ -177,7 +177,7 @@ TRANSPORT = (
         LOOP,
         "    if worker.posted:\n        yield CollectRequest()\n",
         "",
-        "its error is nobody's, and the partition ends without it",
+        "its error is not raised, and the partition ends without it",
         ("tests/ps/worker/test_loop.py",),
     ),
     Mutant(
@@ -185,7 +185,7 @@ TRANSPORT = (
         LOOP,
         "        self._replica.read_moving_statistics(statistics)\n",
         "        statistics[...] = self._latest.moving_statistics\n",
-        "what a worker's batches say of its inputs is never heard",
+        "the statistics of a worker's own batches are never used",
         ("tests/ps/worker/test_loop.py",),
     ),
 )

@@ -15,7 +15,7 @@ from mutants.mutant import Mutant
 #: What tests without Spark read.
 _FOLDERS = ("benchmarks", "distkeras", "docs", "notebooks", "ps", "scripts", "tests", "transformers")
 _FILES = ("pyproject.toml", "setup.py", "README.md")
-#: What Python is told; the tests of a fault follow.
+#: Arguments of Python; the tests of a fault follow.
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 
 

@@ -98,7 +98,7 @@ class TestStallDetector:
     def table(self, *rows: object) -> Any:
         return np.array(rows, np.float64).reshape(-1, 4)
 
-    def test_each_silence_is_told_once(self) -> None:
+    def test_each_silence_is_reported_once(self) -> None:
         events = Events()
         stalls = StallDetector(10.0, events)
         stalls.check(self.table())

@@ -17,7 +17,7 @@ FAULT = Mutant(
     "ps/errors.py",
     "        self.worker = worker\n",
     "        self.worker = None\n",
-    "nobody knows who it was",
+    "no one knows which worker it was",
     ("tests/ps/test_errors.py",),
 )
 #: Stands for the tests, which would take longer.
@@ -54,7 +54,7 @@ def test_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
         "survived": no_fault,
         "does not apply": dataclasses.replace(FAULT, old="this is nowhere"),
-        "not equivalent": dataclasses.replace(FAULT, equivalent="nobody asks"),
+        "not equivalent": dataclasses.replace(FAULT, equivalent="no caller asks"),
     }
     for verdict, mutant in wrong.items():
         assert main([], [mutant], TEST) == 1

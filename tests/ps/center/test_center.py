@@ -100,7 +100,7 @@ class TestLease:
         with pytest.raises(RemoteProtocolError, match="must pull before it commits"):
             send(center, commit_of(attempt=7))
 
-    def test_the_successor_is_told_where_to_continue(self) -> None:
+    def test_the_successor_learns_where_to_continue(self) -> None:
         center = center_of()
         joined(center, attempt=1)
         send(center, commit_of(attempt=1, first=0, last=4))
@@ -153,7 +153,7 @@ class TestVersions:
 
 
 class TestSynchronous:
-    def test_nobody_starts_before_all_have_joined(self) -> None:
+    def test_no_worker_starts_before_all_have_joined(self) -> None:
         center = center_of("averaging")
         center.join(0, 0)
         assert not center.ready(0)

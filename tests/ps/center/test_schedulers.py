@@ -24,7 +24,7 @@ def test_a_worker_is_ahead_by_at_most_the_bound() -> None:
     assert scheduler.ready(0)
 
 
-def test_a_worker_that_finished_holds_nobody_up() -> None:
+def test_a_worker_that_finished_does_not_hold_up_others() -> None:
     scheduler = BoundedStaleness(2, bound=0)
     for worker in (0, 1):
         scheduler.joined(worker)

@@ -64,7 +64,7 @@ def then_a_commit_that_wants_no_center(center: Center) -> None:
     commit(center, 1, 78, wants_center=False)
 
 
-def then_somebody_leaves(center: Center) -> None:
+def then_a_worker_leaves(center: Center) -> None:
     center.leave(2, 0)
 
 
@@ -73,7 +73,7 @@ def then_nothing(center: Center) -> None:
 
 
 @pytest.mark.parametrize(
-    "between", [then_nothing, then_another_commit, then_a_commit_that_wants_no_center, then_somebody_leaves]
+    "between", [then_nothing, then_another_commit, then_a_commit_that_wants_no_center, then_a_worker_leaves]
 )
 @pytest.mark.parametrize("name", VIEWS)
 def test_it_is_what_the_release_would_make(name: str, between: Callable[[Center], None]) -> None:
@@ -101,7 +101,7 @@ def test_its_memory_is_the_payload_s_and_comes_back(name: str) -> None:
         commit(center, 0, seed, wants_center=seed != 3)
         release(center, 0)
     assert center.pool.made - before <= 1
-    for seed in range(6, 12):  # nobody is sent most of these
+    for seed in range(6, 12):  # most of these are not sent
         commit(center, 0, seed)
         if seed % 3 == 0:
             release(center, 0)

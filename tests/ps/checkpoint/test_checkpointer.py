@@ -263,7 +263,7 @@ def test_one_full_disk_at_the_last_snapshot_is_none_at_the_next_try(tmp_path: Pa
 
 
 class TestOwnership:
-    """Two servers on one directory: the newer one has it, whatever the older one does."""
+    """Of two servers on one directory, the newer one has it, and the older one can do nothing about that."""
 
     def test_what_the_older_one_saves_does_not_count(self, tmp_path: Path) -> None:
         with Saving(tmp_path, every=1) as older:

@@ -25,7 +25,7 @@ FULL = 90.0
 
 
 class FullDisk(World):
-    """Nothing can be written for a while; time passes when somebody sleeps."""
+    """A world in which nothing can be written for a while; its time passes when a thread sleeps."""
 
     def __init__(self, full: float = FULL) -> None:
         self.seconds, self.full = 0.0, full

@@ -46,7 +46,7 @@ def test_the_new_owner_goes_on_from_what_counted_last(tmp_path: Path) -> None:
     def save() -> None:
         log_files = older.save_log(job.center.log.read(), LogFiles()) if job.center.clock else LogFiles()
         older.save(capture(job.center), log_files)
-        older.require_owned()  # it counts: workers are told
+        older.require_owned()  # the snapshot counts: workers may learn of it
 
     save()
 
@@ -85,7 +85,7 @@ def test_a_server_that_is_started_again_does_not_get_ahead_of_another_job(tmp_pa
     with pytest.raises(OwnershipLostError, match="claim 000002-0000000b of process"):
         again.take_over(epoch=1, after=1)
     newer.require_owned()
-    assert not list(tmp_path.glob("owner-000001-ffffffff.1*"))  # nobody serves under it
+    assert not list(tmp_path.glob("owner-000001-ffffffff.1*"))  # no server serves under it
 
 
 def test_only_drafts_of_earlier_owners_are_removed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is removed beside a new snapshot."""
+"""Pruning keeps the log files of the snapshots that it keeps."""
 
 from __future__ import annotations
 

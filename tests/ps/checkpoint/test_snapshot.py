@@ -14,7 +14,7 @@ from distkeras.ps.center.center import Center
 from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.snapshot import State, capture, restore
 
-#: Rules that keep something beside the center: vectors of the model and of workers, counters, a round.
+#: Rules that keep more than the center: vectors of the model and of workers, counters, a round.
 RULES: dict[str, dict[str, Any]] = {
     "downpour": {},
     "dana_zero": {"learning_rate": 0.1},
@@ -130,7 +130,7 @@ def test_a_partition_that_has_ended_has_ended() -> None:
     assert asdict(restored.leases[0])["sequence"] == 1
 
 
-def test_a_state_is_of_one_moment_whatever_comes_while_it_is_written() -> None:
+def test_a_state_is_of_one_moment_although_commits_come_while_it_is_written() -> None:
     center = center_of("dana_zero", learning_rate=0.1)
     for worker in range(2):
         joined(center, worker)

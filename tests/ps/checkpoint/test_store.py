@@ -77,7 +77,7 @@ def test_a_file_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     assert store.names() == []
 
 
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "above" / "folder"))
     store.save("one", HEADER, ARRAYS)
     assert stat.S_IMODE((tmp_path / "above" / "folder").stat().st_mode) == 0o700

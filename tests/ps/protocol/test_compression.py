@@ -162,7 +162,7 @@ def test_sizes(name: str, size: int) -> None:
     assert codec.nbytes == {"bfloat16": 2 * size, "int8": size + 4 * math.ceil(size / BLOCK)}[name]
     vector = np.arange(size, dtype=np.float32)
     assert there_and_back(codec, vector).shape == (size,)
-    # Nothing is written beside what is its own.
+    # Nothing is written outside the codec's own bytes.
     around = np.full(codec.nbytes + 2, 170, np.uint8)
     codec.encode(vector, around[1:-1])
     assert around[[0, -1]].tolist() == [170, 170]

@@ -1,6 +1,7 @@
 """Inputs that hypothesis finds, to both ends of a connection: what `tests/fuzz` does a million times.
 
-Whatever comes, in whatever pieces: only the two errors, no more memory than the limits allow, nothing from strangers.
+For every input, in pieces of every size, an end raises only the two errors, takes no more memory than the limits
+allow, and accepts nothing from strangers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames between two ends that somebody changes, repeats, leaves out, reorders or turns round: all is refused."""
+"""Frames that a relay changes, repeats, leaves out, reorders or sends back to their sender: all are refused."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_frame_without_a_tag_is_refused() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_nobody_between_them_can_change_what_tags_cover(whole: bool) -> None:
+def test_no_relay_can_change_what_tags_cover(whole: bool) -> None:
     client, server = Connection(server=False, key=KEY), Connection(server=True, key=KEY, whole=whole)
     (challenge,) = feed(Reader(Limits()), joined(server.start()))  # as a relay reads it
     _, answer = deliver(client, encode(dataclasses.replace(challenge, whole=not whole)))

@@ -1,4 +1,4 @@
-"""What every rule must keep, whichever it is: a new rule joins by existing."""
+"""What every rule must keep to: a new rule is tested by being in the list of rules."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_the_most_crowded_address_makes_room_its_oldest_first() -> None:
     assert evicted == [("crowd", 0), ("crowd", 1)]
 
 
-def test_nobody_is_evicted_in_its_first_moment() -> None:
+def test_no_connection_is_evicted_in_its_first_moment() -> None:
     evicted: list[Any] = []
     admission = AdmissionControl(pending_max=1)
     connections: list[PendingConnection] = []

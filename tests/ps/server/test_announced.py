@@ -329,7 +329,7 @@ def test_a_job_with_more_epochs_keeps_them_where_its_first_attempt_dies(tmp_path
 
 
 def test_a_resumed_job_whose_first_attempt_died_before_it_claimed_is_served_by_the_next(tmp_path: Path) -> None:
-    """What the next attempt finds is the earlier job's alone: nobody has taken anything from its own."""
+    """The next attempt finds what the earlier job left, and nothing of its own job: no worker was served by it yet."""
     first = Attempt(request(tmp_path), 0)
     until(lambda: incarnation(tmp_path))
     Worker(tmp_path).ended()

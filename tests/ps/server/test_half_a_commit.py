@@ -62,7 +62,7 @@ def test_without_a_checkpoint_the_job_ends(error: Exception, told: type[Exceptio
 
 
 def test_a_server_alone_ends(tmp_path: Path) -> None:
-    """Whoever started it may start it again."""
+    """The user who started it may start it again."""
     (tmp_path / "key").write_text(KEY.hex())
     options = ["--rule", "downpour", "--workers", "1", "--host", "127.0.0.1", "--key-file", str(tmp_path / "key")]
     command = [sys.executable, forgetful_server.__file__, "distkeras.ps", "serve", *options]

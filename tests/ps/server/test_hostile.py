@@ -1,4 +1,4 @@
-"""Garbage, floods, silence and lies, while an honest worker trains beside them: none of its commits is lost."""
+"""Garbage, floods, silence and lies, while an honest worker trains: none of its commits is lost."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class TestAuthenticatedPeers:
             send_unless_closed(peer.sock, HEADER.pack(MAGIC, VERSION, COMMIT, 3, fields.size, limit + 1))
             assert read_to_eof(peer.sock) == b""
 
-    def test_an_answer_instead_of_a_request_is_told_and_ends_its_connection(
+    def test_an_answer_instead_of_a_request_gets_an_error_and_ends_its_connection(
         self, running: Running, honest: HonestWorker
     ) -> None:
         with AuthenticatedPeer(running.server.address) as peer:
@@ -274,14 +274,14 @@ class TestAuthenticatedPeers:
         assert not session.thread.is_alive()
         assert running.server.fault is None
 
-    def test_a_wrong_commit_of_nobody_does_not_end_the_job(self, running: Running, honest: HonestWorker) -> None:
+    def test_a_wrong_commit_without_a_lease_does_not_end_the_job(self, running: Running, honest: HonestWorker) -> None:
         commit = some_commit(np.full(3, np.nan, np.float32), attempt=99)
         with AuthenticatedPeer(running.server.address) as peer:
             send_unless_closed(peer.sock, joined(peer.connection.send(commit)))
             assert b"holds the lease" in read_to_eof(peer.sock)
         assert running.server.fault is None
 
-    def test_requests_whose_answers_nobody_takes_are_dropped_at_the_deadline(
+    def test_requests_whose_answers_are_not_read_are_dropped_at_the_deadline(
         self, running: Running, honest: HonestWorker
     ) -> None:
         with AuthenticatedPeer(running.server.address) as peer:
@@ -345,7 +345,7 @@ class TestDial:
             while True:
                 listener.accept()[0].close()
 
-    def test_a_wrong_key_is_told_from_a_want_of_room(self, running: Running) -> None:
+    def test_a_wrong_key_is_not_reported_as_a_lack_of_room(self, running: Running) -> None:
         with pytest.raises(AuthenticationError, match="does not hold this job's key"):
             dial(running.server.address, b"x" * 32, PATIENT)
 

@@ -36,7 +36,7 @@ def test_three_hundred_workers_at_a_time(rule: Rule) -> None:
             )
             run_worker(client, welcome, begin)
             client.close()
-        except BaseException as error:  # noqa: BLE001 - told by the assertion
+        except BaseException as error:  # noqa: BLE001 - the assertion reports it
             errors.append(error)
 
     with ServerProcess(ServerSettings(rule, workers=WORKERS, deadlines=PATIENT)) as process:

@@ -1,4 +1,4 @@
-"""Somebody between worker and server who changes what passes: without TLS, tags find it."""
+"""A relay between worker and server changes what passes: without TLS, tags reveal it."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def at_clock(job: Job, clock: int) -> None:
         ("asgd", {"wire_format": "int8"}),
     ],
 )
-def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_every_batch_counts_once_after_two_restarts(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     rule = make(name) if make(name).traits.gradient else make(name, window=1)
     gate = threading.Event()
     with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1, **options) as job:
@@ -213,7 +213,7 @@ def test_every_batch_counts_once_whatever_the_server_forgot(tmp_path: Path, name
         assert max(job.commits()["incarnation"]) == 3
 
 
-def test_a_server_that_dies_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
+def test_a_server_that_dies_before_its_first_snapshot_begins_again(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.kill()
         for path in tmp_path.iterdir():
@@ -290,7 +290,7 @@ def test_a_reply_tells_which_commit_outlives_the_server(tmp_path: Path) -> None:
         client.close()
 
 
-def test_without_room_for_a_snapshot_nobody_is_let_go_and_then_all_are(tmp_path: Path) -> None:
+def test_workers_are_let_go_only_when_there_is_room_for_a_snapshot(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     with Job(folder, workers=1, every=1000) as job:
         at_snapshot(folder)
@@ -420,7 +420,7 @@ class TestResume:
 class TestTwoDrivers:
     """Both go on with one job: a cluster manager has started the second one while the first one lives."""
 
-    def test_the_newer_one_has_the_job_and_the_older_one_is_told(self, tmp_path: Path) -> None:
+    def test_the_newer_one_has_the_job_and_the_older_one_learns_that(self, tmp_path: Path) -> None:
         gate = threading.Event()
         with Job(tmp_path, every=1) as older:
             for worker in range(2):
@@ -432,7 +432,7 @@ class TestTwoDrivers:
                     until(lambda: older.driver.observe(1000, 0.1) is None)
                 for thread in older.threads:
                     thread.join(patience(60))
-                assert [type(error) for error in older.errors] == [JobStoppedError] * 2  # and nobody was let go
+                assert [type(error) for error in older.errors] == [JobStoppedError] * 2  # and no worker was let go
                 older.kill()
                 with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
                     older.process.restart()

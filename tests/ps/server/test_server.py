@@ -289,7 +289,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), random.Random(0).randbytes(4096)]
     )
-    def test_garbage_hurts_nobody_else(self, noise: bytes) -> None:
+    def test_garbage_does_not_harm_other_connections(self, noise: bytes) -> None:
         with Running(make("downpour")) as running:
             with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
                 with contextlib.suppress(OSError):  # it may hang up before the noise is out
@@ -326,7 +326,7 @@ class TestFaults:
             bad.close()
             good.close()
 
-    def test_the_first_fault_is_the_one_that_is_told(self) -> None:
+    def test_the_first_fault_is_the_one_that_is_reported(self) -> None:
         with Running(make("downpour")) as running:
             clients = [running.client(worker) for worker in range(2)]
             for client, text in zip(clients, ("first", "second"), strict=True):

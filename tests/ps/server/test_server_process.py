@@ -71,7 +71,7 @@ class TestProcess:
                 os.write(writer, f"{process.pid} {process.address.port} {grandchild}\n".encode())
                 signal.pause()
             finally:
-                os._exit(1)  # whatever is wrong, no second copy of the tests goes on
+                os._exit(1)  # even after an error, no second copy of the tests goes on
         os.close(writer)
         with os.fdopen(reader) as lines:
             pid, port, grandchild = map(int, lines.readline().split())

@@ -121,7 +121,7 @@ def test_one_more_than_may_be_ends_the_job_and_names_the_array() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_none_may_be_unless_told() -> None:
+def test_none_is_skipped_by_default() -> None:
     with running("downpour", 2, 0) as server:
         errors = train(server, [[-1.0], [1.0] * 1000])
         assert {type(error) for error in errors} <= {NonFiniteError, JobStoppedError}

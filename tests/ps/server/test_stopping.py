@@ -110,7 +110,7 @@ def test_who_waits_for_others_to_join_is_let_go() -> None:
 
 @pytest.mark.timeout(60)
 def test_a_round_ends_although_one_of_its_workers_died() -> None:
-    """Worker 1 dies with its step; worker 0 waits in the round. The successor is told to leave, and that ends it."""
+    """Worker 1 dies with its step; worker 0 waits in the round. The successor's answer is to leave: the round ends."""
     rule = make("ssgd")
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
         dying, welcome, _ = toy_client(running.address, rule, ENDLESS, worker=1, size=SIZE, deadlines=PATIENT)
@@ -142,7 +142,7 @@ def test_bounded_staleness_lets_everybody_go() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_restarted_server_is_told_again(tmp_path: Path) -> None:
+def test_the_early_end_is_sent_to_a_restarted_server_too(tmp_path: Path) -> None:
     rule = make("downpour")
     with ServerProcess(
         ServerSettings(rule, workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(tmp_path), every=1))

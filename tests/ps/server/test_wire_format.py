@@ -278,7 +278,7 @@ def test_every_other_rule_trains(name: str, wire_format: str) -> None:
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("cut", [False, True])
-def test_beside_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
+def test_during_a_window_that_is_computed(wire_format: str, cut: bool) -> None:
     """With `overlap`: the commit travels while the next window is computed from what was delivered."""
     clients: list[WorkerClient] = []
     values, taken = np.linspace(1, 2, 20, dtype=np.float32), itertools.count(1)

@@ -126,7 +126,7 @@ def test_73_blocking_it_is_synchronous_sgd_over_all_devices(nodes: int, devices:
 
 @pytest.mark.parametrize("rule", ["ssgdm", "ssgdm_local"])
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 3), (3, 1), (3, 2)])
-def test_74_also_with_momenta_that_nobody_exchanges(rule: str, nodes: int, devices: int) -> None:
+def test_74_also_with_momenta_that_are_not_exchanged(rule: str, nodes: int, devices: int) -> None:
     n = nodes * devices
     trace = run_daso(blocking(2, momentum=0.8), nodes=nodes, devices=devices, epochs=2, batches=8)
     job = Problem(n, [*range(n)] * 16, eta=ETA / n, seed=7)  # the rules add the workers' steps up
@@ -166,7 +166,7 @@ def test_76_merging_without_wait_is_the_mean() -> None:
         (6, 5, [(6, 5), (3, 2), (1, 1)]),
     ],
 )
-def test_77_78_intervals_and_waits_halve_to_one_and_begin_anew(
+def test_77_78_intervals_and_waits_halve_to_one_and_begin_again(
     interval: int, wait: int | None, pairs: list[tuple[int, int]]
 ) -> None:
     trace = run_without_gradients(cycling(interval=interval, wait=wait, patience=1), epochs=2 + 2 * len(pairs), **FLAT)

@@ -65,7 +65,7 @@ def epochs_of_plateaus(losses: list[float], **hyper: Any) -> list[int]:
         ([9, 9, 8, 8, 7, 7, 0], {"patience": 1}, [1, 3, 5]),
         ([9, 9, 9, 8, 8, 8, 0], {"patience": 2}, [2, 5]),
         ([9, 9, 8, 8, 7, 7, 0], {"patience": 2}, []),
-        ([9, 9, 9, 9, 9, 9, 9, 0], {"patience": 3}, [3, 6]),  # counted anew after each
+        ([9, 9, 9, 9, 9, 9, 9, 0], {"patience": 3}, [3, 6]),  # counted from zero after each
         ([9] * 6 + [0], {}, [5]),  # patience 5
         ([100, 99.1, 98.2, 0], {"patience": 1}, [1]),  # 98.2 is more than 1 % below 100, 99.1 is not
         ([100, 99, 0], {"patience": 1}, [1]),  # exactly 1 % is not more

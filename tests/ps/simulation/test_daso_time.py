@@ -71,7 +71,7 @@ def test_nodes_run_apart_until_they_merge() -> None:
     # Node 0 takes 1 a batch, node 1 takes 2. Sent at 4 by the last, there at 10: node 0 waits for it, and so does 1.
     options: dict[str, Any] = {"devices": 1, "timing": FixedTiming(seconds=(1.0, 2.0)), "communication": SLOW}
     assert run_without_gradients(cycling(interval=2), epochs=4, **options).time.tolist() == [2, 4, 10, 12]
-    # Nobody waits for the slower node who has nothing to merge.
+    # A node that has nothing to merge does not wait for the slower one.
     alone: dict[str, Any] = {**options, "timing": FixedTiming(seconds=(0.0, 2.0)), "communication": None}
     assert run_without_gradients(cycling(interval=2), epochs=4, **alone).time.tolist() == [2, 4, 6, 8]
 

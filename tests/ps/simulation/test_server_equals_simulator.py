@@ -38,7 +38,7 @@ def variants() -> Iterator[Rule]:
 
 
 def occupied_answers() -> Any:
-    """What one worker is told when it asks whether the server is occupied."""
+    """Return the answers that one worker gets when it asks whether the server is occupied."""
     return itertools.cycle([True, False, True, True])
 
 
@@ -91,7 +91,7 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
     rng = np.random.default_rng(5)
     start = rng.normal(size=SIZE).astype(np.float32)
     noise = rng.normal(size=(WORKERS, SIZE)).astype(np.float32)
-    steps = np.arange(1, 40, dtype=np.float32)  # more than any worker takes: nobody leaves
+    steps = np.arange(1, 40, dtype=np.float32)  # more than any worker takes: none leaves
     # Two decays, the second in the middle of a round.
     eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
     taken = [iter(steps) for _ in range(WORKERS)]

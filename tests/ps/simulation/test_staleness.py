@@ -1,4 +1,4 @@
-"""What asynchrony does, whichever the rule: staleness, its laws, implicit momentum, and bounds on it."""
+"""What asynchrony does under every rule: staleness, its laws, implicit momentum, and bounds on it."""
 
 from __future__ import annotations
 

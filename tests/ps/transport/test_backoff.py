@@ -7,7 +7,7 @@ from distkeras.ps.world.world import World
 
 
 class Clock(World):
-    """Stands still but while somebody sleeps."""
+    """A clock that stands still except while a thread sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

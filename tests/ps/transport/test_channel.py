@@ -74,13 +74,13 @@ def test_and_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
 
 
 def test_a_host_that_takes_nothing_is_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's own time-out: nobody waited for anything until a deadline of ours."""
+    """The kernel's own time-out ends it, and none of our deadlines."""
     monkeypatch.setattr(streams, "HOST_SILENCE", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = connect(listener.getsockname(), patience(10))
         far, _ = listener.accept()
 
-    def fill_buffers() -> None:  # which nobody empties
+    def fill_buffers() -> None:  # and no one empties them
         while True:
             near.write([memoryview(bytes(1 << 20))], patience(5))
 

@@ -102,7 +102,7 @@ def test_a_stranger_who_stays_is_named_in_the_error(running: Running, relay: Rel
     driver = DriverClient(relay.address, deadlines)
     with pytest.raises(AuthenticationError):
         driver.center()
-    driver = DriverClient(relay.address, deadlines, met=True)  # as whoever has started the server
+    driver = DriverClient(relay.address, deadlines, met=True)  # as the driver that started the server
     with pytest.raises(ServerLostError, match="has lost its port"):
         driver.center()
 

@@ -52,7 +52,7 @@ def stopped() -> Iterator[ServerProcess]:
 def test_a_commit_that_fills_all_buffers_survives_a_standstill(
     stopped: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel ends its connection: to it, buffers that nobody empties are no better than a host that vanished."""
+    """The kernel ends its connection: it treats buffers that no one empties like a host that vanished."""
     monkeypatch.setattr(streams, "HOST_SILENCE", 1)
     with contextlib.closing(DriverClient(stopped.address, PATIENT)) as driver:
         driver.publish(np.zeros(SIZE, np.float32))

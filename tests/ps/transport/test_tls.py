@@ -71,7 +71,7 @@ def impatient(server: ParameterServer) -> ParameterServer:
 
 
 def refusal(server: ParameterServer) -> str:
-    until(lambda: server.admission.refusals)  # its thread writes that down, perhaps after the peer has heard
+    until(lambda: server.admission.refusals)  # its thread writes that down, perhaps after the peer's answer
     return server.admission.refusals[0].reason  # a client whose connection was reset meanwhile has come again
 
 
@@ -185,7 +185,7 @@ class TestChannel:
         server, client = pair
         client.send(Heartbeat())
         until(lambda: select.select([socket_of(server)], [], [], 0)[0])
-        server.close()  # with bytes that nobody has read: that is a reset
+        server.close()  # with bytes that were not read: that is a reset
         with pytest.raises(ConnectionResetError):
             client.receive(patience(10), "anything")
 
@@ -222,7 +222,7 @@ class TestSecrets:
         assert len(secrets) > 2
         assert not [secret for secret in secrets for text in shown if secret in text]
 
-    def test_the_private_key_is_on_no_disk_afterwards_and_was_nobody_elses_to_read(
+    def test_the_private_key_is_on_disk_for_a_moment_and_for_its_owner_alone(
         self, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         modes: list[int] = []
