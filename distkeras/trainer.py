@@ -96,7 +96,7 @@ class Trainer(JobResults):
     Args:
         model: a built `keras.Model`. It is not changed.
         rule: a `Rule`, or the name of one; see ``python -m distkeras.ps rules``. Its `window` is the number of steps
-            between two exchanges, or "auto".
+            between two exchanges, "auto" or "by_speed".
         worker_optimizer: of each worker: a Keras optimizer or its name. Gradient rules take only its clipping and, if
             `learning_rate` is not given, its learning rate. Default: the one that the model is compiled with, in the
             state that it is in, or "sgd". Not one that stores weights or averages of them (`use_ema`,

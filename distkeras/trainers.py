@@ -29,7 +29,7 @@ from distkeras.keras_model.archive import require_model
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
-from distkeras.ps.rules.base import AUTO
+from distkeras.ps.rules.base import AUTO, BY_SPEED
 from distkeras.ps.validate import require_integer
 from distkeras.settings import Network
 from distkeras.spark.actions import in_callers_scope
@@ -123,7 +123,8 @@ class Trainer(Histories, distkeras.trainer.Trainer):
         chosen = {name: given.pop(name) for name in names if name in given}
         window = given.pop("communication_window", None)
         if window is not None:
-            chosen["window"] = window if window == AUTO else require_integer("communication_window", window)
+            measured = window in (AUTO, BY_SPEED)
+            chosen["window"] = window if measured else require_integer("communication_window", window)
         elif self.default_window is not None:
             chosen.setdefault("window", self.default_window)
         port = given.pop("master_port", None)

@@ -85,7 +85,8 @@ _SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 _DEFAULTS = "Where the signature has a default, that is the one."
 _OWN = "keras_model: a built `keras.Model`. It is not changed.\n"
 _PORT = "master_port: the port of `network`.\n"
-_WINDOW = 'communication_window: the `window` of the rule; "auto": each worker measures and chooses.\n'
+_WINDOW = 'communication_window: the `window` of the rule: a number, "auto" or "by_speed".\n'
+_WINDOW_MAX = 'window_max: the window of the fastest worker, with "by_speed".\n'
 
 
 def documented(words: str, rule: type[Rule]) -> str:
@@ -94,7 +95,7 @@ def documented(words: str, rule: type[Rule]) -> str:
     options = [entry for entry in _arguments(Trainer) if not entry.startswith(("model:", "rule:"))]
     taken = {entry.partition(":")[0] for entry in own}
     rest = [entry for entry in options if entry.partition(":")[0] not in taken]
-    entries = "".join(f"    {entry.rstrip()}\n" for entry in (_OWN, _WINDOW, *own, *rest, _PORT))
+    entries = "".join(f"    {entry.rstrip()}\n" for entry in (_OWN, _WINDOW, _WINDOW_MAX, *own, *rest, _PORT))
     head = f"{inspect.cleandoc(words)}\n\n{_DEFAULTS}"
     return f"{head}\n\nArgs:\n{entries}\nRaises:\n    ConfigurationError: an argument cannot work.\n"
 

@@ -25,6 +25,7 @@ from distkeras.ps.center.buffers import Buffer, Chunks, Pool
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.schedulers import Scheduler, Synchronous, scheduler_for
+from distkeras.ps.center.speeds import window_by_speed
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError, ShapeError
 from distkeras.ps.protocol.compression import FORMATS, Codec, require_format
 from distkeras.ps.protocol.layout import Layout
@@ -159,6 +160,7 @@ class Released(NamedTuple):
     sequence: int
     learning_rate: float
     moving_statistics: np.ndarray = NO_FLOATS
+    window: int = 0
 
 
 class Center:
@@ -176,6 +178,7 @@ class Center:
         incarnation: of the server: rises with each restart.
         block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
+        monotonic: clock for the workers' speeds, seconds.
 
     Raises:
         ConfigurationError: a gradient rule without a learning rate, or no worker.
@@ -195,6 +198,7 @@ class Center:
         incarnation: int = 1,
         block: int = BLOCK,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.traits = rule.traits
         if workers < 1:
@@ -226,7 +230,8 @@ class Center:
         self.current = self.pool.take()
         self.current.array[...] = vector
         self.model = tuple(np.zeros_like(vector) for _ in self.traits.model_vectors)
-        self._view_ahead, self._now = ViewAhead(), now
+        self._view_ahead, self._now, self._monotonic = ViewAhead(), now, monotonic
+        self._longest_window = rule.window_by_speed
         self._chunks = Chunks(vector.size, vector.dtype, block)
         self._measure_gap = measure_gap
         self._arithmetic = CheckedArithmetic(rule.name, enabled=check_finite)
@@ -285,8 +290,13 @@ class Center:
         self.stopping = self.stopping or reason
         self.scheduler.gather = False  # those who have joined are all there will be
 
-    def commit(self, commit: Commit, parts: Sequence[Buffer]) -> bool:
+    def commit(self, commit: Commit, parts: Sequence[Buffer], arrived: float | None = None) -> bool:
         """Applies ``commit``; its payload stands in ``parts``, which the center takes over.
+
+        Args:
+            commit: of the right shapes.
+            parts: its payload.
+            arrived: when it arrived, by the monotonic clock; None: now.
 
         Returns:
             False if the commit is not applied now, and the parts are the caller's: it was applied before (its reply was
@@ -307,6 +317,8 @@ class Center:
             lease.refuse(commit, self._now())
             self.refused += 1
             return False
+        if self._longest_window is not None:
+            lease.measure(commit.steps, self._monotonic() if arrived is None else arrived)
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
             self._accept_commit(commit, lease, parts, context)
         return True
@@ -343,7 +355,7 @@ class Center:
         lease.steps = commit.steps
         lease.advance(commit, now)
         if not commit.wants_center:
-            lease.begin_window(self.clock)
+            lease.begin_window(self.clock, self._monotonic())
         self.scheduler.committed(commit.worker)
         self._end_round_if_complete()
 
@@ -532,8 +544,16 @@ class Center:
         if self._keeps_sent:
             lease.keep_sent(version, within_window=self.traits.pull_first)
         if not self.traits.pull_first or lease.released is None:
-            lease.released = self.clock
-        return Released(version, self.clock, lease.sequence, self.rate(self.clock), self.moving_statistics)
+            lease.release(self.clock, self._monotonic())
+        rate, window = self.rate(self.clock), self.next_window(worker)
+        return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window)
+
+    def next_window(self, worker: int) -> int:
+        """The steps of ``worker``'s next window where windows follow the workers' speeds; else 0: the rule's own."""
+        if self._longest_window is None:
+            return 0
+        speeds = [self.leases[other].speed for other in self.scheduler.active]
+        return window_by_speed(self._longest_window, self.leases[worker].speed, speeds)
 
     def _view(self, worker: int, lease: PartitionLease) -> Buffer:
         """What the rule sends in place of the center."""

@@ -21,6 +21,8 @@ from distkeras.ps.rules.base import Vector
 
 #: Holds a lease that the first attempt to come may take.
 NO_ATTEMPT = -1
+#: The shortest time that a window is taken to have lasted, in seconds: speeds are finite.
+_SHORTEST = 1e-9
 
 
 class LeaseState(enum.Enum):
@@ -55,6 +57,10 @@ class PartitionLease:
     checksum: int = -1
     #: Clock when the worker was last sent the center (pull-first rules: when its window began). None: not yet.
     released: int | None = None
+    #: The moment of that, in seconds (monotonic).
+    released_at: float = 0.0
+    #: Steps per second of the last window that this attempt had applied, exchange included. None: none was yet.
+    speed: float | None = None
     #: The same before its last commit: what a window started from that was computed while that commit travelled.
     previous_released: int | None = None
     steps: int = 0
@@ -174,9 +180,17 @@ class PartitionLease:
         state = OptimizerState(message.layout, message.content, message.checksum)
         self.optimizer = KeptState(state, message.attempt, message.sequence, now)
 
-    def begin_window(self, clock: int) -> None:
-        """The next window of a pull-first rule begins at ``clock``, with what was pulled last."""
-        self.released = clock
+    def release(self, clock: int, at: float) -> None:
+        """The next window begins, at ``clock``; ``at`` is the moment, in seconds (monotonic)."""
+        self.released, self.released_at = clock, at
+
+    def measure(self, steps: int, arrived: float) -> None:
+        """Note the worker's speed: its commit of ``steps`` steps has ``arrived``, in seconds (monotonic)."""
+        self.speed = steps / max(arrived - self.released_at, _SHORTEST)
+
+    def begin_window(self, clock: int, at: float) -> None:
+        """The next window of a pull-first rule begins at ``clock``, with what was pulled last; see `release`."""
+        self.release(clock, at)
         if self.pulled is not None:
             if self.sent is not None:
                 self.sent.drop()
@@ -236,7 +250,7 @@ class Leases(dict[int, PartitionLease]):
         elif attempt != lease.attempt:
             if not expired and (attempt < lease.attempt or lease.connected):
                 return None
-            lease.attempt, lease.active_at = attempt, self._now()
+            lease.attempt, lease.active_at, lease.speed = attempt, self._now(), None
             lease.require_pull()
         lease.move(LeaseState.HELD)
         return lease

@@ -203,6 +203,10 @@ def scheduler_for(rule: Rule, workers: int, staleness_bound: int | None = None, 
             f"commit. Received: rounds={rounds}, staleness_bound={staleness_bound}"
         )
     if staleness_bound is None:
+        if rule.window_by_speed is not None:
+            raise ConfigurationError(
+                f"`rounds` need the same window at all workers. Received: rule {rule.name!r}, window={rule.window!r}"
+            )
         return Synchronous(workers)
     if rule.traits.synchronous:
         raise ConfigurationError(

@@ -105,7 +105,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 10
+VERSION = 11
 #: Bytes that are read along with a header, to save a system call: more than a commit's fields.
 READ_AHEAD = 256
 

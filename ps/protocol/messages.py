@@ -290,7 +290,8 @@ class Parked(Message):
 class CenterReply(Message):
     """The center, or the rule's view of it, at ``clock``. ``learning_rate`` is the server's eta (gradient rules).
 
-    ``stopping`` asks the worker to leave now that its commit is applied.
+    ``stopping`` asks the worker to leave now that its commit is applied. ``window`` is the steps of its next window,
+    where windows follow the workers' speeds; 0: as before.
 
     If the wire format is not float32, ``center`` may be empty and ``packed`` hold it instead; with one that needs error
     feedback (int8), its change since the reply before on the same connection. The first reply then has ``center``
@@ -306,6 +307,7 @@ class CenterReply(Message):
     moving_statistics: Floats = field(default_factory=lambda: NO_FLOATS)
     stopping: bool = False
     packed: Bytes = field(default_factory=lambda: NO_BYTES)
+    window: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +315,7 @@ class Ack(Message):
     """Says that commit ``sequence`` is applied, or that a message without a number was received.
 
     ``skipped``: the commit was left out for its numbers, and the worker must begin again with a pull. ``refused``: its
-    worker must pull, and compute the same mini-batches again.
+    worker must pull, and compute the same mini-batches again. ``window``: see `CenterReply`.
     """
 
     incarnation: int
@@ -323,6 +325,7 @@ class Ack(Message):
     skipped: bool = False
     stopping: bool = False
     refused: bool = False
+    window: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -584,6 +587,7 @@ class Reply(NamedTuple):
     ``occupied`` answers a `ProbeRequest`. ``stopping`` asks the loop to end, once what it has computed is committed.
     ``optimizer`` answers a `FetchRequest`; None: no state is kept.
     ``refused``: the commit was refused, and its window is to be computed again, from ``center``.
+    ``window`` is the steps of the next window, if above 0.
     """
 
     learning_rate: float = 0.0
@@ -593,6 +597,7 @@ class Reply(NamedTuple):
     stopping: bool = False
     optimizer: OptimizerState | None = None
     refused: bool = False
+    window: int = 0
 
 
 Request = (

@@ -71,7 +71,7 @@ class ADAG(Rule):
         bibtex=THESIS,
     )
 
-    window: int | None = 10
+    window: int | str | None = 10
     form: str = "4.7"
     gamma: float = 1e-4
     algorithm: int = 12

@@ -40,7 +40,7 @@ class AEASGD(Rule):
         bibtex=THESIS,
     )
 
-    window: int | None = 10
+    window: int | str | None = 10
     rho: float = 5.0
     learning_rate: float | None = None
 

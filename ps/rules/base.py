@@ -37,6 +37,8 @@ BLOCK = 64 * 1024
 MOST_STEPS_A_CALL = 64
 #: The window that each worker chooses by what its first exchanges take.
 AUTO = "auto"
+#: The window that the server chooses for each worker, in proportion to the worker's speed.
+BY_SPEED = "by_speed"
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ class WorkerState:
         sent: the vector that the server last sent. Immutable.
         payload: the vectors that the next commit ships; fresh buffers at the start of each window.
         steps: local steps since the last exchange.
+        window: steps of the present window, as the server last said; 0: the rule's own.
         learning_rate: eta as the server last sent it (gradient rules), else 0.
         previous_learning_rate: the one before that.
         due_early: set by a rule that ends the window before it is full.
@@ -197,6 +200,7 @@ class WorkerState:
     sent: Vector
     payload: tuple[Vector, ...] = ()
     steps: int = 0
+    window: int = 0
     learning_rate: float = 0.0
     previous_learning_rate: float = 0.0
     due_early: bool = False
@@ -212,40 +216,56 @@ class Rule(ABC):
     Args:
         window: local steps between two exchanges, lambda (communication window), at least 1; None for a whole epoch;
             "auto": each worker measures its first exchanges and chooses the smallest window that keeps communication
-            within a tenth of its time or, where exchanges overlap with compute, that hides them.
+            within a tenth of its time or, where exchanges overlap with compute, that hides them; "by_speed": the
+            server measures the workers and gives each a window in proportion to its speed, so that fast and slow ones
+            commit equally often (dynamic local updates, Liu et al. 2024, Equation 6).
+        window_max: H, the window of the fastest worker, at least 1; only with ``window="by_speed"``. Default: the
+            rule's own default window.
 
     Raises:
-        ConfigurationError: a hyper-parameter cannot work; ``window="auto"`` for a rule that takes part in rounds,
-            commits every gradient, ends its windows itself, or adds up their steps.
+        ConfigurationError: a hyper-parameter cannot work; "auto" or "by_speed" for a rule that takes part in rounds,
+            commits every gradient, or ends its windows itself; "auto" for one that adds up their steps.
     """
 
     name: ClassVar[str]
     info: ClassVar[RuleInfo]
 
     window: int | str | None = 1
+    window_max: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.window, str):
             self._require_free_window()
         elif self.window is not None:
             check_field(self, "window", require_integer)
+        if self.window_max is not None:
+            if self.window != BY_SPEED:
+                raise invalid("window_max", self.window_max, f"None unless `window` is {BY_SPEED!r}")
+            check_field(self, "window_max", require_integer)
 
     def _require_free_window(self) -> None:
-        """Raise ConfigurationError unless any window that a network asks for would do."""
-        if self.window != AUTO:
-            raise invalid("window", self.window, f'a number of steps, "{AUTO}", or None')
-        traits = self.traits
+        """Raise ConfigurationError unless any window that a network or a worker's speed asks for would do."""
+        if self.window not in (AUTO, BY_SPEED):
+            raise invalid("window", self.window, f'a number of steps, "{AUTO}", "{BY_SPEED}", or None')
+        traits, measured = self.traits, self.window == AUTO
         reasons = {
             "needs the same one at all workers": traits.synchronous,
             "commits every gradient": traits.gradient,
             "ends its windows itself": traits.probes,
-            "adds up the steps of a window, so that a long one may diverge ('agn' takes their mean)": traits.grows,
+            "adds up the steps of a window, so that a long one may diverge ('agn' takes their mean)": (
+                measured and traits.grows
+            ),
         }
         for reason, applies in reasons.items():
             if applies:
                 raise ConfigurationError(
-                    f"`window` must be a number: rule {self.name!r} {reason}. Received: window={AUTO!r}"
+                    f"`window` must be a number: rule {self.name!r} {reason}. Received: window={self.window!r}"
                 )
+        if self.window_by_speed == 1 and self.window_max is None:
+            raise ConfigurationError(
+                f"`window_max` must be given: rule {self.name!r} has no default window above 1 for the fastest worker. "
+                f"Received: window={BY_SPEED!r}, window_max=None"
+            )
 
     @property
     def traits(self) -> Traits:
@@ -253,11 +273,20 @@ class Rule(ABC):
         return Traits()
 
     @property
+    def window_by_speed(self) -> int | None:
+        """The window of the fastest worker, H, if windows follow the workers' speeds; else None."""
+        if self.window != BY_SPEED:
+            return None
+        default = type(self).window
+        return self.window_max or (default if isinstance(default, int) else 1)
+
+    @property
     def _steps(self) -> int:
         """The window's number; a worker with a window of "auto" computes under a rule that has one."""
-        if not isinstance(self.window, int):
+        steps = self.window_by_speed or self.window
+        if not isinstance(steps, int):
             raise LocalProtocolError(f"a worker's rule must have a window in steps. Received: window={self.window!r}")
-        return self.window
+        return steps
 
     def start(self, replica: Replica, sent: Vector) -> WorkerState:
         """Begins from the first pull."""
@@ -268,7 +297,7 @@ class Rule(ABC):
         """Steps that may be taken before `due` must be asked again."""
         if self.window is None:
             return MOST_STEPS_A_CALL
-        return min(self._steps - state.steps, MOST_STEPS_A_CALL)
+        return min((state.window or self._steps) - state.steps, MOST_STEPS_A_CALL)
 
     def compute(self, replica: Replica, state: WorkerState, batches: Sequence[Any]) -> np.ndarray:
         """Takes ``len(batches)`` local steps. Returns what `Replica.train` returns."""
@@ -276,7 +305,7 @@ class Rule(ABC):
 
     def due(self, state: WorkerState) -> bool:
         """Return whether to exchange now; the end of an epoch makes an exchange due in any case."""
-        return state.due_early or (self.window is not None and state.steps >= self._steps)
+        return state.due_early or (self.window is not None and state.steps >= (state.window or self._steps))
 
     def elastic_exchange(self, replica: Replica, state: WorkerState, center: Vector) -> None:
         """``Traits.pull_first`` only: fills ``state.payload`` from the center just pulled, and moves the replica."""
@@ -355,8 +384,11 @@ class Rule(ABC):
         return
 
     def config(self) -> dict[str, Any]:
-        """Hyper-parameters by name, JSON-ready."""
-        return dataclasses.asdict(self)
+        """Hyper-parameters by name, JSON-ready; `window_max` only where it is given."""
+        values = dataclasses.asdict(self)
+        if self.window_max is None:
+            del values["window_max"]
+        return values
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.config().items())})"

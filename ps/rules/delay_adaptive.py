@@ -44,7 +44,7 @@ class DelayAdaptive(Rule):
 }""",
     )
 
-    window: int | None = 1
+    window: int | str | None = 1
     threshold: int | None = None
 
     def __post_init__(self) -> None:

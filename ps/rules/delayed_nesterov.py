@@ -51,7 +51,7 @@ class DelayedNesterov(Rule):
         bibtex=ASYNC_LOCAL_SGD,
     )
 
-    window: int | None = 50
+    window: int | str | None = 50
     server_rate: float = 0.7
     momentum: float = 0.9
     period: int | None = None

@@ -34,7 +34,7 @@ class DynSGD(Rule):
         bibtex=THESIS,
     )
 
-    window: int | None = 5
+    window: int | str | None = 5
 
     @property
     def traits(self) -> Traits:

@@ -62,7 +62,7 @@ class FADAS(Rule):
 }""",
     )
 
-    window: int | None = 10
+    window: int | str | None = 10
     buffer: int | None = None
     server_rate: float = 1e-3
     beta_1: float = 0.9

@@ -60,7 +60,7 @@ class FedBuff(Rule):
 }""",
     )
 
-    window: int | None = 10
+    window: int | str | None = 10
     buffer: int | None = None
     server_rate: float = 1.0
     exponent: float = 0.5

@@ -52,7 +52,7 @@ class MLA(Rule):
 }""",
     )
 
-    window: int | None = 50
+    window: int | str | None = 50
     server_rate: float = 0.7
     momentum: float = 0.9
     reach: float = 0.0

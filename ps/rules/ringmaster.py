@@ -51,7 +51,7 @@ class Ringmaster(Rule):
 }""",
     )
 
-    window: int | None = 1
+    window: int | str | None = 1
     threshold: int | None = None
     patience: int | None = 1
 

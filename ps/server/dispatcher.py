@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -164,12 +163,9 @@ def make_center(
     vector: np.ndarray,
     moving_statistics: np.ndarray,
     incarnation: int,
-    now: Callable[[], float] = time.time,
+    world: World = REAL,
 ) -> Center:
-    """Return the center that ``settings`` ask for, from its initial parameters (float32) and moving statistics.
-
-    ``now`` is the clock for its records, seconds since the epoch.
-    """
+    """Return the center that ``settings`` ask for, from its initial parameters (float32) and moving statistics."""
     return Center(
         settings.rule,
         vector,
@@ -180,7 +176,8 @@ def make_center(
         measure_gap=settings.measure_gap,
         check_finite=True,
         incarnation=incarnation,
-        now=now,
+        now=world.time,
+        monotonic=world.monotonic,
     )
 
 
@@ -435,6 +432,7 @@ class Dispatcher:
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=True)
 
     def _on_commit(self, peer: Peer, commit: Commit) -> Message:
+        arrived = self._world.monotonic()
         center = self._require_sound()
         center.leases.held(commit.worker, commit.attempt)  # mistakes of a worker without the lease do not end the job
         check_shapes(center, commit, peer.vectors.codec)
@@ -450,7 +448,7 @@ class Dispatcher:
             try:
                 self.changed.require_running()
                 self._require_holder(peer, center, commit.worker, commit.attempt)
-                if not center.commit(commit, parts):
+                if not center.commit(commit, parts, arrived):
                     for part in parts:
                         part.drop()
                 self._note_commit(center)
@@ -460,7 +458,8 @@ class Dispatcher:
             self.changed.notify_all()
             refused = center.leases[commit.worker].refusals > 0
             if refused or not commit.wants_center:
-                return self._acknowledge(commit.worker, commit.sequence, refused=refused)
+                window = center.next_window(commit.worker)
+                return self._acknowledge(commit.worker, commit.sequence, refused=refused, window=window)
             released = self._release(peer, center, commit.worker, commit.attempt)
         return peer.vectors.encode(self._reply_with_center(peer, center, released), whole=False)
 
@@ -529,7 +528,7 @@ class Dispatcher:
     def _publish(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         """Make the center, unless it was restored, and begin to save it; nothing changes if the sizes differ."""
         if self.center is None:
-            self.center = make_center(self._settings, vector, moving_statistics, self._incarnation, self._world.time)
+            self.center = make_center(self._settings, vector, moving_statistics, self._incarnation, self._world)
             self._checkpointer = self._make_checkpointer(self.center)
         sizes, expected = (vector.size, moving_statistics.size), (self.center.size, self.center.moving_statistics.size)
         if sizes != expected:
@@ -611,13 +610,15 @@ class Dispatcher:
             return 0.0
         return self._world.monotonic() - (self._began if holder is None else holder.active_at)
 
-    def _acknowledge(self, worker: int = -1, sequence: int = 0, *, skipped: bool = False, refused: bool = False) -> Ack:
+    def _acknowledge(
+        self, worker: int = -1, sequence: int = 0, *, skipped: bool = False, refused: bool = False, window: int = 0
+    ) -> Ack:
         """Return the acknowledgement of a worker's commit, or of a message without a number."""
         center = self.center
         if center is None:
             return Ack(0, 0, 0, 0)
         stopping, durable = center.stopping is not None, self._durable(worker, sequence)
-        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused)
+        return Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused, window)
 
     def _wait_for_publish(self, peer: Peer) -> None:
         with self.changed:
@@ -685,6 +686,7 @@ class Dispatcher:
             center=released.buffer.array,
             moving_statistics=released.moving_statistics,
             stopping=center.stopping is not None,
+            window=released.window,
         )
 
     def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:

@@ -190,7 +190,7 @@ def build_server(
         incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.state.header["incarnation"])
         if saved is not None:
             arrays = saved.state.arrays
-            center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world.time)
+            center = make_center(settings, arrays["center"], arrays["moving_statistics"], incarnation, world)
             own = snapshots.own(saved)
             exact = snapshots.restore(
                 center, saved, same_attempts=own or mode.same_attempts, epochs=None if own else mode.epochs

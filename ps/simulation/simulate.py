@@ -16,7 +16,7 @@ from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.messages import Compute, ProbeRequest, Reply
 from distkeras.ps.rules import Rule, make
-from distkeras.ps.rules.base import Vector
+from distkeras.ps.rules.base import BY_SPEED, Vector
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.simulation.function_replica import Gradient, NumberedGradient
 from distkeras.ps.simulation.timing import Communication, Timing
@@ -49,6 +49,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     keep_centers: bool = False,
 ) -> Trace:
     """Runs ``rule`` with virtual workers.
+
+    Windows that follow the workers' speeds (``window="by_speed"``) are measured in virtual time, exchanges included.
 
     All workers are sent the center at clock 0. Workers of rules that step locally take plain SGD steps.
 
@@ -90,12 +92,14 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     if theta0.ndim != 1:
         raise ConfigurationError(f"`theta0` must be one flat vector. Received: shape {theta0.shape}")
     workers = require_integer("workers", workers)
-    if not isinstance(rule.window, int):
-        raise invalid("window", rule.window, "a number of steps in a simulation, which has no epochs")
+    if not isinstance(rule.window, int) and rule.window_by_speed is None:
+        raise invalid("window", rule.window, f"a number of steps or {BY_SPEED!r} in a simulation, which has no epochs")
     if (schedule is None) == (timing is None):
         raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
     if steps is not None or timing is not None:
         steps = require_integer("steps", steps, 0)
+    if timing is None and rule.window_by_speed is not None:
+        raise invalid("window", rule.window, "a number of steps under a schedule, which has no times to measure")
     if communication is not None and timing is None:
         raise ConfigurationError("`communication` must come with `timing`. Received: a schedule")
     if occupied is not None and schedule is None:

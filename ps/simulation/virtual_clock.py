@@ -71,6 +71,8 @@ class VirtualClock:
         self._server = _ServerQueue(communication.service, probed=job.traits.probes)
         self._order = itertools.count()  # of events at the same time
         self._events: list[tuple[float, int, int, _Stage]] = []
+        #: When each worker's latest exchange reaches the server.
+        self._arrivals = [0.0] * job.workers
 
     def run(self, commits: int) -> None:
         """Goes on until there are ``commits`` in all."""
@@ -81,10 +83,12 @@ class VirtualClock:
             job.now, _, worker, stage = heapq.heappop(self._events)
             if stage is _Stage.COMPUTED and not self._end_steps(worker):
                 continue
-            if stage is not _Stage.PROCESSED and self._takes_time:
-                self._at(self._server.add(job.now + self._up), worker, _Stage.PROCESSED)
-                continue
-            job.exchange(worker)
+            if stage is not _Stage.PROCESSED:
+                self._arrivals[worker] = job.now + self._up
+                if self._takes_time:
+                    self._at(self._server.add(self._arrivals[worker]), worker, _Stage.PROCESSED)
+                    continue
+            job.exchange(worker, self._arrivals[worker])
             released = job.release_ready()
             if worker not in job.waiting and worker not in released:  # only acknowledged
                 released.append(worker)

@@ -56,9 +56,6 @@ class Trace:
 #: Elements of one chunk: twice a server's, for there is one core, and Python's share of each chunk counts.
 _BLOCK = 2 * BLOCK
 
-#: What a worker gets that needs no vector.
-_ACKNOWLEDGED = Reply()
-
 
 class VirtualJob:
     """Workers that have been sent the center at clock 0; the caller says when each goes on.
@@ -104,6 +101,7 @@ class VirtualJob:
             measure_gap=measure_gap,
             block=_BLOCK,
             now=lambda: self.now,
+            monotonic=lambda: self.now,
         )
         self.workers = workers
         self.pending: list[Request] = []
@@ -135,25 +133,25 @@ class VirtualJob:
         previous, self._sent[worker] = self._sent[worker], released.buffer
         if previous is not None:
             previous.drop()
-        return Reply(released.learning_rate, released.buffer.array)
+        return Reply(released.learning_rate, released.buffer.array, window=released.window)
 
     def resume(self, worker: int, reply: Reply | None) -> Request:
         """Runs the worker's loop up to its next request: after None, takes the steps that it waited to take."""
         self.pending[worker] = request = self._loops[worker].send(reply)
         return request
 
-    def exchange(self, worker: int) -> None:
-        """The exchange that is due reaches the server."""
+    def exchange(self, worker: int, arrived: float | None = None) -> None:
+        """The exchange that is due is taken up by the server, which it reached at ``arrived``; None: now."""
         request = self.pending[worker]
         if isinstance(request, PullRequest):
             request = self.resume(worker, self._release(worker))
         assert isinstance(request, CommitRecord)
-        if not self._commit(worker, request):
+        if not self._commit(worker, request, arrived):
             self.resume(worker, self._release(worker)._replace(refused=True))
         elif request.wants_center:
             self.waiting.add(worker)
         else:
-            self.resume(worker, _ACKNOWLEDGED)
+            self.resume(worker, Reply(window=self.center.next_window(worker)))
 
     def release_ready(self) -> list[int]:
         """Sends the center to every worker who may have it; returns those workers, in order."""
@@ -163,14 +161,14 @@ class VirtualJob:
             self.resume(worker, self._release(worker))
         return ready
 
-    def _commit(self, worker: int, record: CommitRecord) -> bool:
+    def _commit(self, worker: int, record: CommitRecord, arrived: float | None) -> bool:
         """Return whether it was applied, and not refused."""
         lease, norm = self.center.leases[worker], 0.0
         if self._measure_gap:
             norm = math.sqrt(sum_of_squares(record.parts[0]))
         commit = Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=lease.sequence + 1)
         staleness = lease.staleness(commit, self.center.clock)
-        if not self.center.commit(commit, self._payloads[worker]):
+        if not self.center.commit(commit, self._payloads[worker], arrived):
             self._refused.append((worker, self.center.clock, staleness))
             for buffer in self._payloads[worker]:
                 buffer.drop()

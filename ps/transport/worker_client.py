@@ -385,7 +385,7 @@ class WorkerClient(Client):
             return self.pull()._replace(refused=True)
         if record.wants_center:
             raise RemoteProtocolError("the answer to a Commit that is applied must be the center. Received: an Ack")
-        return Reply(stopping=self.stopping)
+        return Reply(stopping=self.stopping, window=reply.window)
 
     def post(self, record: CommitRecord) -> None:
         """Do what `commit` does, in a thread that owns the connection until `collect` or `settle`."""
@@ -436,7 +436,8 @@ class WorkerClient(Client):
             self._format.decode(reply, known, center)
         self._centers.in_use = center
         self.stopping = self.stopping or reply.stopping
-        return Reply(reply.learning_rate, center, reply.moving_statistics, stopping=self.stopping)
+        rate, window = reply.learning_rate, reply.window
+        return Reply(rate, center, reply.moving_statistics, stopping=self.stopping, window=window)
 
     def _timed(self, exchange: Callable[[], _T]) -> _T:
         began = self.world.monotonic()

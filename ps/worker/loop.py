@@ -238,6 +238,7 @@ class _Worker:
         self.traits = rule.traits
         self.state = self.rule.start(replica, _center(pulled))
         self.state.learning_rate = self.state.previous_learning_rate = pulled.learning_rate
+        self.state.window = pulled.window
         if pulled.moving_statistics.size:
             replica.load_moving_statistics(pulled.moving_statistics)
         #: Whether a commit was posted; its reply is not collected yet.
@@ -307,6 +308,7 @@ class _Worker:
         self.rule.elastic_exchange(self._replica, self.state, _center(pulled))
         self._take_reply(pulled)
         acknowledged = _answered((yield self._record(end, statistics)))
+        self._take_window(acknowledged)
         return not acknowledged.stopping
 
     def _commit(self, end: BatchLike, statistics: np.ndarray) -> _Exchange:
@@ -321,6 +323,7 @@ class _Worker:
             return False
         self.rule.receive(self._replica, self.state, _center(reply))
         self._take_reply(reply)
+        self._take_window(reply)
         return True
 
     def _compute_again(self, refused: Reply) -> Loop:
@@ -349,6 +352,7 @@ class _Worker:
             return False
         self.rule.begin_overlapped_window(self._replica, self.state, _center(self._latest))
         self._take_rate(self._latest)
+        self._take_window(self._latest)
         return True
 
     def _record(self, end: BatchLike, statistics: np.ndarray) -> CommitRecord:
@@ -371,6 +375,10 @@ class _Worker:
         self._take_rate(reply)
         if reply.moving_statistics.size and not self.traits.keeps_replica:
             self._replica.load_moving_statistics(reply.moving_statistics)
+
+    def _take_window(self, reply: Reply) -> None:
+        """Let the next window have the steps that the reply to an applied commit says."""
+        self.state.window = reply.window or self.state.window
 
     def _take_rate(self, reply: Reply) -> None:
         self.state.previous_learning_rate, self.state.learning_rate = self.state.learning_rate, reply.learning_rate

@@ -15,15 +15,21 @@ from support.present import present
 from support.ps.running_server import SIZE, Running
 from support.ps.toy_model import toy_worker
 
+from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.messages import Compute, ProbeRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, all_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 from distkeras.ps.simulation.simulate import simulate
+from distkeras.ps.simulation.timing import Gamma
+from distkeras.ps.simulation.virtual_job import Trace
+from distkeras.ps.world.world import World
 
 WORKERS = 3
 SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
 ROUNDS = [0, 1, 2, 1, 2, 0, 2, 1, 0]
 WAIT = patience(20)  # seconds, for a reply that comes at once
+#: More than any worker takes: none leaves.
+STEPS = np.arange(1, 200, dtype=np.float32)
 
 
 def variants() -> Iterator[Rule]:
@@ -84,38 +90,55 @@ class ScheduledWorker:
             request = self._loop.send(self.client.commit(request))
 
 
-@pytest.mark.parametrize("rule", list(variants()), ids=str)
-def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -> None:
-    rounds = rule.traits.synchronous
-    schedule = ROUNDS if rounds else SCHEDULE
+class TurnedClock(World):
+    """The system, but for a clock that the test turns."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def job(rule: Rule) -> tuple[np.ndarray, Callable[[int], Callable[..., Any]], Callable[..., Trace]]:
+    """The start, the gradient of each worker's steps 1, 2, 3 …, and what simulates a job with these."""
     rng = np.random.default_rng(5)
     start = rng.normal(size=SIZE).astype(np.float32)
     noise = rng.normal(size=(WORKERS, SIZE)).astype(np.float32)
-    steps = np.arange(1, 40, dtype=np.float32)  # more than any worker takes: none leaves
-    # Two decays, the second in the middle of a round.
-    eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
-    taken = [iter(steps) for _ in range(WORKERS)]
-    told = [occupied_answers() for _ in range(WORKERS)]
+    taken = [iter(STEPS) for _ in range(WORKERS)]
 
     def gradient_of(worker: int) -> Callable[..., Any]:
         return lambda theta, step: theta * np.float32(0.5) + noise[worker] / step
 
-    expected = simulate(
-        rule,
-        start,
-        lambda theta, worker: gradient_of(worker)(theta, next(taken[worker])),
-        workers=WORKERS,
-        learning_rate=eta,
-        schedule=schedule,
-        occupied=lambda worker, clock: next(told[worker]),
-        dtype=np.float32,
-        keep_centers=True,
-    ).centers
-    assert present(expected).dtype == np.float32
+    def simulated(**options: Any) -> Trace:
+        return simulate(
+            rule,
+            start,
+            lambda theta, worker: gradient_of(worker)(theta, next(taken[worker])),
+            workers=WORKERS,
+            dtype=np.float32,
+            keep_centers=True,
+            **options,
+        )
+
+    return start, gradient_of, simulated
+
+
+@pytest.mark.parametrize("rule", list(variants()), ids=str)
+def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -> None:
+    rounds = rule.traits.synchronous
+    schedule = ROUNDS if rounds else SCHEDULE
+    # Two decays, the second in the middle of a round.
+    eta = StepDecay(0.05, boundaries=(3, 7), factor=0.5) if rule.traits.gradient else 0.05
+    told = [occupied_answers() for _ in range(WORKERS)]
+    start, gradient_of, simulated = job(rule)
+    expected = present(
+        simulated(learning_rate=eta, schedule=schedule, occupied=lambda worker, clock: next(told[worker])).centers
+    )
+    assert expected.dtype == np.float32
     paused: queue.Queue[int] = queue.Queue()
     with Running(rule, workers=WORKERS, start=start, eta=eta) as running:
         workers = [
-            ScheduledWorker(running, rule, worker, steps, gradient_of(worker), paused) for worker in range(WORKERS)
+            ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused) for worker in range(WORKERS)
         ]
         for _ in workers:
             paused.get(timeout=WAIT)
@@ -126,6 +149,30 @@ def test_a_forced_schedule_gives_the_simulators_centers_to_the_bit(rule: Rule) -
                 assert paused.get(timeout=WAIT) == worker
             elif (clock + 1) % WORKERS == 0:  # the barrier: all are let go
                 assert sorted(paused.get(timeout=WAIT) for _ in workers) == list(range(WORKERS))
-            np.testing.assert_array_equal(running.driver.center().center, present(expected)[clock])
+            np.testing.assert_array_equal(running.driver.center().center, expected[clock])
+        for paced in workers:
+            paced.stop()
+
+
+@pytest.mark.parametrize("name", ["downpour", "aeasgd", "fedbuff", "mla"])
+def test_windows_by_speed_are_the_simulators_under_its_clock(name: str) -> None:
+    rule = make(name, window="by_speed", window_max=8)
+    start, gradient_of, simulated = job(rule)
+    # Who is fast and who is slow changes on the way.
+    trace = simulated(learning_rate=0.05, timing=Gamma(mean=1.0, v_machine=0.8), steps=30, seed=2)
+    assert len(set(trace.steps.tolist())) > 3
+    clock, paused = TurnedClock(), queue.Queue[int]()
+    with Running(rule, workers=WORKERS, start=start, world=clock) as running:
+        workers = [
+            ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused) for worker in range(WORKERS)
+        ]
+        for _ in workers:
+            paused.get(timeout=WAIT)
+        for number, worker in enumerate(trace.worker.tolist()):
+            clock.seconds = float(trace.time[number])
+            workers[worker].turn()
+            assert paused.get(timeout=WAIT) == worker
+            np.testing.assert_array_equal(running.driver.center().center, present(trace.centers)[number])
+        assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == trace.steps.tolist()
         for paced in workers:
             paced.stop()

@@ -105,7 +105,7 @@ def test_rules_whose_steps_grow_with_the_window_refuse(name: str, options: dict[
 
 
 def test_another_text_is_no_window() -> None:
-    with pytest.raises(ConfigurationError, match='`window` must be a number of steps, "auto", or None'):
+    with pytest.raises(ConfigurationError, match='`window` must be a number of steps, "auto", "by_speed", or None'):
         make("agn", window="often")
 
 

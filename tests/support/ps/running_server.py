@@ -13,6 +13,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.world.world import REAL, World
 from support.patience import PATIENT
 
 KEY = bytes(range(32))
@@ -39,6 +40,7 @@ class Running:
         layouts: Any = (),
         staleness_bound: int | None = None,
         authenticate_vectors: bool = False,
+        world: World = REAL,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
@@ -51,7 +53,7 @@ class Running:
             deadlines=deadlines,
             authenticate_vectors=authenticate_vectors,
         )
-        self.server = ParameterServer(settings, KEY)
+        self.server = ParameterServer(settings, KEY, world=world)
         self.address = Address(*self.server.address, KEY)
         self.server.start()
         self.driver = DriverClient(self.address, deadlines)

@@ -1,0 +1,183 @@
+"""The worker's next window is as long as the reply to its commit says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.patience import PATIENT, patience
+from support.present import present
+from support.ps.running_server import SIZE, Running
+from support.ps.toy_model import ToyReplica, batches, toy_client
+
+from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.protocol.messages import CollectRequest, CommitRecord, Compute, PostRequest, PullRequest, Reply
+from distkeras.ps.rules import Rule, make
+from distkeras.ps.worker.loop import work
+from distkeras.ps.world.world import World
+
+BY_SPEED: dict[str, Any] = {"window": "by_speed", "window_max": 8}
+
+
+def windows_of(
+    rule: Rule, replies: list[Reply], *, pulled: int = 0, epochs: int = 1, size: int = 200, overlap: bool = False
+) -> list[int]:
+    """The steps of each commit, where the replies to commits are ``replies``, and then say nothing."""
+    payload = np.empty(1)
+    source = batches(range(size), epochs=epochs)
+    loop = work(rule, ToyReplica(1, 0.1), source, lambda: (payload.copy(),), overlap=overlap)
+    found: list[int] = []
+    coming: Iterator[Reply] = iter(replies)
+    request: Any = next(loop)
+    center = np.zeros(1)
+    try:
+        while True:
+            commit = request.commit if isinstance(request, PostRequest) else request
+            reply: Reply | None = None
+            if isinstance(commit, CommitRecord):
+                found.append(commit.steps)
+            if isinstance(request, PullRequest):
+                reply = Reply(center=center.copy(), window=pulled)
+            elif isinstance(request, (CommitRecord, CollectRequest)):
+                reply = next(coming, Reply())._replace(center=center.copy())
+            request = loop.send(reply)
+    except StopIteration:
+        return found
+
+
+def told(*windows: int) -> list[Reply]:
+    return [Reply(window=window) for window in windows]
+
+
+def test_each_window_is_as_the_reply_before_it_says() -> None:
+    found = windows_of(make("downpour", **BY_SPEED), told(3, 8, 1, 70), pulled=5)
+    assert found[:5] == [5, 3, 8, 1, 70]
+
+
+def test_a_reply_that_says_nothing_leaves_the_window_as_it_was() -> None:
+    assert windows_of(make("downpour", **BY_SPEED), told(0, 3, 0, 2), size=24) == [8, 8, 3, 3, 2]
+    assert windows_of(make("mla", window="by_speed"), [], size=110) == [50, 50, 10]
+
+
+def test_a_window_ends_with_its_epoch_and_the_next_one_is_as_it_was_to_be() -> None:
+    assert windows_of(make("downpour", **BY_SPEED), told(4, 4, 3), size=10, epochs=2) == [8, 2, 4, 3, 3]
+
+
+def test_a_refused_window_keeps_its_mini_batches() -> None:
+    rule = make("ringmaster", **BY_SPEED)
+    refused = Reply(refused=True, window=2)
+    assert windows_of(rule, [refused, refused, *told(3)], size=14) == [8, 8, 8, 3, 3]
+
+
+def test_a_rule_that_pulls_first_is_told_with_the_acknowledgement() -> None:
+    assert windows_of(make("aeasgd", **BY_SPEED), told(3, 2), pulled=8, size=15) == [8, 3, 2, 2]
+
+
+def test_an_overlapped_window_is_as_the_reply_says_that_it_begins_from() -> None:
+    # The reply to the first commit is there when the second window ends.
+    assert windows_of(make("downpour", **BY_SPEED), told(3, 5, 2), size=26, overlap=True) == [8, 8, 3, 5, 2]
+
+
+class TurnedClock(World):
+    """The server's clock, which the test turns."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Turns:
+    """A worker's client and loop, which has one commit applied a turn."""
+
+    def __init__(self, running: Running, clock: TurnedClock, worker: int, **options: Any) -> None:
+        self._running, self._clock = running, clock
+        self.client, welcome, begin = toy_client(
+            running.address, running.rule, np.zeros(100), worker=worker, size=SIZE, deadlines=PATIENT, **options
+        )
+        self._loop = begin(welcome)
+        next(self._loop)
+        self._request: Any = self._compute(self.client.pull())
+
+    def _compute(self, reply: Reply | None) -> Any:
+        request = self._loop.send(reply)
+        while isinstance(request, (Compute, CollectRequest)):
+            request = self._loop.send(self.client.collect() if isinstance(request, CollectRequest) else None)
+        return request
+
+    def turn(self, seconds: float) -> None:
+        """The commit is applied when the clock is at ``seconds``; the next window is computed after that."""
+        self._clock.seconds = seconds
+        clock = present(self._running.server.center).clock
+        if isinstance(self._request, PostRequest):
+            self.client.post(self._request.commit)
+            assert self._running.driver.observe(clock, patience(20)).clock == clock + 1
+            self._request = self._compute(None)
+            return
+        if isinstance(self._request, PullRequest):
+            self._request = self._loop.send(self.client.pull())
+        self._request = self._compute(self.client.commit(self._request))
+
+    def close(self) -> None:
+        self.client.settle()
+        self.client.close()
+
+
+@pytest.mark.parametrize(("name", "wire_format"), [("downpour", "int8"), ("mla", "bfloat16"), ("aeasgd", "float32")])
+def test_a_slow_worker_is_told_over_its_socket(name: str, wire_format: str) -> None:
+    clock = TurnedClock()
+    with Running(make(name, **BY_SPEED), workers=2, world=clock) as running:
+        fast, slow = (Turns(running, clock, worker, wire_format=wire_format) for worker in range(2))
+        fast.turn(8.0)
+        fast.turn(16.0)
+        slow.turn(16.0)  # 8 steps in 16 s: half as fast
+        slow.turn(32.0)  # 4 steps in 16 s: a quarter
+        slow.turn(40.0)  # 2 steps in 8 s
+        fast.turn(56.0)  # 8 steps in 40 s: now it is the slower one, by a fifth
+        slow.turn(56.0)  # 2 steps in 16 s
+        fast.turn(57.0)
+        assert steps_by_worker(running) == ([8, 8, 8, 6], [8, 4, 2, 2])
+        fast.close()
+        slow.close()
+
+
+def test_overlapped_windows_are_told_one_window_later() -> None:
+    clock = TurnedClock()
+    with Running(make("downpour", **BY_SPEED), workers=2, world=clock) as running:
+        fast, slow = (Turns(running, clock, worker, overlap=True) for worker in range(2))
+        fast.turn(8.0)
+        slow.turn(32.0)  # 8 steps in 32 s: a quarter of the other's speed; the second window is computed meanwhile
+        slow.turn(64.0)  # 8 steps in 32 s
+        slow.turn(72.0)  # 2 steps in 8 s
+        slow.turn(80.0)
+        assert steps_by_worker(running) == ([8], [8, 8, 2, 2])
+        fast.close()
+        slow.close()
+
+
+def test_a_reply_that_was_lost_is_made_up_for_by_the_next_pull() -> None:
+    clock = TurnedClock()
+    with Running(make("downpour", **BY_SPEED), workers=2, world=clock) as running:
+        fast, slow = (Turns(running, clock, worker) for worker in range(2))
+        fast.turn(8.0)
+        released = present(running.server.center).release
+
+        def cut(worker: int, attempt: int) -> Any:
+            present(running.server.center).release = released
+            present(slow.client.channel).hang_up()
+            return released(worker, attempt)
+
+        present(running.server.center).release = cut
+        slow.turn(32.0)
+        slow.turn(40.0)
+        assert steps_by_worker(running) == ([8], [8, 2])
+        fast.close()
+        slow.close()
+
+
+def steps_by_worker(running: Running) -> tuple[list[int], list[int]]:
+    rows = running.driver.drain().commits.view(COMMIT)
+    first, second = (rows["steps"][rows["worker"] == worker].tolist() for worker in range(2))
+    return first, second
